@@ -1,0 +1,83 @@
+"""Moves work between processes: RPC map-reduce with the names of `torchopt.distributed`.
+
+`import distributed as todist` serves programs written for it.
+"""
+
+import torch.distributed as dist
+from torch.distributed import rpc
+from torch.distributed.rpc import api
+
+from distributed import world
+from distributed.partition import (
+    PartitionFunction,
+    Partitioner,
+    TensorDimensionPartitioner,
+    batch_partitioner,
+    dim_partitioner,
+    exclusive_batch_partitioner,
+    whole,
+)
+from distributed.reduce import add_in_order, mean_reducer, sum_reducer
+from distributed.remote import (
+    parallelize,
+    parallelize_async,
+    parallelize_sync,
+    remote_async_call,
+    remote_sync_call,
+)
+from distributed.world import (
+    WorldInfo,
+    auto_init_rpc,
+    barrier,
+    get_local_rank,
+    get_local_world_size,
+    get_rank,
+    get_worker_id,
+    get_world_info,
+    get_world_rank,
+    get_world_size,
+    is_available,
+    not_on_rank,
+    on_rank,
+    rank_all,
+    rank_non_zero_only,
+    rank_zero_only,
+)
+
+__all__ = [
+    "PartitionFunction",
+    "Partitioner",
+    "TensorDimensionPartitioner",
+    "WorldInfo",
+    "add_in_order",
+    "api",
+    "auto_init_rpc",
+    "barrier",
+    "batch_partitioner",
+    "dim_partitioner",
+    "dist",
+    "exclusive_batch_partitioner",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_rank",
+    "get_worker_id",
+    "get_world_info",
+    "get_world_rank",
+    "get_world_size",
+    "is_available",
+    "mean_reducer",
+    "not_on_rank",
+    "on_rank",
+    "parallelize",
+    "parallelize_async",
+    "parallelize_sync",
+    "rank_all",
+    "rank_non_zero_only",
+    "rank_zero_only",
+    "remote_async_call",
+    "remote_sync_call",
+    "rpc",
+    "sum_reducer",
+    "whole",
+    "world",
+]

@@ -1,0 +1,140 @@
+"""Partitioners: who gets which part of a call's arguments."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from distributed.world import get_worker_id, get_world_rank, get_world_size
+
+Args = tuple[Any, ...]
+KwArgs = dict[str, Any]
+Part = tuple[int | str, Args | None, KwArgs | None]
+PartitionFunction = Callable[[Args, KwArgs], Sequence[Part]]
+Partitioner = int | str | PartitionFunction
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A value that every worker gets uncut; it arrives unwrapped."""
+
+    value: Any
+
+
+def whole(value: Any) -> Any:
+    """Keeps partitioners from slicing the tensors in `value`."""
+    return Whole(value)
+
+
+def unwrap(tree: Any) -> Any:
+    """`tree` with what `whole` wrapped put back in its place."""
+    return pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, tree)
+
+
+class TensorDimensionPartitioner:
+    """Slices every tensor of the arguments along one dimension; all else goes to every worker whole.
+
+    `nn.Parameter`s and what is wrapped in `whole` are not sliced. Without tensors to slice, the call
+    goes to the caller alone.
+
+    Args:
+        dim: the dimension.
+        exclusive: one call a sample, dealt out in turn; otherwise one part a worker, of equal size,
+            the last with the remainder.
+        keepdim: whether a single sample keeps the dimension (of size 1).
+        workers: who takes part, by rank or name; default all.
+
+    Raises:
+        ValueError: `keepdim=False` without `exclusive=True`; no workers; when called: tensors that
+            differ in size along `dim`, or do not have it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        exclusive: bool = False,
+        keepdim: bool = True,
+        workers: Sequence[int | str] | None = None,
+    ) -> None:
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise ValueError(f"dim={dim!r}: must be a whole number; for example dim=0")
+        if not keepdim and not exclusive:
+            raise ValueError("keepdim=False: a part of several samples keeps its dimension; type exclusive=True")
+        if workers is not None and not workers:
+            raise ValueError("workers=[]: at least one worker must take part")
+        self.dim = dim
+        self.exclusive = exclusive
+        self.keepdim = keepdim
+        self.workers = None if workers is None else tuple(workers)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.dim}, exclusive={self.exclusive}, keepdim={self.keepdim}, "
+            f"workers={self.workers})"
+        )
+
+    def __call__(self, args: Args, kwargs: KwArgs) -> list[Part]:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        sliced = [isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves]
+        samples = self._samples([leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut])
+        if samples is None:
+            return [(get_world_rank(), args, kwargs)]
+        workers = range(get_world_size()) if self.workers is None else [get_worker_id(w) for w in self.workers]
+
+        def part(index: slice | int) -> tuple[Args, KwArgs]:
+            cut = [self._select(leaf, index) if cut else leaf for leaf, cut in zip(leaves, sliced, strict=True)]
+            taken: tuple[Args, KwArgs] = pytree.tree_unflatten(cut, structure)
+            return taken
+
+        if self.exclusive:
+            indices = [slice(i, i + 1) if self.keepdim else i for i in range(samples)]
+            return [(workers[i % len(workers)], *part(index)) for i, index in enumerate(indices)]
+        parts = max(1, min(samples, len(workers)))
+        size = samples // parts
+        ends = [*range(size, size * parts, size), samples]
+        starts = [0, *ends[:-1]]
+        return [
+            (worker, *part(slice(start, end))) for worker, start, end in zip(workers, starts, ends, strict=False)
+        ]
+
+    def _samples(self, tensors: list[Tensor]) -> int | None:
+        if not tensors:
+            return None
+        for tensor in tensors:
+            if not -tensor.ndim <= self.dim < tensor.ndim:
+                raise ValueError(
+                    f"dim={self.dim}: a tensor of shape {tuple(tensor.shape)} does not have it; "
+                    "send it uncut by distributed.whole(x)"
+                )
+        sizes = {tensor.shape[self.dim] for tensor in tensors}
+        if len(sizes) > 1:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise ValueError(
+                f"dim={self.dim}: the tensors differ in size there: {shapes}; send what is not to be cut "
+                "by distributed.whole(x)"
+            )
+        return sizes.pop()
+
+    def _select(self, tensor: Tensor, index: slice | int) -> Tensor:
+        if isinstance(index, int):
+            return tensor.select(self.dim, index)
+        return torch.narrow(tensor, self.dim, index.start, index.stop - index.start)
+
+
+def dim_partitioner(
+    dim: int = 0,
+    *,
+    exclusive: bool = False,
+    keepdim: bool = True,
+    workers: Sequence[int | str] | None = None,
+) -> PartitionFunction:
+    """A `TensorDimensionPartitioner`, which see."""
+    return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
+
+
+batch_partitioner = TensorDimensionPartitioner(0)
+exclusive_batch_partitioner = TensorDimensionPartitioner(0, exclusive=True)

@@ -1,0 +1,1 @@
+"""Learns: tasks, models, algorithms and the loop that trains them. Knows nothing of processes."""

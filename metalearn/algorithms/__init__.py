@@ -1,0 +1,1 @@
+"""One meta-learner a file, each a closure that returns an `Algorithm`."""

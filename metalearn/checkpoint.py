@@ -1,0 +1,181 @@
+"""Checkpoints: folders that are there whole or not at all, and are checked when they are read.
+
+`checkpoints/step_000200/` holds `params.safetensors` (the meta-parameters), `state.pt` (optimiser and
+counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SHA-256 of the others).
+`best` and `last` are relative links.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from metalearn.checks import whole_number
+from metalearn.errors import ConfigError, RunError
+from metalearn.types import Params
+
+log = logging.getLogger(__name__)
+
+_FILES = ("params.safetensors", "state.pt", "meta.json")
+
+
+class Snapshot(NamedTuple):
+    """What a run needs to go on: parameters, the optimiser's state and the counters; what it is (`meta`)."""
+
+    params: Params
+    state: dict[str, Any]
+    meta: dict[str, Any]
+
+
+class Keeper(NamedTuple):
+    """The checkpoints of one run.
+
+    `due(step)` says whether the schedule asks for one; `save(snapshot, best)` writes one, points `last`
+    (and `best`) to it and prunes; `load(name)` reads `best` or `last`.
+    """
+
+    due: Callable[[int], bool]
+    save: Callable[[Snapshot, bool], None]
+    load: Callable[[str], Snapshot]
+
+
+def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
+    """How often to save and how many to keep: a function from the run folder to its `Keeper`.
+
+    Args:
+        every: steps between checkpoints.
+        keep: how many of the latest stay; what `best` and `last` point to always does.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+    whole_number("every", every, at_least=1)
+    whole_number("keep", keep, at_least=1)
+
+    def keeper(run_dir: Path) -> Keeper:
+        folder = run_dir / "checkpoints"
+
+        def save(snapshot: Snapshot, best: bool) -> None:
+            path = write(folder, snapshot)
+            for name in ("last", "best") if best else ("last",):
+                _point(folder / name, path.name)
+            _prune(folder, keep)
+
+        return Keeper(lambda step: step % every == 0, save, lambda name: read(folder / name))
+
+    return keeper
+
+
+def write(folder: Path, snapshot: Snapshot) -> Path:
+    """Saves under `folder`/step_NNNNNN: in a temporary folder first, synced to disk, then renamed."""
+    final = folder / f"step_{snapshot.meta['step']:06d}"
+    temporary = folder / f".{final.name}.tmp"
+    _remove(temporary)
+    temporary.mkdir(parents=True)
+    plain = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
+    save_file(plain, temporary / "params.safetensors")
+    torch.save(snapshot.state, temporary / "state.pt")
+    versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+    (temporary / "meta.json").write_text(json.dumps(snapshot.meta | {"versions": versions}, indent=2))
+    manifest = {name: _sha256(temporary / name) for name in _FILES}
+    (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    for path in (*temporary.iterdir(), temporary):
+        _sync(path)
+    _remove(final)
+    temporary.rename(final)
+    _sync(folder)
+    return final
+
+
+def read(path: Path) -> Snapshot:
+    """The checkpoint in the folder `path`, verified against its manifest.
+
+    Raises:
+        RunError: it is not complete, or has changed since it was written.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        for name in _FILES:
+            if manifest.get(name) != _sha256(path / name):
+                raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
+        params = load_file(path / "params.safetensors")
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        return Snapshot(params, state, json.loads((path / "meta.json").read_text()))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunError(f"{path}: is not a complete checkpoint ({error})") from error
+
+
+def latest(run_dir: Path) -> Snapshot | None:
+    """The newest checkpoint of a run that can be read; damaged ones are passed over with a warning."""
+    for path in sorted(_steps(run_dir / "checkpoints"), reverse=True):
+        try:
+            return read(path)
+        except RunError as error:
+            log.warning("%s; trying an earlier one", error)
+    return None
+
+
+def start_params(path: Path, params: Params) -> Params:
+    """The parameters of the checkpoint at `path`, which must have the names and shapes of `params`.
+
+    Raises:
+        ConfigError: it holds other parameters.
+        RunError: it cannot be read.
+    """
+    loaded = read(path).params
+    ours, theirs = _shapes(params), _shapes(loaded)
+    if ours != theirs:
+        differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        parts = ", ".join(f"{n} (here {ours.get(n, 'absent')}, there {theirs.get(n, 'absent')})" for n in differ)
+        raise ConfigError(f"init_from={path}: holds parameters of another model: {parts}")
+    return {name: loaded[name].to(value.dtype) for name, value in params.items()}
+
+
+def _shapes(params: Params) -> Mapping[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in params.items()}
+
+
+def _steps(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("step_*") if path.is_dir()]
+
+
+def _prune(folder: Path, keep: int) -> None:
+    linked = {(folder / name).resolve() for name in ("best", "last")}
+    for path in sorted(_steps(folder))[:-keep]:
+        if path.resolve() not in linked:
+            shutil.rmtree(path)
+
+
+def _point(link: Path, target: str) -> None:
+    temporary = link.with_name(f".{link.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

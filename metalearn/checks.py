@@ -1,0 +1,39 @@
+"""Argument checks whose messages say what is allowed. `build` puts the config group before the name."""
+
+import math
+from collections.abc import Collection
+
+
+def whole_number(name: str, value: object, *, at_least: int) -> None:
+    """Raises ValueError unless `value` is an int (bool does not count) of `at_least` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}; type {name}={max(at_least, 1)}")
+
+
+def real_number(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> None:
+    """Raises ValueError unless `value` is a finite number within the bound."""
+    bound = f" above {above:g}" if above is not None else f" of at least {at_least:g}" if at_least is not None else ""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if good and isinstance(value, int | float):
+        good = (above is None or value > above) and (at_least is None or value >= at_least)
+    if not good:
+        raise ValueError(f"{name}={value!r}: must be a finite number{bound}; for example {name}=0.001")
+
+
+def one_of(name: str, value: object, allowed: Collection[object]) -> None:
+    """Raises ValueError unless `value` is among `allowed`."""
+    if value not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise ValueError(f"{name}={value!r}: must be one of {names}")
+
+
+def true_or_false(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: must be true or false")
+
+
+def enough_classes(split: str, ways: int, classes: int) -> None:
+    """Raises ValueError when an episode asks for more classes than its split has."""
+    if ways > classes:
+        raise ValueError(f"ways={ways}: the split '{split}' has {classes} classes; type ways={min(classes, 5)} or fewer than {classes + 1}")

@@ -1,0 +1,334 @@
+"""From the command line to checked config, and from config to objects.
+
+Imports no torch: a misspelt key or an unknown choice is answered before anything heavy is loaded.
+"""
+
+import difflib
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metalearn.checks import one_of, whole_number
+from metalearn.errors import ConfigError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+OWN_PACKAGES = ("metalearn.", "distributed.")
+PRECISIONS = ("float32", "float64")
+DEVICES = ("auto", "cpu", "cuda")
+
+Config = dict[str, Any]
+
+
+class Composed(NamedTuple):
+    """The whole config, the folder of its run, and the name of the experiment."""
+
+    config: DictConfig
+    run_dir: Path
+    experiment: str
+
+
+# Composing
+
+
+def compose_config(overrides: Sequence[str]) -> Composed:
+    """What the overrides ask for.
+
+    Raises:
+        ConfigError: a key or a choice that does not exist, or a value that cannot be read.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        choices, values = _sorted_out(parsed)
+        for override in choices:
+            _check_choice(override)
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            lines = [override.input_line or "" for override in choices]
+            known = _keys(_without_experiment(lines))
+            for override in values:
+                _check_key(override.key_or_group, known)
+            whole = compose("config", overrides=list(overrides), return_hydra_config=True)
+            HydraConfig.instance().set_config(whole)
+            run_dir = Path(whole.hydra.run.dir)
+            experiment = str(whole.hydra.runtime.choices.experiment)
+        config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+        for key in _keys(config) - known:
+            _check_key(key, known)
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error)) from error
+    return Composed(config, run_dir, experiment)
+
+
+def check_sweep(overrides: Sequence[str]) -> None:
+    """Checks keys and choices of a multirun; the values are checked job by job.
+
+    Raises:
+        ConfigError: as `compose_config`, for the first job.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(str(error)) from error
+    first = []
+    for override in parsed:
+        if override.is_sweep_override():
+            jobs = list(override.sweep_string_iterator())
+            if override.key_or_group in groups():
+                for job in jobs:
+                    _check_option(override.key_or_group, job)
+            first.append(f"{override.key_or_group}={jobs[0]}")
+        else:
+            first.append(override.input_line or "")
+    compose_config(first)
+
+
+def groups() -> dict[str, list[str]]:
+    """Every config group with its options."""
+    folders = sorted(folder for folder in CONF.iterdir() if folder.is_dir())
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+
+
+def _sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
+    """Choices of a group's option, and values of keys; what concerns Hydra itself is left to Hydra."""
+    ours = [o for o in parsed if not o.key_or_group.startswith(("hydra.", "hydra/"))]
+    return [o for o in ours if o.key_or_group in groups()], [o for o in ours if o.key_or_group not in groups()]
+
+
+def _check_choice(override: Override) -> None:
+    if override.is_delete():
+        raise ConfigError(f"{override.input_line}: a group cannot be removed; type {override.key_or_group}=NAME")
+    _check_option(override.key_or_group, str(override.value()))
+
+
+def _check_option(group: str, option: str) -> None:
+    options = groups()[group]
+    if option not in options:
+        hint = _nearest(option, options)
+        raise ConfigError(f"{group}={option}: there is no such choice{hint}; allowed: {', '.join(options)}")
+
+
+def _check_key(key: str, known: set[str]) -> None:
+    if key in known:
+        return
+    last = {name.rpartition(".")[2]: name for name in known}
+    tail = difflib.get_close_matches(key.rpartition(".")[2], last, n=1, cutoff=0.75)
+    hint = _nearest(key, [*sorted(known), *groups()]) or (f"; did you mean {last[tail[0]]}?" if tail else "")
+    raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _without_experiment(choices: list[str]) -> DictConfig:
+    """The config of the options chosen, as their own files have it: the keys that exist."""
+    chosen = compose("config", overrides=choices, return_hydra_config=True).hydra.runtime.choices
+    plain = [f"{group}={option}" for group, option in chosen.items() if group in groups() and group != "experiment"]
+    return compose("config", overrides=[*plain, "~experiment"])
+
+
+def _keys(node: DictConfig, prefix: str = "") -> set[str]:
+    """The dotted path of every node."""
+    found = set()
+    for name in node:
+        found.add(f"{prefix}{name}")
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none():
+            found |= _keys(child, f"{prefix}{name}.")
+    return found
+
+
+# Checking
+
+
+def check_top_level(config: DictConfig) -> None:
+    """Checks the keys that belong to no component.
+
+    Raises:
+        ConfigError: a value that is not allowed.
+    """
+    try:
+        whole_number("seed", config.seed, at_least=0)
+        whole_number("threads", config.threads, at_least=1)
+        whole_number("launch.nnodes", config.launch.nnodes, at_least=1)
+        whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
+        whole_number("launch.master_port", config.launch.master_port, at_least=0)
+        whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
+        one_of("device", config.device, DEVICES)
+        one_of("precision", config.precision, PRECISIONS)
+        if config.workers is not None:
+            whole_number("workers", config.workers, at_least=1)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    run = str(config.run)
+    if not run or run in (".", "..") or "/" in run:
+        raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
+    for key in ("init_from", "resume"):
+        path = config[key]
+        if path not in (None, "auto", "never") and not Path(path).is_dir():
+            allowed = "auto, never or " if key == "resume" else ""
+            raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
+
+
+def world_size(config: DictConfig, command: str) -> int:
+    """The number of workers: what torchrun (or our launcher) gave, else `workers`, else 1.
+
+    Raises:
+        ConfigError: they contradict each other, or cannot be divided among the hosts.
+    """
+    given, asked = os.environ.get("WORLD_SIZE"), config.workers
+    if given is not None and "RANK" in os.environ:
+        if asked is not None and asked != int(given):
+            raise ConfigError(
+                f"workers={asked}, but torchrun started {given}. Type either\n"
+                f"  torchrun --nproc_per_node={asked} train.py {command}\nor\n  python train.py workers={asked} {command}"
+            )
+        return int(given)
+    workers = int(asked or 1)
+    place = config.launch
+    if workers % place.nnodes:
+        raise ConfigError(f"workers={workers}: must be a multiple of launch.nnodes={place.nnodes}; it counts all hosts")
+    if place.node_rank >= place.nnodes:
+        raise ConfigError(f"launch.node_rank={place.node_rank}: must be from 0 to {place.nnodes - 1} (launch.nnodes - 1)")
+    if place.nnodes > 1 and (place.interface is None or not place.master_port):
+        raise ConfigError(
+            f"launch.nnodes={place.nnodes}: several hosts need the network they share and a port; "
+            "type launch.interface=eth0 launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
+        )
+    return workers
+
+
+def resolved(config: DictConfig) -> DictConfig:
+    """The config with every interpolation replaced by its value.
+
+    Raises:
+        ConfigError: one that points nowhere.
+    """
+    copy = config.copy()
+    try:
+        OmegaConf.resolve(copy)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from error
+    return copy
+
+
+def to_container(config: DictConfig) -> Config:
+    """The config as plain dicts, resolved."""
+    container = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`key: old → new` for every leaf in which two configs differ."""
+    before, after = dict(leaves(old)), dict(leaves(new))
+    keys = sorted(before.keys() | after.keys())
+    absent = object()
+    return [
+        f"{key}: {before.get(key, 'absent')} → {after.get(key, 'absent')}"
+        for key in keys
+        if before.get(key, absent) != after.get(key, absent)
+    ]
+
+
+def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in a config that is not a dict."""
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+# Building
+
+
+def build(config: DictConfig, group: str, **parts: Any) -> Any:
+    """The object that a group of the config describes; `parts` are passed on beside its keys.
+
+    Raises:
+        ConfigError: a target outside our packages, a key that it does not take, a value that it refuses.
+    """
+    node = config[group]
+    target = str(node.get("_target_"))
+    if not target.startswith(OWN_PACKAGES):
+        raise ConfigError(f"{group}._target_={target}: must be in {' or '.join(OWN_PACKAGES)}")
+    try:
+        factory = get_object(target)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{group}._target_={target}: {error}") from error
+    accepted = inspect.signature(factory).parameters
+    for key in node:
+        if key != "_target_" and key not in accepted:
+            raise ConfigError(f"{group}.{key}: {target} does not take it{_nearest(str(key), list(accepted))}")
+    for name, parameter in accepted.items():
+        if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
+            raise ConfigError(f"{group}.{name}: missing; {target} needs it")
+    try:
+        return instantiate(node, _convert_="all", _recursive_=False, **parts)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError):
+            raise ConfigError(f"{group}.{cause}") from cause
+        raise
+
+
+# Help
+
+
+def help_text() -> str:
+    """What the program does, its groups and keys; the explanations are the comments of the yaml files."""
+    lines = [
+        "Trains meta-learners. Everything is chosen by config: GROUP=OPTION and KEY=VALUE.",
+        "",
+        "  python train.py                                  MAML on drawn characters, about a minute",
+        "  python train.py workers=2 experiment=maml_omniglot",
+        "  torchrun --nproc_per_node=2 train.py experiment=maml_omniglot trainer.steps=2000",
+        "  python train.py --multirun algorithm.inner_lr=0.1,0.4",
+        "",
+        "Groups and their options:",
+    ]
+    for group, options in groups().items():
+        lines += [f"  {group}"]
+        lines += [f"    {option:22} {_summary(CONF / group / f'{option}.yaml')}" for option in options]
+    lines += ["", "Keys of the program:", *_explained(CONF / "config.yaml", "")]
+    for group, options in groups().items():
+        if group != "experiment":
+            for option in options:
+                explained = _explained(CONF / group / f"{option}.yaml", f"{group}.")
+                lines += [f"Keys of {group}={option}:", *explained] if explained else []
+    lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
+    return "\n".join(lines)
+
+
+def _summary(path: Path) -> str:
+    """The first comment of a yaml file that is not a directive to Hydra."""
+    comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
+    return next((comment for comment in comments if not comment.startswith("@package")), "")
+
+
+def _explained(path: Path, prefix: str) -> list[str]:
+    """`key=default  meaning` for every line of a yaml file that has a comment behind it."""
+    lines = []
+    section = ""
+    for line in path.read_text().splitlines():
+        setting, _, meaning = line.partition("  # ")
+        key, _, value = setting.partition(":")
+        if line and not line.startswith((" ", "#")):
+            section = "" if meaning else f"{key}."
+        if meaning:
+            name = f"{prefix}{section}{key.strip()}" if line.startswith(" ") else f"{prefix}{key}"
+            lines.append(f"  {name + '=' + value.strip():52} {meaning}")
+    return lines

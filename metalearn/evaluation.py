@@ -1,0 +1,47 @@
+"""From per-task values to the figures that are reported."""
+
+import math
+from typing import Any
+
+from metalearn.types import Metrics
+
+
+def headline(values: Metrics) -> str:
+    """The metric that a learner is judged by: `accuracy` (higher is better), else `mse` (lower)."""
+    return "accuracy" if "accuracy" in values else "mse"
+
+
+def better(metric: str, new: float, old: float | None) -> bool:
+    """Whether `new` beats `old`; a value that is not finite never does."""
+    if not math.isfinite(new):
+        return False
+    return old is None or (new > old if metric == "accuracy" else new < old)
+
+
+def summary(values: Metrics) -> dict[str, Any]:
+    """Figures over tasks, after the last inner step, from values [tasks, inner steps + 1].
+
+    Returns:
+        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks`, and `by_step`: the metric
+        after each inner step, by its number as a string.
+    """
+    metric = headline(values)
+    table = values[metric].double()
+    tasks = table.shape[0]
+    last = table[:, -1]
+    spread = last.std().item() if tasks > 1 else math.nan
+    return {
+        metric: last.mean().item(),
+        "ci95": 1.96 * spread / math.sqrt(tasks),
+        "loss": values["loss"][:, -1].double().mean().item(),
+        "tasks": tasks,
+        "by_step": {str(step): value for step, value in enumerate(table.mean(dim=0).tolist())},
+    }
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean squared error."""
+    metric = headline(figures)
+    if metric == "accuracy":
+        return f"accuracy {figures[metric]:.2%} ± {figures['ci95']:.2%} ({figures['tasks']} tasks)"
+    return f"mse {figures[metric]:.4f} ± {figures['ci95']:.4f} ({figures['tasks']} tasks)"

@@ -1,0 +1,113 @@
+"""Small pure functions that the algorithms share."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
+
+TaskLoss = Callable[[Params], Tensor]
+"""Per-task losses [t] of per-task parameters."""
+
+
+def objective(outputs: Tensor, y: Tensor) -> Metrics:
+    """What a prediction is worth, per task [t], as the kind of target decides.
+
+    Classes (`y` [t, n] integers; `outputs` [t, n, ways] logits): mean cross-entropy as `loss`, and
+    `accuracy`. Regression (`y` [t, n, d]): mean squared error as `loss` and `mse`.
+    """
+    if y.is_floating_point():
+        mse = (outputs - y).square().mean(dim=(1, 2))
+        return {"loss": mse, "mse": mse.detach()}
+    losses = F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    correct = (outputs.detach().argmax(dim=-1) == y).to(outputs.dtype)
+    return {"loss": losses.mean(dim=1), "accuracy": correct.mean(dim=1)}
+
+
+def support_loss(model: Model, support: Batch) -> TaskLoss:
+    """The inner objective: each task's loss [t] on its own support set."""
+    return lambda params: objective(model.apply(params, support.x), support.y)["loss"]
+
+
+def per_task(params: Params, tasks: int) -> Params:
+    """Every parameter with a leading task dimension, sharing memory; gradients add up over the tasks."""
+    return {name: p.expand(tasks, *p.shape) for name, p in params.items()}
+
+
+def descent(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int) -> Iterator[Params]:
+    """Gradient descent, one task beside the other: yields `params`, then the parameters after each step.
+
+    `order` says how far one may differentiate through the steps: 2, exactly; 1, taking each step's
+    gradient for a constant (first-order MAML); 0, not at all (evaluation: no graph is kept).
+    """
+    yield params
+    for _ in range(steps):
+        if order == 0:
+            params = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad():
+            total = loss(params).sum()
+            grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
+        with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
+            params = {name: p - lr * g for (name, p), g in zip(params.items(), grads, strict=True)}
+        yield params
+
+
+def descend(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int) -> Params:
+    """The last of `descent`."""
+    for params in descent(loss, params, lr=lr, steps=steps, order=order):
+        pass
+    return params
+
+
+def leaves(params: Params) -> Params:
+    """Fresh leaves with the same values, to differentiate by."""
+    return {name: p.detach().requires_grad_() for name, p in params.items()}
+
+
+def gradient_learner(
+    model: Model,
+    outcome: Callable[[Params, Episode, int], Metrics],
+    trajectory: Callable[[Params, Batch, int], Iterator[Params]],
+    eval_steps: int,
+) -> Algorithm:
+    """An algorithm that adapts by descent.
+
+    `outcome(params, episode, step)` gives the per-task query `loss` [t] with its graph, and metrics
+    beside it. `trajectory(params, support, steps)` yields the adapted parameters without a graph,
+    before the first inner step and after each.
+    """
+
+    def loss(params: Params, episode: Episode, step: int) -> Tensor:
+        return outcome(params, episode, step)["loss"].sum()
+
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        theta = leaves(params)
+        with torch.enable_grad():
+            values = outcome(theta, episode, step)
+            grads = torch.autograd.grad(values["loss"].sum(), list(theta.values()))
+        metrics = {name: value.detach().sum() for name, value in values.items()}
+        return ChunkResult(dict(zip(theta, grads, strict=True)), metrics, episode.support.x.shape[0])
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        columns = [
+            objective(model.apply(adapted, query.x, support.x), query.y)
+            for adapted in trajectory(params, support, eval_steps)
+        ]
+        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+
+    @torch.no_grad()
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        for adapted in trajectory(params, support, eval_steps if steps is None else steps):
+            final = adapted
+
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return model.apply(final, x, support.x)
+
+        return predict
+
+    return Algorithm(model.init, meta_grad, evaluate, adapt, loss)

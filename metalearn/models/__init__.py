@@ -1,0 +1,1 @@
+"""One network a file, each a closure that returns a `Model`."""

@@ -1,0 +1,99 @@
+"""The four-block convolutional network of few-shot learning.
+
+Vinyals et al. 2016 (arXiv 1606.04080), section 4.1; with stride 2 in place of pooling and a spatial
+mean before the head as in Finn et al. 2017 (arXiv 1703.03400), section 5.2 (Omniglot).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.nn import batch_norm, conv2d, from_groups, linear, to_groups
+from metalearn.types import Model, Params
+
+BLOCKS = 4
+
+
+def conv4(
+    *,
+    ways: int,
+    channels: int,
+    image_size: int,
+    filters: int = 64,
+    downsample: str = "stride",
+    activation: str = "relu",
+    transductive: bool = True,
+) -> Model:
+    """Four blocks of 3×3 convolution (no bias: the norm would cancel it), batch norm, activation.
+
+    Args:
+        ways: outputs of the linear head.
+        channels: channels of an image.
+        image_size: height and width of an image, in pixels.
+        filters: channels of every block.
+        downsample: `stride` halves by stride 2 and averages over space before the head; `pool`
+            halves by 2×2 max pooling and flattens.
+        activation: `relu`, or `softplus` where a smooth one is wanted.
+        transductive: normalise a batch by its own statistics; if false, queries are normalised by
+            the statistics of the support set.
+
+    Raises:
+        ValueError: an image too small for four poolings, or a choice that does not exist.
+    """
+    whole_number("filters", filters, at_least=1)
+    one_of("downsample", downsample, ("stride", "pool"))
+    one_of("activation", activation, ("relu", "softplus"))
+    true_or_false("transductive", transductive)
+    if downsample == "pool" and image_size < 2**BLOCKS:
+        raise ValueError(
+            f"downsample='pool': images of {image_size} pixels cannot be halved {BLOCKS} times; type downsample=stride"
+        )
+    stride, conv_sizes, out_size = (2, *_halved(image_size)) if downsample == "stride" else (1, *_pooled(image_size))
+    features = filters if downsample == "stride" else filters * out_size**2
+    act = F.relu if activation == "relu" else F.softplus
+
+    def init(generator: Generator) -> Params:
+        params: Params = {}
+        for block in range(1, BLOCKS + 1):
+            fan_in = (channels if block == 1 else filters) * 9
+            bound = math.sqrt(6 / (fan_in + filters * 9))
+            shape = (filters, fan_in // 9, 3, 3)
+            params[f"conv{block}.weight"] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+            params[f"norm{block}.weight"] = torch.ones(filters)
+            params[f"norm{block}.bias"] = torch.zeros(filters)
+        params["head.weight"] = torch.empty(ways, features).normal_(0, 0.01, generator=generator)
+        params["head.bias"] = torch.zeros(ways)
+        return params
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        tasks = x.shape[0]
+        known = 0 if transductive or support_x is None else support_x.shape[1]
+        h = to_groups(torch.cat([support_x, x], dim=1) if known and support_x is not None else x)
+        for block in range(1, BLOCKS + 1):
+            h = conv2d(h, params[f"conv{block}.weight"], stride=stride, padding=1)
+            scale, shift = params[f"norm{block}.weight"], params[f"norm{block}.bias"]
+            h = act(batch_norm(h, scale, shift, statistics_of=known or None))
+            if downsample == "pool":
+                h = F.max_pool2d(h, 2)
+        h = from_groups(h[known:], tasks)
+        h = h.mean(dim=(3, 4)) if downsample == "stride" else h.flatten(2)
+        return linear(h, params["head.weight"], params["head.bias"])
+
+    return Model(init, apply, transductive, activations=filters * sum(size**2 for size in conv_sizes))
+
+
+def _halved(size: int) -> tuple[list[int], int]:
+    """The sizes of the four maps under stride 2, and the last one."""
+    sizes = []
+    for _ in range(BLOCKS):
+        size = (size + 1) // 2
+        sizes.append(size)
+    return sizes, size
+
+
+def _pooled(size: int) -> tuple[list[int], int]:
+    """The sizes of the four maps before each pooling, and the size after the last."""
+    return [size // 2**block for block in range(BLOCKS)], size // 2**BLOCKS

@@ -1,0 +1,51 @@
+"""A multi-layer perceptron, as Finn et al. 2017 (arXiv 1703.03400), section 5.1 use for the sinusoid."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.checks import one_of, whole_number
+from metalearn.nn import linear
+from metalearn.types import Model, Params
+
+
+def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activation: str = "relu") -> Model:
+    """Linear layers with an activation between them; inputs of any shape are flattened.
+
+    Args:
+        inputs: numbers in one input.
+        outputs: numbers in one output.
+        hidden: widths of the hidden layers.
+        activation: `relu`, or `tanh` where a smooth one is wanted.
+
+    Raises:
+        ValueError: a width below 1, or an activation that does not exist.
+    """
+    whole_number("inputs", inputs, at_least=1)
+    whole_number("outputs", outputs, at_least=1)
+    for width in hidden:
+        whole_number("hidden", width, at_least=1)
+    one_of("activation", activation, ("relu", "tanh"))
+    act = F.relu if activation == "relu" else torch.tanh
+    widths = [inputs, *hidden, outputs]
+
+    def init(generator: Generator) -> Params:
+        params: Params = {}
+        for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            params[f"layer{layer}.weight"] = torch.empty(fan_out, fan_in).uniform_(-bound, bound, generator=generator)
+            params[f"layer{layer}.bias"] = torch.zeros(fan_out)
+        return params
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        h = x.flatten(2)
+        for layer in range(1, len(widths)):
+            h = h if layer == 1 else act(h)
+            h = linear(h, params[f"layer{layer}.weight"], params[f"layer{layer}.bias"])
+        return h
+
+    return Model(init, apply, transductive=False, activations=sum(widths[1:]))

@@ -1,0 +1,77 @@
+"""Finds and reads Omniglot's pictures, be they in the published folders or still in their archives."""
+
+import os
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from metalearn.errors import DataError
+
+COLLECTIONS = ("images_background", "images_evaluation")
+_DEPTH = 5
+
+
+class Drawings(NamedTuple):
+    """One of the two collections of pictures.
+
+    `drawings(character)` lists the pictures of "images_background/Alphabet/character01", in order;
+    `read(path)` gives the bytes of one; `where` is the file or folder that they come from.
+    """
+
+    where: Path
+    drawings: Callable[[str], list[str]]
+    read: Callable[[str], bytes]
+
+
+def find_collections(root: Path) -> dict[str, Drawings]:
+    """The collections found under `root`, by name; an archive is preferred to a folder.
+
+    Raises:
+        DataError: an archive that is damaged.
+    """
+    folders: dict[str, Path] = {}
+    archives: dict[str, Path] = {}
+    for folder, subfolders, files in os.walk(root):
+        here = Path(folder)
+        for name in COLLECTIONS:
+            if name in subfolders:
+                subfolders.remove(name)
+                folders.setdefault(name, here / name)
+            if f"{name}.zip" in files:
+                archives.setdefault(name, here / f"{name}.zip")
+        subfolders.sort()
+        if len(here.relative_to(root).parts) >= _DEPTH:
+            subfolders.clear()
+    found = {name: _folder(path) for name, path in folders.items()}
+    return found | {name: _archive(path) for name, path in archives.items()}
+
+
+def _folder(path: Path) -> Drawings:
+    def drawings(character: str) -> list[str]:
+        return sorted(f"{character}/{file.name}" for file in (path.parent / character).glob("*.png"))
+
+    def read(name: str) -> bytes:
+        return (path.parent / name).read_bytes()
+
+    return Drawings(path, drawings, read)
+
+
+def _archive(path: Path) -> Drawings:
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path}: the archive is damaged or not complete ({error}); fetch it again") from error
+    members: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(archive.namelist()):
+        if name.endswith(".png"):
+            members[name.rpartition("/")[0]].append(name)
+
+    def read(name: str) -> bytes:
+        try:
+            return archive.read(name)
+        except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+            raise DataError(f"{path}: {name} is damaged ({error}); fetch the archive again") from error
+
+    return Drawings(path, lambda character: members[character], read)

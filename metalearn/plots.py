@@ -1,0 +1,74 @@
+"""Pictures of a run: the learning curve, and how a regression task is adapted to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402 (the backend is chosen first)
+
+from metalearn.types import Adapt, Episode, Params  # noqa: E402
+
+ADAPTATION_STEPS = (1, 10)
+
+
+def learning_curve(run_dir: Path) -> Path:
+    """Draws loss and headline metric against the meta-step from metrics.jsonl into plots/learning_curve.png."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for axes, name in ((left, "loss"), (right, metric)):
+        train = [(row["step"], row[name]) for row in rows if row["split"] == "train"]
+        axes.plot(*zip(*train, strict=True), color="C0", linewidth=0.8, alpha=0.7, label="training") if train else None
+        val = [(row["step"], row[name], row["ci95"]) for row in rows if row["split"] == "val"]
+        if val:
+            steps, values, intervals = zip(*val, strict=True)
+            bars = intervals if name == metric else None
+            axes.errorbar(steps, values, bars, color="C1", marker="o", markersize=3, capsize=2, label="validation")
+        for row in (row for row in rows if row["split"] == "test"):
+            axes.axhline(row[name], color="C2", linestyle="--", label=f"test {_figure(name, row[name])}")
+        axes.set_xlabel("meta-step")
+        axes.set_ylabel("query " + {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}[name])
+        axes.grid(alpha=0.3)
+        axes.legend()
+    if metric == "mse":
+        right.set_yscale("log")
+    return _save(figure, run_dir / "plots" / "learning_curve.png")
+
+
+def adaptation(run_dir: Path, adapt: Adapt, params: Params, episode: Episode) -> Path:
+    """Draws a one-dimensional regression task: the truth, and the prediction before and after adapting.
+
+    Args:
+        run_dir: the picture goes to plots/adaptation.png under it.
+        adapt: the algorithm's.
+        params: meta-parameters.
+        episode: one task, whose query points show the truth.
+    """
+    (support, query) = episode
+    x, order = query.x[0, :, 0].sort()
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    axes.plot(x, query.y[0, order, 0], color="black", label="truth")
+    for steps, style in zip((0, *ADAPTATION_STEPS), (":", "--", "-"), strict=True):
+        predicted = adapt(params, support, steps)(query.x)[0, order, 0]
+        label = "before" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
+        axes.plot(x, predicted, linestyle=style, label=label)
+    axes.scatter(support.x[0, :, 0], support.y[0, :, 0], color="black", marker="^", zorder=3, label="support points")
+    axes.set_xlabel("x")
+    axes.set_ylabel("y")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return _save(figure, run_dir / "plots" / "adaptation.png")
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{value:.2%}" if name == "accuracy" else f"{value:.3f}"
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

@@ -1,0 +1,106 @@
+"""What a run folder holds already, and whether this run may go on in it."""
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metalearn.checkpoint import Snapshot, latest, read
+from metalearn.config import Config, differences
+from metalearn.errors import ConfigError
+
+LOCK = ".lock"
+
+FREE_KEYS = (
+    "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
+    "dataset.download", "trainer.steps",
+)  # fmt: skip
+"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend it."""
+
+
+class Found(NamedTuple):
+    """Where to go on from, and the result of the run if it is complete."""
+
+    snapshot: Snapshot | None = None
+    result: dict[str, Any] | None = None
+
+
+def examine(run_dir: Path, config: Config) -> Found:
+    """What to go on from under `resume` (auto, never, or a checkpoint's folder).
+
+    Raises:
+        ConfigError: the folder holds another run, one that is further, or something that is no run.
+    """
+    resume, steps = config["resume"], config["trainer"]["steps"]
+    if not run_dir.exists() or all(path.name == LOCK for path in run_dir.iterdir()):
+        return Found() if resume in ("auto", "never") else Found(read(Path(resume)))
+    if resume != "auto" and not (resume != "never" and Path(resume).resolve().is_relative_to(run_dir.resolve())):
+        raise ConfigError(f"resume={resume}: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
+    if not (run_dir / ".hydra").is_dir():
+        raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
+    snapshot = latest(run_dir) if resume == "auto" else read(Path(resume))
+    _refuse_other(run_dir, snapshot.meta["config"] if snapshot else _recorded(run_dir), config)
+    if snapshot is not None and snapshot.meta["step"] > steps:
+        raise ConfigError(
+            f"trainer.steps={steps}: {run_dir} has already done {snapshot.meta['step']}; type trainer.steps="
+            f"{snapshot.meta['step']} or more, or run=NAME for another folder"
+        )
+    result = finished(run_dir, steps) if resume == "auto" else None
+    return Found(snapshot, result)
+
+
+def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
+    """The result of a run that has completed `steps` steps, else None."""
+    try:
+        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return result if result.get("status") == "completed" and result.get("steps") == steps else None
+
+
+def write_result(run_dir: Path, result: dict[str, Any]) -> None:
+    """result.json, whole or not at all."""
+    temporary = run_dir / ".result.json.tmp"
+    temporary.write_text(json.dumps(result, indent=2) + "\n")
+    temporary.replace(run_dir / "result.json")
+
+
+def lock(run_dir: Path) -> TextIO:
+    """Holds the folder for this process, until the file returned is closed or the process ends.
+
+    Raises:
+        ConfigError: another process is running in it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = (run_dir / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder") from None
+    return file
+
+
+def _recorded(run_dir: Path) -> Config:
+    """The config of a run that has no checkpoint yet."""
+    try:
+        recorded = OmegaConf.to_container(OmegaConf.load(run_dir / ".hydra" / "config.yaml"), resolve=True)
+    except (OSError, OmegaConfBaseException):
+        return {}
+    return {str(key): value for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+
+
+def _refuse_other(run_dir: Path, old: Config, new: Config) -> None:
+    differing = [
+        line
+        for line in (differences(old, new) if old else [])
+        if not any(line.startswith((f"{key}:", f"{key}.")) for key in FREE_KEYS)
+    ]
+    if differing:
+        raise ConfigError(
+            f"{run_dir} holds a run with another config:\n  " + "\n  ".join(differing) + "\n"
+            "type run=NAME to keep both, or the same values to go on"
+        )

@@ -1,0 +1,105 @@
+"""Characters of alphabets that never were, drawn by program: few-shot pictures without a download.
+
+A character is a few curved strokes whose control points come from a generator seeded by its number; a
+drawing of it moves the points, then slants, stretches and shifts the whole, as a hand would.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metalearn.checks import enough_classes, true_or_false, whole_number
+from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
+from metalearn.types import Episode, TaskSource
+
+CLASSES = {"train": 400, "val": 100, "test": 200}
+DRAWINGS = 20
+_FIRST = {"train": 0, "val": 400, "test": 500}
+_FAMILY = 20171
+_CURVE_POINTS = 32
+
+
+def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Points [drawings, strokes × _CURVE_POINTS, 2] of quadratic Béziers [drawings, strokes, 3, 2]."""
+    t = np.linspace(0, 1, _CURVE_POINTS)
+    basis = np.stack([(1 - t) ** 2, 2 * t * (1 - t), t**2])
+    points = np.einsum("kp,dskx->dspx", basis, control)
+    return points.reshape(len(control), -1, 2)
+
+
+@lru_cache(maxsize=None)
+def character(number: int, size: int) -> Images:
+    """All drawings of character `number`: ink in [0, 255], [DRAWINGS, size, size]."""
+    rng = np.random.default_rng((_FAMILY, number))
+    strokes = int(rng.integers(2, 5))
+    ideal = rng.uniform(-0.75, 0.75, (strokes, 3, 2))
+    ideal[1:, 0] = np.where(rng.random((strokes - 1, 1)) < 0.5, ideal[:-1, 2], ideal[1:, 0])  # pen not lifted
+    ideal *= 0.75 / np.abs(ideal).max()
+
+    control = ideal + rng.normal(0, 0.08, (DRAWINGS, strokes, 3, 2))
+    warp = np.eye(2) + rng.normal(0, 0.15, (DRAWINGS, 2, 2))
+    shift = rng.normal(0, 0.08, (DRAWINGS, 1, 2))
+    points = _curve(control) @ warp + shift
+    width = rng.uniform(0.06, 0.10, (DRAWINGS, 1, 1))
+
+    centre = (np.arange(size) + 0.5) * 2 / size - 1
+    grid = np.stack(np.meshgrid(centre, centre, indexing="ij"), axis=-1).reshape(-1, 2)
+    squares = (
+        (grid**2).sum(-1)[None, :, None] - 2 * grid @ points.transpose(0, 2, 1) + (points**2).sum(-1)[:, None, :]
+    )
+    distance = np.sqrt(np.maximum(squares.min(axis=2), 0))[..., None]
+    ink = np.clip((width - distance) * size / 2 + 0.5, 0, 1)
+    return np.rint(ink * 255).astype(np.uint8).reshape(DRAWINGS, size, size)
+
+
+class _Glyphs:
+    def __init__(
+        self, *, ways: int, shots: int, queries: int, image_size: int, rotations: bool, seed: int, eval_seed: int
+    ) -> None:
+        self._ways, self._shots, self._queries = ways, shots, queries
+        self._size, self._rotations = image_size, rotations
+        self._generator = task_generators(seed, eval_seed)
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        drawn = [
+            draw_images(
+                self._generator(split, index),
+                lambda label: character(_FIRST[split] + label, self._size),
+                CLASSES[split],
+                ways=self._ways,
+                per_class=self._shots + self._queries,
+                rotations=self._rotations,
+            )
+            for index in indices.tolist()
+        ]
+        return image_episode(np.stack(drawn), shots=self._shots)
+
+
+def glyphs(
+    *, ways: int, shots: int, queries: int, image_size: int, channels: int, rotations: bool, seed: int, eval_seed: int
+) -> TaskSource:
+    """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each.
+
+    Args:
+        ways, shots, queries: classes of an episode; support and query pictures of each class.
+        image_size: height and width, in pixels.
+        channels: must be 1.
+        rotations: turn each drawn class by a random multiple of 90°.
+        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+
+    Raises:
+        ValueError: an episode that the characters cannot fill.
+    """
+    check_shape(ways=ways, shots=shots, queries=queries, drawings=DRAWINGS)
+    for split, classes in CLASSES.items():
+        enough_classes(split, ways, classes)
+    whole_number("image_size", image_size, at_least=8)
+    true_or_false("rotations", rotations)
+    if channels != 1:
+        raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
+    return _Glyphs(
+        ways=ways, shots=shots, queries=queries, image_size=image_size, rotations=rotations, seed=seed,
+        eval_seed=eval_seed,
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""Omniglot: 1623 handwritten characters of 50 alphabets, 20 drawings each (Lake et al. 2015, Science 350).
+
+The splits are columns of `omniglot_characters.csv`, beside a digest of every character's pixels. The
+pictures are read from the published folders or archives, verified, reduced to 28×28 and kept as one
+array in a cache file, which all workers of a host map into memory.
+"""
+
+import csv
+import hashlib
+import io
+import logging
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torchvision
+from PIL import Image
+from torch import Tensor
+
+from metalearn.cache import cached_array
+from metalearn.checks import enough_classes, one_of, true_or_false
+from metalearn.errors import DataError
+from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
+from metalearn.omniglot_files import Drawings, find_collections
+from metalearn.types import Episode, TaskSource
+
+DRAWINGS = 20
+SPLIT_LISTS = ("paper", "lake", "vinyals")
+
+log = logging.getLogger(__name__)
+
+
+class Character(NamedTuple):
+    """One row of the list: its folder, the digest of its drawings, and its part in every split list."""
+
+    path: str
+    digest: str
+    parts: dict[str, str]
+
+
+@cache
+def characters() -> tuple[Character, ...]:
+    """All 1623, in the order of the decoded array."""
+    with (Path(__file__).parent / "omniglot_characters.csv").open(newline="") as file:
+        rows = csv.DictReader(file)
+        return tuple(
+            Character(row["character"], row["digest"], {name: row[name] for name in SPLIT_LISTS}) for row in rows
+        )
+
+
+def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:
+    """The classes of a split as (number of the character, quarter turns).
+
+    In `vinyals` with rotations, each turned character is a class of its own.
+    """
+    numbers = [i for i, character in enumerate(characters()) if character.parts[split_list] == split]
+    turns = range(4) if split_list == "vinyals" and rotations else range(1)
+    return [(number, turn) for turn in turns for number in numbers]
+
+
+def digest(drawings: list[Image.Image]) -> str:
+    """A digest of black-and-white pixels, whatever file or archive they came in."""
+    return hashlib.sha256(b"".join(picture.convert("1").tobytes() for picture in drawings)).hexdigest()[:16]
+
+
+def _decode_character(character: Character, files: Drawings, size: int) -> Images:
+    paths = files.drawings(character.path)
+    if len(paths) != DRAWINGS:
+        raise DataError(f"{files.where}: {character.path} has {len(paths)} drawings of {DRAWINGS}: it is not complete")
+    pictures = []
+    for path in paths:
+        try:
+            pictures.append(Image.open(io.BytesIO(files.read(path))).convert("L"))
+        except DataError:
+            raise
+        except Exception as error:  # PIL raises many types for broken pictures
+            raise DataError(f"{files.where}: {path} cannot be read: {error}") from error
+    if digest(pictures) != character.digest:
+        raise DataError(f"{files.where}: the drawings of {character.path} are not the published ones")
+    small = [picture.resize((size, size), Image.Resampling.LANCZOS) for picture in pictures]
+    return np.stack([255 - np.asarray(picture, np.uint8) for picture in small])
+
+
+def _decode(root: Path, size: int, download: bool) -> Images:
+    """Every drawing, [1623, 20, size, size], ink in [0, 255]."""
+    collections = find_collections(root)
+    if len(collections) < 2 and download:
+        collections = _download(root)
+    if len(collections) < 2:
+        raise DataError(
+            f"dataset.root={root}: Omniglot is not there. Put images_background.zip and images_evaluation.zip "
+            "(or the folders of these names) anywhere under it, or name their folder: "
+            "METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
+        )
+    log.info("decoding Omniglot from %s", " and ".join(str(files.where) for files in collections.values()))
+    return np.stack(
+        [_decode_character(character, collections[character.path.split("/")[0]], size) for character in characters()]
+    )
+
+
+def _download(root: Path) -> dict[str, Drawings]:
+    try:
+        for background in (True, False):
+            torchvision.datasets.Omniglot(str(root), background=background, download=True)
+    except Exception as error:  # the network fails in many ways
+        raise DataError(
+            f"dataset.root={root}: Omniglot is not there and cannot be downloaded ({error}). Put "
+            "images_background.zip and images_evaluation.zip anywhere under it, or name their folder: "
+            "METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
+        ) from error
+    return find_collections(root)
+
+
+class _Omniglot:
+    def __init__(
+        self, *, root: Path, split: str, ways: int, shots: int, queries: int, image_size: int, rotations: bool,
+        download: bool, seed: int, eval_seed: int,
+    ) -> None:  # fmt: skip
+        self._root, self._size, self._download = root, image_size, download
+        self._ways, self._shots, self._queries = ways, shots, queries
+        self._rotations = rotations and split != "vinyals"
+        self._classes = {part: classes_of(split, part, rotations) for part in ("train", "val", "test")}
+        self._generator = task_generators(seed, eval_seed)
+        self._pictures: Images | None = None
+
+    def _load(self) -> Images:
+        shape = (len(characters()), DRAWINGS, self._size, self._size)
+        return cached_array(f"omniglot-{self._size}", shape, lambda: _decode(self._root, self._size, self._download))
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        if self._pictures is None:
+            self._pictures = self._load()
+        pictures, classes = self._pictures, self._classes[split]
+
+        def class_images(label: int) -> Images:
+            number, turns = classes[label]
+            turned: Images = np.rot90(pictures[number], turns, axes=(1, 2))
+            return turned
+
+        drawn = [
+            draw_images(
+                self._generator(split, index), class_images, len(classes), ways=self._ways,
+                per_class=self._shots + self._queries, rotations=self._rotations,
+            )
+            for index in indices.tolist()
+        ]  # fmt: skip
+        return image_episode(np.stack(drawn), shots=self._shots)
+
+
+def omniglot(
+    *, root: str, split: str, ways: int, shots: int, queries: int, image_size: int, channels: int, rotations: bool,
+    download: bool, seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """Few-shot classification of Omniglot characters.
+
+    Args:
+        root: the folder under which the archives or folders lie, at any depth up to 5.
+        split: the list of characters: `paper` (1100 / 100 / 423, as Finn et al. 2017 divide them),
+            `lake` (864 / 100 of the background set, all 659 of the evaluation set) or `vinyals`
+            (1028 / 172 / 423; with rotations each turned character is a class of its own).
+        ways, shots, queries: classes of an episode; support and query drawings of each class.
+        image_size: height and width in pixels after reduction from 105.
+        channels: must be 1.
+        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
+        download: fetch the archives by torchvision where they are missing.
+        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+
+    Raises:
+        ValueError: an episode that the characters cannot fill.
+        DataError: when the first episode is made: pictures missing, unreadable or not the published ones.
+    """
+    one_of("split", split, SPLIT_LISTS)
+    true_or_false("rotations", rotations)
+    true_or_false("download", download)
+    check_shape(ways=ways, shots=shots, queries=queries, drawings=DRAWINGS)
+    for part in ("train", "val", "test"):
+        enough_classes(part, ways, len(classes_of(split, part, rotations)))
+    if image_size not in range(8, 106):
+        raise ValueError(f"image_size={image_size}: must be from 8 to 105 pixels; type image_size=28")
+    if channels != 1:
+        raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
+    return _Omniglot(
+        root=Path(root), split=split, ways=ways, shots=shots, queries=queries, image_size=image_size,
+        rotations=rotations, download=download, seed=seed, eval_seed=eval_seed,
+    )  # fmt: skip

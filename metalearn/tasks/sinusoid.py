@@ -1,0 +1,54 @@
+"""Regression on sine waves, Finn et al. 2017 (arXiv 1703.03400), section 5.1.
+
+Amplitude in [0.1, 5], phase in [0, π], inputs in [−5, 5]: y = amplitude · sin(x − phase).
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metalearn.checks import whole_number
+from metalearn.episodes import task_generators
+from metalearn.types import Batch, Episode, TaskSource
+
+
+class _Sinusoid:
+    def __init__(self, *, shots: int, queries: int, eval_queries: int, seed: int, eval_seed: int) -> None:
+        self._shots = shots
+        self._queries = queries
+        self._eval_queries = eval_queries
+        self._generator = task_generators(seed, eval_seed)
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        queries = self._queries if split == "train" else self._eval_queries
+        xs, ys = [], []
+        for index in indices.tolist():
+            rng = self._generator(split, index)
+            amplitude, phase = rng.uniform(0.1, 5.0), rng.uniform(0.0, np.pi)
+            x = rng.uniform(-5.0, 5.0, (self._shots + queries, 1))
+            xs.append(x)
+            ys.append(amplitude * np.sin(x - phase))
+        x_all, y_all = (torch.from_numpy(np.stack(values)).to(torch.float32) for values in (xs, ys))
+        k = self._shots
+        return Episode(
+            Batch(x_all[:, :k].contiguous(), y_all[:, :k].contiguous()),
+            Batch(x_all[:, k:].contiguous(), y_all[:, k:].contiguous()),
+        )
+
+
+def sinusoid(*, shots: int, queries: int, eval_queries: int, seed: int, eval_seed: int) -> TaskSource:
+    """Sine waves to be learned from a few points.
+
+    Args:
+        shots: support points of a task.
+        queries: query points of a training task.
+        eval_queries: query points of a validation or test task.
+        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+
+    Raises:
+        ValueError: fewer than one point.
+    """
+    whole_number("shots", shots, at_least=1)
+    whole_number("queries", queries, at_least=1)
+    whole_number("eval_queries", eval_queries, at_least=1)
+    return _Sinusoid(shots=shots, queries=queries, eval_queries=eval_queries, seed=seed, eval_seed=eval_seed)

@@ -1,0 +1,208 @@
+"""The loop that meta-trains, whatever the algorithm, wherever the chunks are computed."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metalearn.checkpoint import Keeper, Snapshot
+from metalearn.checks import whole_number
+from metalearn.errors import RunError
+from metalearn.evaluation import better, headline, summary
+from metalearn.logging import RunLog
+from metalearn.optimizers import OuterOptimizer
+from metalearn.types import Episode, Metrics, Model, Params, Strategy
+
+CHUNK_FLOATS = 1_400_000
+"""How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`: Omniglot's
+5-way 1-shot episodes with 64 filters then come in chunks of 8."""
+
+Reduce = Callable[[Params, int], Params]
+StartOptimizer = Callable[[Params], torch.optim.Optimizer]
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved."""
+
+
+class Settings(NamedTuple):
+    """What the user may set about the loop; see `trainer`."""
+
+    steps: int
+    meta_batch_size: int
+    task_chunk: int | str
+    val_every: int
+    val_tasks: int
+    test_tasks: int
+
+
+class Learner(NamedTuple):
+    """What a run changes, in place: the meta-parameters and the state of their optimiser."""
+
+    params: Params
+    optimizer: torch.optim.Optimizer
+
+
+class Progress(NamedTuple):
+    """Where a run stands: the last step done, the seconds spent, the best validation so far."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: dict[str, Any] | None = None
+
+
+class Run(NamedTuple):
+    """What a run is made of, and stays the same throughout. `chunk` is the number of tasks of a chunk."""
+
+    settings: Settings
+    strategy: Strategy
+    outer: OuterOptimizer
+    reduce: Reduce
+    chunk: int
+    keeper: Keeper
+    log: RunLog
+    config: dict[str, Any]
+    should_stop: Callable[[], bool]
+
+
+def trainer(
+    *,
+    steps: int,
+    meta_batch_size: int,
+    task_chunk: int | str,
+    val_every: int,
+    val_tasks: int,
+    test_tasks: int,
+    eval_seed: int,
+) -> Settings:
+    """Checks the settings of the loop.
+
+    Args:
+        steps: meta-steps.
+        meta_batch_size: tasks of a meta-step.
+        task_chunk: tasks computed together, or `auto`.
+        val_every: steps between validations; there is one at the last step in any case.
+        val_tasks, test_tasks: tasks of a validation, and of the test.
+        eval_seed: what validation and test tasks are drawn from (the task source uses it).
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    whole_number("steps", steps, at_least=0)
+    whole_number("meta_batch_size", meta_batch_size, at_least=1)
+    whole_number("val_every", val_every, at_least=1)
+    whole_number("val_tasks", val_tasks, at_least=2)
+    whole_number("test_tasks", test_tasks, at_least=2)
+    whole_number("eval_seed", eval_seed, at_least=0)
+    if task_chunk != "auto":
+        whole_number("task_chunk", task_chunk, at_least=1)
+    return Settings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks)
+
+
+def chunk_size(settings: Settings, model: Model, episode: Episode) -> int:
+    """Tasks that are computed together. `auto` is a formula of model, episode and a constant, never of
+    the machine: as many as fit `CHUNK_FLOATS`, evened out over the meta-batch."""
+    if isinstance(settings.task_chunk, int):
+        return settings.task_chunk
+    images = episode.support.x.shape[1] + episode.query.x.shape[1]
+    fitting = max(1, CHUNK_FLOATS // (images * model.activations))
+    chunks = math.ceil(settings.meta_batch_size / fitting)
+    return math.ceil(settings.meta_batch_size / chunks)
+
+
+def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
+    """Trains from where `progress` stands to the last step.
+
+    Raises:
+        Stopped: `should_stop` said so; a checkpoint of the last step done is saved.
+        RunError: a loss or gradient is not finite; the step is not applied.
+    """
+    (steps, batch, *_) = run.settings
+    for step in range(progress.step + 1, steps + 1):
+        began = time.perf_counter()
+        tasks = tasks_in_chunks((step - 1) * batch, batch, run.chunk)
+        result = run.strategy.map(learner.params, tasks, step)
+        rate = run.outer.rate(step, steps)
+        update(learner, run.reduce(result.grads, result.count), rate, step)
+        seconds = time.perf_counter() - began
+        progress = progress._replace(step=step, seconds=progress.seconds + seconds)
+        run.log.step(step, mean(result.metrics, result.count) | {"lr": rate, "step_seconds": seconds})
+
+        improved = False
+        if step % run.settings.val_every == 0 or step == steps:
+            progress, improved = validate(run, learner, progress)
+        stopping = run.should_stop()
+        if improved or stopping or run.keeper.due(step) or step == steps:
+            run.keeper.save(snapshot(learner, progress, run.config), improved)
+        if stopping and step < steps:
+            raise Stopped(f"stopped after step {step}, which is saved; the same command goes on from there")
+    if progress.best is None:
+        progress, improved = validate(run, learner, progress)
+        run.keeper.save(snapshot(learner, progress, run.config), True)
+    return progress
+
+
+def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, bool]:
+    """Validates; says whether it was the best so far."""
+    began = time.perf_counter()
+    values = evaluate(run, learner.params, "val", run.settings.val_tasks)
+    metric = headline(values)
+    improved = better(metric, values[metric], progress.best[metric] if progress.best else None)
+    run.log.evaluation(progress.step, "val", values)
+    best = values | {"step": progress.step} if improved else progress.best
+    seconds = progress.seconds + time.perf_counter() - began
+    return progress._replace(seconds=seconds, best=best), improved
+
+
+def evaluate(run: Run, params: Params, split: str, tasks: int) -> dict[str, Any]:
+    """The figures over the first `tasks` tasks of a split."""
+    return summary(run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.chunk)))
+
+
+def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
+    """The task numbers from `first` on, `count` of them, in chunks of `size`; the last has what is left."""
+    return list(torch.arange(first, first + count).split(size))
+
+
+def mean(sums: Metrics, count: int) -> dict[str, float]:
+    """Per-task means of summed metrics."""
+    return {name: value.item() / count for name, value in sums.items()}
+
+
+def update(learner: Learner, grads: Params, rate: float, step: int) -> None:
+    """One step of the outer optimiser at `rate`.
+
+    Raises:
+        RunError: a gradient is not finite; nothing is changed then.
+    """
+    for name, grad in grads.items():
+        if not torch.isfinite(grad).all():
+            raise RunError(f"step {step}: the meta-gradient of {name} is not finite; the step is not applied")
+    for name, param in learner.params.items():
+        param.grad = grads[name]
+    for group in learner.optimizer.param_groups:
+        group["lr"] = rate
+    learner.optimizer.step()
+
+
+def begin(params: Params, start: StartOptimizer) -> Learner:
+    """A learner at its start."""
+    fresh = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    return Learner(fresh, start(fresh))
+
+
+def snapshot(learner: Learner, progress: Progress, config: dict[str, Any]) -> Snapshot:
+    """All that the run needs to go on from here."""
+    state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict()}
+    meta = {"step": progress.step, "config": config, "metrics": {"best": progress.best}}
+    return Snapshot(learner.params, state, meta)
+
+
+def restore(saved: Snapshot, start: StartOptimizer) -> tuple[Learner, Progress]:
+    """The learner and its progress as they were when `saved` was taken."""
+    learner = begin(saved.params, start)
+    learner.optimizer.load_state_dict(saved.state["optimizer"])
+    return learner, Progress(**saved.state["progress"])

@@ -1,0 +1,105 @@
+"""The words that every part of the program shares."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Generator, Tensor
+
+Params = dict[str, Tensor]
+"""Parameters by name. Meta-parameters are plain leaves without a graph; inside an inner loop every
+tensor carries one more leading dimension, the tasks of the chunk."""
+
+Metrics = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """Examples of `t` tasks: `x` [t, n, …]; `y` [t, n] int64 (classes) or [t, n, d] (regression)."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Episode(NamedTuple):
+    """`t` tasks: what each is adapted on (`support`) and what it is judged by (`query`)."""
+
+    support: Batch
+    query: Batch
+
+
+class ChunkResult(NamedTuple):
+    """Sums over the tasks of a chunk: gradients of the meta-loss, metrics, and the number of tasks."""
+
+    grads: Params
+    metrics: Metrics
+    count: int
+
+
+class Apply(Protocol):
+    def __call__(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        """Outputs [t, n, d] for `x` [t, n, …] under per-task parameters (each with a leading `t`).
+
+        `support_x` [t, s, …] is the support set that the parameters were adapted on; a model that is
+        not transductive takes its normalisation statistics from there.
+        """
+        ...
+
+
+class Model(NamedTuple):
+    """A network as pure functions.
+
+    `activations` counts the floats that one input leaves behind in a forward pass: what
+    `task_chunk=auto` reckons with.
+    """
+
+    init: Callable[[Generator], Params]
+    apply: Apply
+    transductive: bool
+    activations: int
+
+
+class Adapt(Protocol):
+    def __call__(
+        self, params: Params, support: Batch, steps: int | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """A predictor for one task (`support.x` [1, n, …]) after `steps` inner steps (default: `eval_steps`)."""
+        ...
+
+
+class Algorithm(NamedTuple):
+    """A meta-learner as a set of pure functions.
+
+    `meta_grad(params, episode, step)` sums over the tasks; `evaluate(params, episode)` gives per-task
+    values [t, k + 1], column i after i inner steps; `loss(params, episode, step)` is the summed query
+    loss with its graph, or None where there is no such graph.
+    """
+
+    init: Callable[[Generator], Params]
+    meta_grad: Callable[[Params, Episode, int], ChunkResult]
+    evaluate: Callable[[Params, Episode], Metrics]
+    adapt: Adapt
+    loss: Callable[[Params, Episode, int], Tensor] | None
+
+
+class TaskSource(Protocol):
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        """The tasks numbered `indices` (int64 [t]) of `split`: the same for the same numbers, always."""
+        ...
+
+
+class Strategy(Protocol):
+    """How chunks of tasks travel to whoever computes them."""
+
+    @property
+    def drives(self) -> bool:
+        """Whether this process runs the training loop."""
+        ...
+
+    def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> ChunkResult:
+        """The chunks' results, added in chunk order."""
+        ...
+
+    def evaluate(self, params: Params, split: str, chunks: Sequence[Tensor]) -> Metrics:
+        """The values of every task, in task order."""
+        ...
+
+    def close(self) -> None: ...

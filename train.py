@@ -1,0 +1,408 @@
+"""Trains a meta-learner as its config says: `python train.py --help`.
+
+Composes and checks the config, then runs it here, or starts the workers that do.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from metalearn import config as configs
+from metalearn.errors import ConfigError, DataError, RunError
+
+if TYPE_CHECKING:  # torch is imported only once the keys and choices are known to be right
+    import torch
+
+    from distributed.work import Connect, Work
+    from metalearn.checkpoint import Keeper
+    from metalearn.logging import OpenLog
+    from metalearn.optimizers import OuterOptimizer
+    from metalearn.run_folder import Found
+    from metalearn.trainer import Reduce, Run, Settings
+    from metalearn.types import Algorithm, Episode, Model, Params, TaskSource
+
+OK, FAILED, BAD_CONFIG, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+_OWN_RANK_SECONDS = 10.0
+
+log = logging.getLogger("metalearn")
+
+
+class Job(NamedTuple):
+    """One run: its config, folder and experiment, the command that repeats it, and its number of workers."""
+
+    config: DictConfig
+    run_dir: Path
+    experiment: str
+    overrides: list[str]
+    workers: int
+
+
+class Parts(NamedTuple):
+    """The components that the config describes."""
+
+    settings: "Settings"
+    source: "TaskSource"
+    model: "Model"
+    algorithm: "Algorithm"
+    outer: "OuterOptimizer"
+    reduce: "Reduce"
+    connect: "Connect"
+    keeper: "Keeper"
+    open_log: "OpenLog"
+
+
+# From the command line to a run
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    from hydra._internal.utils import get_args_parser
+
+    arguments = get_args_parser().parse_args(argv)
+    if arguments.help:
+        print(configs.help_text())
+        return OK
+    plain = not (arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion)
+    try:
+        if arguments.multirun:
+            _refuse_multirun_under_torchrun(arguments.overrides)
+            configs.check_sweep(arguments.overrides)
+            return run_by_hydra(lambda config: sweep_job(config), sweep=True)
+        composed = configs.compose_config(arguments.overrides)
+        if not plain:
+            return run_by_hydra(lambda config: OK, sweep=False)
+        configs.check_top_level(composed.config)
+        workers = configs.world_size(composed.config, " ".join(arguments.overrides))
+        return run_job(Job(*composed, arguments.overrides, workers), in_sweep=False)
+    except (ConfigError, DataError) as error:
+        return complain(error, BAD_CONFIG)
+    except RunError as error:
+        return complain(error, FAILED)
+
+
+def run_by_hydra(task: Any, *, sweep: bool) -> int:
+    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code."""
+    import hydra
+
+    codes: list[int] = []
+
+    def job(config: DictConfig) -> None:
+        codes.append(task(config))
+        if sweep and codes[-1] != OK:
+            raise RuntimeError(f"the job ended with exit code {codes[-1]}")
+
+    hydra.main(version_base="1.3", config_path="conf", config_name="config")(job)()
+    return max(codes, default=OK)
+
+
+def sweep_job(config: DictConfig) -> int:
+    """One job of a multirun, in the folder that Hydra gave it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    try:
+        own = HydraConfig.get()
+        resolved = configs.resolved(config)
+        configs.check_top_level(resolved)
+        overrides = list(own.overrides.task)
+        workers = configs.world_size(resolved, " ".join(overrides))
+        folder = Path(own.runtime.output_dir)
+        experiment = str(own.runtime.choices.experiment)
+        return run_job(Job(resolved, folder, experiment, [*overrides, f"hydra.run.dir={folder}"], workers), in_sweep=True)
+    except (ConfigError, DataError) as error:
+        return complain(error, BAD_CONFIG)
+    except RunError as error:
+        return complain(error, FAILED)
+
+
+def run_job(job: Job, *, in_sweep: bool) -> int:
+    """Checks every value, then starts the workers, or runs as one of them."""
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(job.config.threads)
+
+    from distributed import launch
+    from metalearn import run_folder
+    from metalearn.logging import log_to_terminal
+
+    launch.die_with_parent()
+    parts = assemble(job)
+    log_to_terminal()
+    if launch.launched() and int(os.environ["RANK"]) > 0:
+        return OK if run_folder.finished(job.run_dir, parts.settings.steps) else serve(job, parts)
+    found = run_folder.examine(job.run_dir, configs.to_container(job.config))
+    if found.result is not None:
+        print(announcement(job, found.result))
+        return OK
+    if job.workers > 1 and not launch.launched():
+        return start_workers(job)
+    with run_folder.lock(job.run_dir):
+        if in_sweep:
+            return drive(job, parts, found)
+        return run_by_hydra(lambda config: drive(job, parts, found), sweep=False)
+
+
+def start_workers(job: Job) -> int:
+    """Runs this program once a worker, on loopback, and waits."""
+    from distributed.launch import Place, launch
+
+    settings = job.config.launch
+    place = Place(
+        job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
+        settings.master_port, settings.interface,
+    )  # fmt: skip
+    command = [sys.executable, str(Path(__file__).resolve()), *job.overrides]
+    return launch(command, place, max_restarts=settings.max_restarts, say=log.warning)
+
+
+def assemble(job: Job) -> Parts:
+    """Builds every component, which checks its values; starts and opens nothing.
+
+    Raises:
+        ConfigError: a value that a component refuses.
+    """
+    config = job.config
+    check_device(config.device)
+    model = configs.build(config, "model")
+    partitioner = configs.build(config, "partitioner")
+    return Parts(
+        settings=configs.build(config, "trainer"),
+        source=configs.build(config, "dataset"),
+        model=model,
+        algorithm=configs.build(config, "algorithm", model=model),
+        outer=configs.build(config, "optimizer"),
+        reduce=configs.build(config, "reducer"),
+        connect=configs.build(config, "strategy", workers=job.workers, partitioner=partitioner),
+        keeper=configs.build(config, "checkpoint")(job.run_dir),
+        open_log=configs.build(config, "logger"),
+    )
+
+
+# Running
+
+
+def drive(job: Job, parts: Parts, found: "Found") -> int:
+    """Rank zero: trains, tests, writes everything."""
+    from metalearn.logging import detach, log_to_file
+    from metalearn.trainer import Stopped
+
+    stop = StopSignal()
+    handler = log_to_file(job.run_dir / "train.log")
+    try:
+        strategy = parts.connect(make_work(job, parts))
+        try:
+            code = train_and_test(job, parts, found, strategy, stop)
+        except Stopped as stopped:
+            log.info("%s", stopped)
+            code = stop.exit_code
+        except BaseException as error:
+            strategy.close(failure=error)
+            raise
+        strategy.close()
+        return code
+    except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
+        return complain(error, FAILED)
+    except Exception:
+        log.exception("the run failed")
+        return FAILED
+    finally:
+        detach(handler)
+
+
+def serve(job: Job, parts: Parts) -> int:
+    """The other ranks: compute what rank zero asks for, until it is done."""
+    try:
+        strategy = parts.connect(make_work(job, parts))
+        # Rank zero is asked to stop by the same signals; it saves, then ends this rank too.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        strategy.close()
+    except (RuntimeError, ConnectionError) as error:
+        log.debug("%s", error)  # rank zero has said why
+        return FAILED
+    return OK
+
+
+def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: "StopSignal") -> int:
+    """Trains to the end, tests the best checkpoint, writes result and plots."""
+    import torch
+
+    from metalearn.checkpoint import start_params
+    from metalearn.evaluation import describe
+    from metalearn.logging import Span
+    from metalearn.run_folder import write_result
+    from metalearn.trainer import Progress, Run, begin, chunk_size, evaluate, fit, restore
+
+    config = configs.to_container(job.config)
+    dtype = getattr(torch, job.config.precision)
+    if found.snapshot is not None:
+        learner, progress = restore(found.snapshot, parts.outer.start)
+        log.info("going on after step %d", progress.step)
+    else:
+        fresh = parts.algorithm.init(torch.Generator().manual_seed(job.config.seed))
+        params = {name: value.to(dtype) for name, value in fresh.items()}
+        if job.config.init_from is not None:
+            params = start_params(Path(job.config.init_from), params)
+        learner, progress = begin(params, parts.outer.start), Progress()
+
+    example = parts.source.episodes("train", torch.tensor([0]))
+    chunk = chunk_size(parts.settings, parts.model, example)
+    run_log = parts.open_log(job.run_dir, Span(progress.step, parts.settings.steps, parts.settings.meta_batch_size))
+    run = Run(
+        parts.settings, strategy, parts.outer, parts.reduce, chunk, parts.keeper, run_log, config, lambda: stop.asked
+    )
+    log.info("%s: %d steps, %d workers, %d tasks a chunk", job.run_dir, parts.settings.steps, job.workers, chunk)
+    try:
+        progress = fit(run, learner, progress)
+        best = parts.keeper.load("best").params
+        test = evaluate(run, best, "test", parts.settings.test_tasks)
+        run_log.evaluation(progress.step, "test", test)
+        result = {
+            "status": "completed", "experiment": job.experiment, "run": str(job.config.run),
+            "seed": job.config.seed, "steps": progress.step, "seconds": round(progress.seconds, 3),
+            "workers": job.workers, "val": progress.best, "test": test | {"transductive": parts.model.transductive},
+        }  # fmt: skip
+        settings = dict(configs.leaves(config))
+        run_log.result(settings, {f"test/{k}": v for k, v in test.items() if isinstance(v, int | float)})
+    finally:
+        run_log.close()
+    draw(job, parts, best)
+    write_result(job.run_dir, result)
+    log.debug("test: %s", describe(test))
+    print(announcement(job, result))
+    return OK
+
+
+def draw(job: Job, parts: Parts, params: "Params") -> None:
+    """The pictures of a completed run."""
+    import torch
+
+    from metalearn.plots import adaptation, learning_curve
+
+    learning_curve(job.run_dir)
+    episode = parts.source.episodes("test", torch.tensor([0]))
+    if episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,):
+        single = {name: value.float() for name, value in params.items()}
+        adaptation(job.run_dir, parts.algorithm.adapt, single, episode)
+
+
+def make_work(job: Job, parts: Parts) -> "Work":
+    """What this rank computes of a chunk, on its device, in the precision asked for."""
+    import torch
+
+    from distributed.work import Work
+    from metalearn.types import ChunkResult
+
+    device = own_device(job.config.device)
+    dtype = getattr(torch, job.config.precision)
+
+    def move(values: "Params") -> "Params":
+        return {name: value.to(device) for name, value in values.items()}
+
+    def home(values: "Params") -> "Params":
+        return {name: value.cpu() for name, value in values.items()}
+
+    def episodes(split: str, indices: "torch.Tensor") -> "Episode":
+        episode = parts.source.episodes(split, indices)
+        return type(episode)(*(type(batch)(*(_cast(value, dtype, device) for value in batch)) for batch in episode))
+
+    def map_chunk(params: "Params", indices: "torch.Tensor", step: int) -> ChunkResult:
+        result = parts.algorithm.meta_grad(move(params), episodes("train", indices), step)
+        return ChunkResult(home(result.grads), home(result.metrics), result.count)
+
+    def evaluate(params: "Params", split: str, indices: "torch.Tensor") -> "Params":
+        return home(parts.algorithm.evaluate(move(params), episodes(split, indices)))
+
+    return Work(map_chunk, evaluate)
+
+
+def _cast(value: "torch.Tensor", dtype: "torch.dtype", device: "torch.device") -> "torch.Tensor":
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+
+def check_device(name: str) -> None:
+    """Raises ConfigError where a GPU is asked for and there is none."""
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: torch sees no GPU here; type device=auto or device=cpu")
+
+
+def own_device(name: str) -> "torch.device":
+    """This rank's device: with `auto` a GPU where there is one, shared out by local rank."""
+    import torch
+
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+class StopSignal:
+    """Notes SIGTERM and SIGINT, so that the loop can save before it stops; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.exit_code = OK
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise SystemExit(self.exit_code)
+        self.asked = True
+        self.exit_code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
+        log.info("%s: saving, then stopping", signal.Signals(number).name)
+
+
+# What is told
+
+
+def announcement(job: Job, result: dict[str, Any]) -> str:
+    """The last lines of a run."""
+    from metalearn.evaluation import describe, headline
+
+    test = result["test"]
+    unit = (lambda v: f"{v:.2%}") if headline(test) == "accuracy" else (lambda v: f"{v:.4f}")
+    by_step = ", ".join(f"{step}: {unit(value)}" for step, value in test["by_step"].items())
+    kind = "transductive" if test["transductive"] else "not transductive"
+    return (
+        f"test {describe(test)[:-1]}, {kind})\n"
+        f"by inner step  {by_step}\n"
+        f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {job.run_dir}"
+    )
+
+
+def complain(error: BaseException, code: int) -> int:
+    """Says what is wrong, once for all ranks of a host; returns `code`."""
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
+        text = f"error: {error}{notes}"
+        if log.handlers:
+            log.error("%s", text)
+        else:
+            print(text, file=sys.stderr)
+    elif code == BAD_CONFIG:
+        # torchrun ends all ranks with the first that fails: let it be the one that speaks.
+        time.sleep(_OWN_RANK_SECONDS)
+    return code
+
+
+def _refuse_multirun_under_torchrun(overrides: Sequence[str]) -> None:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        workers = os.environ["WORLD_SIZE"]
+        raise ConfigError(
+            "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
+            f"  python train.py --multirun workers={workers} {' '.join(overrides)}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
