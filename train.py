@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from metalearn import config as configs
 from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.memory import keep_freed_memory
 
 if TYPE_CHECKING:  # torch is imported only once the keys and choices are known to be right
     import torch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # torch is imported only once the keys and choices are known 
     from metalearn.logging import OpenLog
     from metalearn.optimizers import OuterOptimizer
     from metalearn.run_folder import Found
-    from metalearn.trainer import Reduce, Run, Settings
+    from metalearn.trainer import Reduce, Settings
     from metalearn.types import Algorithm, Episode, Model, Params, TaskSource
 
 OK, FAILED, BAD_CONFIG, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.multirun:
             _refuse_multirun_under_torchrun(arguments.overrides)
             configs.check_sweep(arguments.overrides)
-            return run_by_hydra(lambda config: sweep_job(config), sweep=True)
+            return run_by_hydra(sweep_job, sweep=True)
         composed = configs.compose_config(arguments.overrides)
         if not plain:
             return run_by_hydra(lambda config: OK, sweep=False)
@@ -107,15 +108,14 @@ def sweep_job(config: DictConfig) -> int:
     """One job of a multirun, in the folder that Hydra gave it."""
     from hydra.core.hydra_config import HydraConfig
 
+    own = HydraConfig.get()
+    folder = Path(own.runtime.output_dir)
+    overrides = [*own.overrides.task, f"hydra.run.dir={folder}"]
     try:
-        own = HydraConfig.get()
         resolved = configs.resolved(config)
         configs.check_top_level(resolved)
-        overrides = list(own.overrides.task)
         workers = configs.world_size(resolved, " ".join(overrides))
-        folder = Path(own.runtime.output_dir)
-        experiment = str(own.runtime.choices.experiment)
-        return run_job(Job(resolved, folder, experiment, [*overrides, f"hydra.run.dir={folder}"], workers), in_sweep=True)
+        return run_job(Job(resolved, folder, own.runtime.choices["experiment"], overrides, workers), in_sweep=True)
     except (ConfigError, DataError) as error:
         return complain(error, BAD_CONFIG)
     except RunError as error:
@@ -126,6 +126,8 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     """Checks every value, then starts the workers, or runs as one of them."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(job.config.threads)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is told of by us, in words
+    keep_freed_memory()
 
     from distributed import launch
     from metalearn import run_folder
@@ -370,8 +372,8 @@ def announcement(job: Job, result: dict[str, Any]) -> str:
     from metalearn.evaluation import describe, headline
 
     test = result["test"]
-    unit = (lambda v: f"{v:.2%}") if headline(test) == "accuracy" else (lambda v: f"{v:.4f}")
-    by_step = ", ".join(f"{step}: {unit(value)}" for step, value in test["by_step"].items())
+    form = ".2%" if headline(test) == "accuracy" else ".4f"
+    by_step = ", ".join(f"{step}: {value:{form}}" for step, value in test["by_step"].items())
     kind = "transductive" if test["transductive"] else "not transductive"
     return (
         f"test {describe(test)[:-1]}, {kind})\n"

@@ -9,8 +9,8 @@ from torch.distributed.rpc import api
 
 from distributed import world
 from distributed.partition import (
-    PartitionFunction,
     Partitioner,
+    PartitionFunction,
     TensorDimensionPartitioner,
     batch_partitioner,
     dim_partitioner,

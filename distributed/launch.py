@@ -97,24 +97,25 @@ def _run_once(command: Sequence[str], place: Place, say: Callable[[str], None]) 
 
 def _environment(place: Place, local_rank: int, port: int, fds: Sequence[int]) -> dict[str, str]:
     interface = place.interface or loopback_interface()
-    return os.environ | {
-        "RANK": str(place.node_rank * place.workers + local_rank),
-        "WORLD_SIZE": str(place.nnodes * place.workers),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(place.workers),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": interface,
-        "TP_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        _PARENT: str(os.getpid()),
-        **{STORE_FD: str(fd) for fd in fds},
-    }
+    return (
+        os.environ
+        | {
+            "RANK": str(place.node_rank * place.workers + local_rank),
+            "WORLD_SIZE": str(place.nnodes * place.workers),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(place.workers),
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": interface,
+            "TP_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+            _PARENT: str(os.getpid()),
+        }
+        | ({STORE_FD: str(fds[0])} if fds else {})
+    )
 
 
-def _wait(
-    ranks: list[subprocess.Popen[bytes]], place: Place, stopping: list[int], say: Callable[[str], None]
-) -> int:
+def _wait(ranks: list[subprocess.Popen[bytes]], place: Place, stopping: list[int], say: Callable[[str], None]) -> int:
     """Until all have ended, or one has failed."""
     while True:
         codes = [process.poll() for process in ranks]

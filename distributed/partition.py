@@ -97,9 +97,7 @@ class TensorDimensionPartitioner:
         size = samples // parts
         ends = [*range(size, size * parts, size), samples]
         starts = [0, *ends[:-1]]
-        return [
-            (worker, *part(slice(start, end))) for worker, start, end in zip(workers, starts, ends, strict=False)
-        ]
+        return [(worker, *part(slice(start, end))) for worker, start, end in zip(workers, starts, ends, strict=False)]
 
     def _samples(self, tensors: list[Tensor]) -> int | None:
         if not tensors:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 class _Item(NamedTuple):
     """One call of the function: its place among all, and what it is called with."""
 
-    index: int
+    number: int
     args: Args
     kwargs: KwArgs
 
@@ -38,7 +38,7 @@ class _Failure(NamedTuple):
     """An exception, in a form that always travels."""
 
     worker: str
-    index: int
+    number: int
     module: str
     type_name: str
     args: tuple[Any, ...] | None
@@ -54,18 +54,18 @@ def _run_items(func: Callable[..., T], items: Sequence[_Item], worker: str) -> l
             args, kwargs = unwrap((item.args, item.kwargs))
             results.append(func(*args, **kwargs))
         except Exception as error:
-            return _failure(error, worker, item.index)
+            return _failure(error, worker, item.number)
     return results
 
 
-def _failure(error: Exception, worker: str, index: int) -> _Failure:
+def _failure(error: Exception, worker: str, number: int) -> _Failure:
     kind = type(error)
     args: tuple[Any, ...] | None = error.args
     try:
         pickle.dumps(args)
     except Exception:  # an argument may refuse in any way
         args = None
-    return _Failure(worker, index, kind.__module__, kind.__qualname__, args, str(error), traceback.format_exc())
+    return _Failure(worker, number, kind.__module__, kind.__qualname__, args, str(error), traceback.format_exc())
 
 
 def _raise(failure: _Failure) -> None:
@@ -76,7 +76,7 @@ def _raise(failure: _Failure) -> None:
             raise TypeError(f"{failure.type_name} is not an exception")
     except Exception:  # the class may be unknown here, or take other arguments than it keeps
         error = RuntimeError(f"{failure.type_name}: {failure.message}")
-    error.add_note(f"raised on {failure.worker} by item {failure.index} of the call:\n{failure.traceback}")
+    error.add_note(f"raised on {failure.worker} by item {failure.number} of the call:\n{failure.traceback}")
     raise error
 
 
@@ -114,9 +114,9 @@ class _Call:
         self._func = func
         self._names = [worker.name for worker in worker_infos()]
         self._items: dict[int, list[_Item]] = defaultdict(list)
-        for index, part in enumerate(_partition(args or (), kwargs or {}, partitioner)):
+        for number, part in enumerate(_partition(args or (), kwargs or {}, partitioner)):
             worker, part_args, part_kwargs = part
-            self._items[get_worker_id(worker)].append(_Item(index, part_args or (), part_kwargs or {}))
+            self._items[get_worker_id(worker)].append(_Item(number, part_args or (), part_kwargs or {}))
         me = get_world_rank()
         self._own = self._items[me] if own_part_here and me in self._items else []
         self.futures = {
@@ -144,10 +144,10 @@ class _Call:
             if isinstance(outcome, _Failure):
                 failures.append(outcome)
             else:
-                ordered |= zip((item.index for item in self._items[worker]), outcome, strict=True)
+                ordered |= zip((item.number for item in self._items[worker]), outcome, strict=True)
         if failures:
-            _raise(min(failures, key=lambda failure: failure.index))
-        return [ordered[index] for index in sorted(ordered)]
+            _raise(min(failures, key=lambda failure: failure.number))
+        return [ordered[number] for number in sorted(ordered)]
 
 
 def _partition(args: Args, kwargs: KwArgs, partitioner: Partitioner | None) -> Sequence[Any]:

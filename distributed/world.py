@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -231,10 +232,12 @@ def start_rpc(
     _session = session
     try:
         _process_store(info).set_timeout(timedelta(seconds=session.timeout))
-        rpc.init_rpc(
-            session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,
-            rpc_backend_options=options,
-        )  # fmt: skip
+        with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
+            warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+            rpc.init_rpc(
+                session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,
+                rpc_backend_options=options,
+            )  # fmt: skip
     except BaseException:
         _session = None
         raise
@@ -279,13 +282,19 @@ def stop_rpc(failure: BaseException | None = None) -> None:
     if session is None:
         return
     cause = f"{type(failure).__name__}: {failure}" if failure is not None else None
+    together = False
     try:
         if get_world_rank() == 0:
             _dismiss_others(session, cause)
         else:
             _serve_until_dismissed(session, cause)
+        together = cause is None
     finally:
-        rpc.shutdown(graceful=False)
+        try:
+            rpc.shutdown(graceful=together, timeout=_GOODBYE_SECONDS)
+        except RuntimeError as error:  # someone died on the last metre: all work is done all the same
+            log.debug("shutdown: %s", error)
+            rpc.shutdown(graceful=False)
         _session = None
 
 

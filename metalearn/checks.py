@@ -7,7 +7,8 @@ from collections.abc import Collection
 def whole_number(name: str, value: object, *, at_least: int) -> None:
     """Raises ValueError unless `value` is an int (bool does not count) of `at_least` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}; type {name}={max(at_least, 1)}")
+        example = f"type {name}={max(at_least, 1)}"
+        raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}; {example} or more")
 
 
 def real_number(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> None:
@@ -36,4 +37,4 @@ def true_or_false(name: str, value: object) -> None:
 def enough_classes(split: str, ways: int, classes: int) -> None:
     """Raises ValueError when an episode asks for more classes than its split has."""
     if ways > classes:
-        raise ValueError(f"ways={ways}: the split '{split}' has {classes} classes; type ways={min(classes, 5)} or fewer than {classes + 1}")
+        raise ValueError(f"ways={ways}: the split '{split}' has {classes} classes; type ways={classes} or fewer")

@@ -47,8 +47,8 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     Raises:
         ConfigError: a key or a choice that does not exist, or a value that cannot be read.
     """
+    parsed = _parsed(overrides)
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
         choices, values = _sorted_out(parsed)
         for override in choices:
             _check_choice(override)
@@ -76,12 +76,8 @@ def check_sweep(overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: as `compose_config`, for the first job.
     """
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(str(error)) from error
     first = []
-    for override in parsed:
+    for override in _parsed(overrides):
         if override.is_sweep_override():
             jobs = list(override.sweep_string_iterator())
             if override.key_or_group in groups():
@@ -99,16 +95,29 @@ def groups() -> dict[str, list[str]]:
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for override in overrides:
+        try:
+            parsed.append(parser.parse_override(override))
+        except HydraException as error:
+            raise ConfigError(f"{override}: cannot be read: {str(error).splitlines()[0]}; type KEY=VALUE") from error
+    return parsed
+
+
 def _sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
     """Choices of a group's option, and values of keys; what concerns Hydra itself is left to Hydra."""
     ours = [o for o in parsed if not o.key_or_group.startswith(("hydra.", "hydra/"))]
-    return [o for o in ours if o.key_or_group in groups()], [o for o in ours if o.key_or_group not in groups()]
+    known = groups()
+    return [o for o in ours if o.key_or_group in known], [o for o in ours if o.key_or_group not in known]
 
 
 def _check_choice(override: Override) -> None:
+    group = override.key_or_group
     if override.is_delete():
-        raise ConfigError(f"{override.input_line}: a group cannot be removed; type {override.key_or_group}=NAME")
-    _check_option(override.key_or_group, str(override.value()))
+        raise ConfigError(f"~{group}: a group cannot be removed; type {group}=NAME")
+    _check_option(group, str(override.value()))
 
 
 def _check_option(group: str, option: str) -> None:
@@ -142,7 +151,7 @@ def _without_experiment(choices: list[str]) -> DictConfig:
 def _keys(node: DictConfig, prefix: str = "") -> set[str]:
     """The dotted path of every node."""
     found = set()
-    for name in node:
+    for name in map(str, node):
         found.add(f"{prefix}{name}")
         child = node._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none():
@@ -193,7 +202,8 @@ def world_size(config: DictConfig, command: str) -> int:
         if asked is not None and asked != int(given):
             raise ConfigError(
                 f"workers={asked}, but torchrun started {given}. Type either\n"
-                f"  torchrun --nproc_per_node={asked} train.py {command}\nor\n  python train.py workers={asked} {command}"
+                f"  torchrun --nproc_per_node={asked} train.py {command}\n"
+                f"or, without torchrun,\n  python train.py {command}"
             )
         return int(given)
     workers = int(asked or 1)
@@ -201,7 +211,7 @@ def world_size(config: DictConfig, command: str) -> int:
     if workers % place.nnodes:
         raise ConfigError(f"workers={workers}: must be a multiple of launch.nnodes={place.nnodes}; it counts all hosts")
     if place.node_rank >= place.nnodes:
-        raise ConfigError(f"launch.node_rank={place.node_rank}: must be from 0 to {place.nnodes - 1} (launch.nnodes - 1)")
+        raise ConfigError(f"launch.node_rank={place.node_rank}: must be below launch.nnodes={place.nnodes}")
     if place.nnodes > 1 and (place.interface is None or not place.master_port):
         raise ConfigError(
             f"launch.nnodes={place.nnodes}: several hosts need the network they share and a port; "

@@ -56,9 +56,8 @@ def descent(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int
 
 def descend(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int) -> Params:
     """The last of `descent`."""
-    for params in descent(loss, params, lr=lr, steps=steps, order=order):
-        pass
-    return params
+    *_, adapted = descent(loss, params, lr=lr, steps=steps, order=order)
+    return adapted
 
 
 def leaves(params: Params) -> Params:
@@ -101,8 +100,7 @@ def gradient_learner(
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        for adapted in trajectory(params, support, eval_steps if steps is None else steps):
-            final = adapted
+        *_, final = trajectory(params, support, eval_steps if steps is None else steps)
 
         @torch.no_grad()
         def predict(x: Tensor) -> Tensor:

@@ -176,7 +176,9 @@ def _bar(span: Span) -> Callable[[int | None, Values], None] | None:
 
 
 def log_to_terminal() -> None:
-    """Sends what the program tells to stderr: plain lines, or rich ones on a terminal."""
+    """Sends what the program tells to stderr: plain lines, or rich ones on a terminal. Once is enough."""
+    if log.handlers:
+        return
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if _console.is_terminal:
         handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
@@ -204,5 +206,4 @@ def _attach(handler: logging.Handler) -> None:
         logger = logging.getLogger(package)
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
-        if not any(type(other) is type(handler) and not isinstance(handler, logging.FileHandler) for other in logger.handlers):
-            logger.addHandler(handler)
+        logger.addHandler(handler)

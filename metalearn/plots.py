@@ -7,9 +7,9 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 (the backend is chosen first)
+import matplotlib.pyplot as plt
 
-from metalearn.types import Adapt, Episode, Params  # noqa: E402
+from metalearn.types import Adapt, Episode, Params
 
 ADAPTATION_STEPS = (1, 10)
 

@@ -24,7 +24,7 @@ Reduce = Callable[[Params, int], Params]
 StartOptimizer = Callable[[Params], torch.optim.Optimizer]
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818 (it is no error)
     """The run was asked to stop, and has saved."""
 
 
@@ -164,7 +164,7 @@ def evaluate(run: Run, params: Params, split: str, tasks: int) -> dict[str, Any]
 
 def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
     """The task numbers from `first` on, `count` of them, in chunks of `size`; the last has what is left."""
-    return list(torch.arange(first, first + count).split(size))
+    return list(torch.split(torch.arange(first, first + count), size))
 
 
 def mean(sums: Metrics, count: int) -> dict[str, float]:

@@ -31,7 +31,7 @@ class ChunkResult(NamedTuple):
 
     grads: Params
     metrics: Metrics
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple's method has this name too
 
 
 class Apply(Protocol):
@@ -58,9 +58,7 @@ class Model(NamedTuple):
 
 
 class Adapt(Protocol):
-    def __call__(
-        self, params: Params, support: Batch, steps: int | None = None
-    ) -> Callable[[Tensor], Tensor]:
+    def __call__(self, params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """A predictor for one task (`support.x` [1, n, …]) after `steps` inner steps (default: `eval_steps`)."""
         ...
 

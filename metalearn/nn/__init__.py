@@ -20,4 +20,4 @@ def to_groups(x: Tensor) -> Tensor:
 
 def from_groups(x: Tensor, tasks: int) -> Tensor:
     """[n, t × c, …] → [t, n, c, …]."""
-    return x.unflatten(1, (tasks, -1)).transpose(0, 1)
+    return x.view(x.shape[0], tasks, -1, *x.shape[2:]).transpose(0, 1)

@@ -4,7 +4,7 @@ A character is a few curved strokes whose control points come from a generator s
 drawing of it moves the points, then slants, stretches and shifts the whole, as a hand would.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,11 @@ def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
     """Points [drawings, strokes × _CURVE_POINTS, 2] of quadratic Béziers [drawings, strokes, 3, 2]."""
     t = np.linspace(0, 1, _CURVE_POINTS)
     basis = np.stack([(1 - t) ** 2, 2 * t * (1 - t), t**2])
-    points = np.einsum("kp,dskx->dspx", basis, control)
+    points: NDArray[np.float64] = np.einsum("kp,dskx->dspx", basis, control)
     return points.reshape(len(control), -1, 2)
 
 
-@lru_cache(maxsize=None)
+@cache
 def character(number: int, size: int) -> Images:
     """All drawings of character `number`: ink in [0, 255], [DRAWINGS, size, size]."""
     rng = np.random.default_rng((_FAMILY, number))
@@ -38,20 +38,19 @@ def character(number: int, size: int) -> Images:
     ideal[1:, 0] = np.where(rng.random((strokes - 1, 1)) < 0.5, ideal[:-1, 2], ideal[1:, 0])  # pen not lifted
     ideal *= 0.75 / np.abs(ideal).max()
 
-    control = ideal + rng.normal(0, 0.08, (DRAWINGS, strokes, 3, 2))
-    warp = np.eye(2) + rng.normal(0, 0.15, (DRAWINGS, 2, 2))
-    shift = rng.normal(0, 0.08, (DRAWINGS, 1, 2))
+    control = ideal + rng.normal(0, 0.03, (DRAWINGS, strokes, 3, 2))
+    warp = np.eye(2) + rng.normal(0, 0.1, (DRAWINGS, 2, 2))
+    shift = rng.normal(0, 0.1, (DRAWINGS, 1, 2))
     points = _curve(control) @ warp + shift
-    width = rng.uniform(0.06, 0.10, (DRAWINGS, 1, 1))
+    width = rng.uniform(0.05, 0.11, (DRAWINGS, 1, 1))
 
     centre = (np.arange(size) + 0.5) * 2 / size - 1
     grid = np.stack(np.meshgrid(centre, centre, indexing="ij"), axis=-1).reshape(-1, 2)
-    squares = (
-        (grid**2).sum(-1)[None, :, None] - 2 * grid @ points.transpose(0, 2, 1) + (points**2).sum(-1)[:, None, :]
-    )
+    squares = (grid**2).sum(-1)[None, :, None] - 2 * grid @ points.transpose(0, 2, 1) + (points**2).sum(-1)[:, None, :]
     distance = np.sqrt(np.maximum(squares.min(axis=2), 0))[..., None]
     ink = np.clip((width - distance) * size / 2 + 0.5, 0, 1)
-    return np.rint(ink * 255).astype(np.uint8).reshape(DRAWINGS, size, size)
+    pictures: Images = np.rint(ink * 255).astype(np.uint8)
+    return pictures.reshape(DRAWINGS, size, size)
 
 
 class _Glyphs:

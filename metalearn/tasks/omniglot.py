@@ -20,8 +20,8 @@ from torch import Tensor
 
 from metalearn.cache import cached_array
 from metalearn.checks import enough_classes, one_of, true_or_false
-from metalearn.errors import DataError
 from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
+from metalearn.errors import DataError
 from metalearn.omniglot_files import Drawings, find_collections
 from metalearn.types import Episode, TaskSource
 

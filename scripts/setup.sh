@@ -1,0 +1,50 @@
+# Sourced by train.sh and test.sh: makes .venv from the lock file where it is missing or stale.
+# Needs Python 3.11 or later and nothing else. Another interpreter: PYTHON=/path/to/python.
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "error: no Python of version 3.11 or later was found; install one, or type PYTHON=/path/to/python $0" >&2
+    exit 1
+}
+
+# The lock file holds for Linux on x86-64; elsewhere pip resolves the ranges of pyproject.toml.
+make_venv() {
+    local python="$1" stamp="$2"
+    echo "setting up .venv (once; a few minutes)" >&2
+    rm -rf .venv
+    "$python" -m venv .venv
+    if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    else
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+    fi
+    echo "$stamp" >.venv/stamp
+}
+
+ensure_venv() {
+    local python stamp
+    python="$(find_python)"
+    stamp="$("$python" -c 'import sys; print(sys.version)' | cat - requirements.lock pyproject.toml | cksum)"
+    if [[ ! -f .venv/stamp || "$(cat .venv/stamp)" != "$stamp" ]]; then
+        make_venv "$python" "$stamp"
+    fi
+}
+
+# Two runs that start together must not build it twice.
+if command -v flock >/dev/null; then
+    exec 9>.venv.lock
+    flock 9
+fi
+ensure_venv
+if command -v flock >/dev/null; then
+    exec 9>&-
+fi

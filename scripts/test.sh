@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets up .venv if need be, then runs the tests: ./scripts/test.sh [--slow] [pytest arguments].
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+selection=(-m "not slow")
+if [[ "${1:-}" == --slow ]]; then
+    selection=()
+    shift
+fi
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+exec .venv/bin/python -m pytest "${selection[@]}" "$@"

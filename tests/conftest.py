@@ -1,0 +1,49 @@
+"""What several test modules need: the real data where it is there, and runs of the real program."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, Program, Start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder of the session's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("METALEARN_CACHE")
+    os.environ["METALEARN_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["METALEARN_CACHE"]
+    else:
+        os.environ["METALEARN_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def omniglot_root() -> Path:
+    """The folder of the real Omniglot."""
+    root = Path(os.environ.get("METALEARN_DATA", ROOT / "data"))
+    if not list(root.glob("**/images_background.zip")):
+        pytest.skip(f"Omniglot's archives are not under {root}; name their folder: METALEARN_DATA=/path")
+    return root
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `train.py` (`torchrun=N` with torchrun) in an empty folder; kills what is left at the end."""
+    programs: list[Program] = []
+
+    def start_program(*overrides: str, torchrun: int | None = None, **extra: str) -> Program:
+        python = [sys.executable]
+        if torchrun is not None:
+            python = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={torchrun}"]
+        programs.append(Program([*python, str(ROOT / "train.py"), *overrides], tmp_path, extra))
+        return programs[-1]
+
+    yield start_program
+    for program in programs:
+        program.kill()

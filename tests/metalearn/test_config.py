@@ -1,0 +1,169 @@
+"""Every yaml composes and builds; what is wrong is answered with exit code 2 before anything is made."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import train
+from metalearn import config as configs
+from metalearn.errors import ConfigError
+from tests.runs import ROOT, Start
+
+OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]
+SUITABLE = {("model", "mlp"): ["dataset=sinusoid"], ("dataset", "sinusoid"): ["model=mlp"]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over() -> Iterator[None]:
+    """Hydra's global state is cleared before, the environment that `train` sets is put back after."""
+    GlobalHydra.instance().clear()
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=["=".join(pair) for pair in OPTIONS])
+def test_every_yaml_composes_and_builds(group: str, option: str) -> None:
+    overrides = [*SUITABLE.get((group, option), []), f"{group}={option}"]
+    composed = configs.compose_config(overrides)
+    configs.check_top_level(composed.config)
+    parts = train.assemble(train.Job(*composed, overrides, 1))
+    assert parts.settings.steps == composed.config.trainer.steps
+
+
+def test_every_key_is_explained_by_help() -> None:
+    text = configs.help_text()
+    for group, option in OPTIONS:
+        assert option in text
+        if group != "experiment":
+            composed = configs.compose_config([*SUITABLE.get((group, option), []), f"{group}={option}"]).config
+            for key in composed[group]:
+                assert key == "_target_" or f"  {group}.{key}=" in text, (group, option, key)
+    for key in ("seed", "run", "workers", "device", "threads", "precision", "resume", "init_from", "checkpoint.every"):
+        assert f"  {key}=" in text
+
+
+WRONG_NAMES = [
+    ("trainer.stepps=3", "trainer.steps"),
+    ("+trainer.stepps=3", "trainer.steps"),
+    ("++algorithm.inner_lrr=0.1", "algorithm.inner_lr"),
+    ("inner_lr=0.1", "algorithm.inner_lr"),
+    ("sed=1", "seed"),
+    ("algorithm=mamll", "maml"),
+    ("experiment=maml_omniglt", "maml_omniglot"),
+    ("partitioner=bath", "batch"),
+    ("trainer.steps=[1", "trainer.steps"),
+    ("seed=${nowhere}", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("override", "named"), WRONG_NAMES)
+def test_wrong_keys_and_choices_are_found_before_torch(override: str, named: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, train; code = train.main(sys.argv[1:]); "
+        "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, override],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+WRONG_VALUES = [
+    ("dataset.shots=0", "dataset.shots=0"),
+    ("dataset.ways=101", "the split 'val' has 100 classes"),
+    ("experiment=maml_omniglot dataset.ways=424", "the split 'val' has 100 classes"),
+    ("experiment=maml_omniglot dataset.split=papers", "paper, lake, vinyals"),
+    ("dataset.queries=20", "dataset.queries=20"),
+    ("dataset.ways=five", "dataset.ways='five'"),
+    ("trainer.steps=-1", "trainer.steps=-1"),
+    ("trainer.steps=1.5", "trainer.steps=1.5"),
+    ("trainer.meta_batch_size=0", "trainer.meta_batch_size=0"),
+    ("trainer.task_chunk=some", "trainer.task_chunk='some'"),
+    ("algorithm.inner_lr=-0.1", "algorithm.inner_lr=-0.1"),
+    ("algorithm.inner_lr=nan", "algorithm.inner_lr=nan"),
+    ("algorithm.inner_lr=inf", "algorithm.inner_lr=inf"),
+    ("algorithm.inner_steps=-1", "algorithm.inner_steps=-1"),
+    ("algorithm.first_order=maybe", "algorithm.first_order='maybe'"),
+    ("optimizer.lr=0", "optimizer.lr=0"),
+    ("optimizer.beta1=1.0", "optimizer.beta1=1.0"),
+    ("optimizer.schedule=linear", "constant, cosine"),
+    ("model.filters=0", "model.filters=0"),
+    ("model.downsample=none", "stride, pool"),
+    ("checkpoint.every=0", "checkpoint.every=0"),
+    ("logger.every=0", "logger.every=0"),
+    ("strategy.timeout=0", "strategy.timeout=0"),
+    ("strategy=local workers=2", "strategy=rpc"),
+    ("strategy=rpc partitioner=dim partitioner.dim=1", "partitioner.dim=1"),
+    ("workers=0", "workers=0"),
+    ("workers=-2", "workers=-2"),
+    ("workers=3 launch.nnodes=2", "multiple of launch.nnodes=2"),
+    ("workers=2 launch.nnodes=2", "launch.interface"),
+    ("seed=-1", "seed=-1"),
+    ("threads=0", "threads=0"),
+    ("device=tpu", "auto, cpu, cuda"),
+    ("precision=float16", "float32, float64"),
+    ("resume=nowhere", "resume=nowhere"),
+    ("init_from=nowhere", "init_from=nowhere"),
+    ("run=a/b", "run='a/b'"),
+    ("model._target_=os.system", "metalearn."),
+    ("model._target_=metalearn.models.conv4.nothing", "metalearn.models.conv4.nothing"),
+    ("~optimizer.lr", "optimizer.lr"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "named"), WRONG_VALUES, ids=[pair[0] for pair in WRONG_VALUES])
+def test_impossible_values_are_found_before_anything_is_made(
+    overrides: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train.main(overrides.split(" ")) == 2
+    message = capsys.readouterr().err
+    assert named in message, message
+    assert message.count("error:") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError) as caught:
+        configs.world_size(configs.compose_config(["workers=4"]).config, "workers=4")
+    assert "torchrun --nproc_per_node=4 train.py" in str(caught.value)
+    assert "python train.py workers=4" in str(caught.value)
+    assert configs.world_size(configs.compose_config(["workers=2"]).config, "") == 2
+
+
+def test_a_wrong_value_under_torchrun_is_told_once(start: Start, tmp_path: Path) -> None:
+    outcome = start("dataset.shots=0", torchrun=2).wait()
+    assert outcome.code != 0
+    assert outcome.text.count("error: dataset.shots=0") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert train.main(["--multirun", "seed=1,2"]) == 2
+    assert "python train.py --multirun workers=2 seed=1,2" in capsys.readouterr().err
+
+
+def test_an_experiment_with_an_unknown_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(configs.CONF, tmp_path / "conf")
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nalgorithm:\n  inner_lrr: 0.1\n")
+    monkeypatch.setattr(configs, "CONF", tmp_path / "conf")
+    with pytest.raises(ConfigError, match=r"algorithm\.inner_lrr.*algorithm\.inner_lr"):
+        configs.compose_config(["experiment=mine"])

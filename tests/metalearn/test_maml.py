@@ -1,0 +1,205 @@
+"""MAML's meta-gradient against closed forms, finite differences and the network written out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+from torch.autograd import gradcheck
+
+from metalearn.algorithms.maml import maml
+from metalearn.models.conv4 import conv4
+from metalearn.models.mlp import mlp
+from metalearn.types import Algorithm, Batch, Episode, Model, Params
+
+FLOAT64 = torch.float64
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=FLOAT64, generator=Generator().manual_seed(seed))
+
+
+def linear_model(size: int) -> Model:
+    """y = x · θ: its mean squared error is a quadratic in θ."""
+
+    def init(generator: Generator) -> Params:
+        return {"theta": torch.randn(size, dtype=FLOAT64, generator=generator)}
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return torch.einsum("tnd,td->tn", x, params["theta"]).unsqueeze(2)
+
+    return Model(init, apply, transductive=False, activations=1)
+
+
+def quadratic_of(batch: Batch, task: int) -> tuple[Tensor, Tensor]:
+    """(A, a) with loss(θ) = ½ (θ − a)ᵀ A (θ − a) + const for y = x · θ under mean squared error."""
+    x, y = batch.x[task], batch.y[task, :, 0]
+    matrix = 2 * x.T @ x / len(x)
+    return matrix, torch.linalg.solve(matrix, 2 * x.T @ y / len(x))
+
+
+def regression(tasks: int, size: int) -> Episode:
+    return Episode(*(Batch(random(tasks, 8, size, seed=s), random(tasks, 8, 1, seed=s + 1)) for s in (1, 3)))
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_meta_gradient_of_a_quadratic_is_the_closed_form(steps: int, first_order: bool) -> None:
+    tasks, size, rate = 4, 3, 0.05
+    episode = regression(tasks, size)
+    learner = maml(
+        model=linear_model(size), inner_lr=rate, inner_steps=steps, eval_steps=steps, first_order=first_order
+    )
+    theta = learner.init(Generator().manual_seed(0))["theta"]
+
+    expected = torch.zeros(size, dtype=FLOAT64)
+    for task in range(tasks):
+        (matrix, a), (outer, b) = quadratic_of(episode.support, task), quadratic_of(episode.query, task)
+        shrink = torch.linalg.matrix_power(torch.eye(size, dtype=FLOAT64) - rate * matrix, steps)
+        adapted = a + shrink @ (theta - a)
+        gradient = outer @ (adapted - b)
+        expected += gradient if first_order else shrink.T @ gradient
+
+    result = learner.meta_grad({"theta": theta}, episode, 1)
+    torch.testing.assert_close(result.grads["theta"], expected, rtol=0, atol=1e-12)
+    assert result.count == tasks
+
+
+def images(tasks: int, ways: int, *, size: int = 12, seed: int = 0) -> Episode:
+    y = torch.arange(ways).repeat(tasks, 1)
+    x = [random(tasks, ways, 1, size, size, seed=seed + s).abs() for s in (0, 1)]
+    return Episode(Batch(x[0], y), Batch(x[1], y))
+
+
+def double(params: Params) -> Params:
+    return {name: value.to(FLOAT64) for name, value in params.items()}
+
+
+def spread_out(params: Params) -> Params:
+    """Away from the symmetric start, where many derivatives are zero."""
+    return {name: value + 0.2 * random(*value.shape, seed=i) for i, (name, value) in enumerate(params.items())}
+
+
+def test_gradcheck_of_the_whole_meta_loss() -> None:
+    model = mlp(inputs=1, outputs=1, hidden=(3,), activation="tanh")
+    learner = maml(model=model, inner_lr=0.1, inner_steps=2, eval_steps=1)
+    episode = Episode(*(Batch(random(2, 4, 1, seed=s), random(2, 4, 1, seed=s + 1)) for s in (1, 3)))
+    params = spread_out(double(learner.init(Generator().manual_seed(0))))
+    loss = learner.loss
+    assert loss is not None
+
+    def meta_loss(*values: Tensor) -> Tensor:
+        return loss(dict(zip(params, values, strict=True)), episode, 1)
+
+    assert gradcheck(meta_loss, tuple(value.requires_grad_() for value in params.values()))
+
+
+def meta_loss_of(learner: Algorithm, params: Params, episode: Episode) -> float:
+    assert learner.loss is not None
+    return learner.loss({name: value.requires_grad_() for name, value in params.items()}, episode, 1).item()
+
+
+@pytest.mark.parametrize(("downsample", "transductive"), [("stride", True), ("stride", False), ("pool", True)])
+def test_conv4_meta_gradient_along_a_direction(downsample: str, transductive: bool) -> None:
+    size = 12 if downsample == "stride" else 16
+    model = conv4(
+        ways=3, channels=1, image_size=size, filters=4, downsample=downsample, activation="softplus",
+        transductive=transductive,
+    )  # fmt: skip
+    learner = maml(model=model, inner_lr=0.4, inner_steps=2, eval_steps=1)
+    episode = images(2, 3, size=size)
+    params = spread_out(double(learner.init(Generator().manual_seed(0))))
+    direction = {name: random(*value.shape, seed=50 + i) for i, (name, value) in enumerate(params.items())}
+    grads = learner.meta_grad(params, episode, 1).grads
+    slope = sum((grads[name] * direction[name]).sum().item() for name in params)
+
+    def along(distance: float) -> float:
+        return meta_loss_of(learner, {name: params[name] + distance * direction[name] for name in params}, episode)
+
+    h = 1e-5
+    fourth_order = (8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h)
+    assert slope == pytest.approx(fourth_order, rel=1e-6)
+
+
+def conv4_written_out(params: Params, x: Tensor, measured: Tensor, activation: str) -> Tensor:
+    """One task's network from torch's plain convolution and the definition of batch norm."""
+    act = F.relu if activation == "relu" else F.softplus
+    for block in range(1, 5):
+        x, measured = (F.conv2d(value, params[f"conv{block}.weight"], stride=2, padding=1) for value in (x, measured))
+        mean = measured.mean(dim=(0, 2, 3), keepdim=True)
+        variance = ((measured - mean) ** 2).mean(dim=(0, 2, 3), keepdim=True)
+        scale, shift = (params[f"norm{block}.{part}"].view(1, -1, 1, 1) for part in ("weight", "bias"))
+        x, measured = (act((value - mean) / (variance + 1e-5).sqrt() * scale + shift) for value in (x, measured))
+    return F.linear(x.mean(dim=(2, 3)), params["head.weight"], params["head.bias"])
+
+
+@pytest.mark.parametrize(("transductive", "steps"), [(True, 1), (True, 3), (False, 2)])
+def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: int) -> None:
+    rate = 0.4
+    model = conv4(ways=3, channels=1, image_size=12, filters=4, transductive=transductive)
+    learner = maml(model=model, inner_lr=rate, inner_steps=steps, eval_steps=1)
+    episode = images(3, 3)
+    params = spread_out(double(learner.init(Generator().manual_seed(0))))
+
+    theta = {name: value.clone().requires_grad_() for name, value in params.items()}
+    total = torch.zeros((), dtype=FLOAT64)
+    for task in range(3):
+        sx, sy, qx, qy = episode.support.x[task], episode.support.y[task], episode.query.x[task], episode.query.y[task]
+        adapted = dict(theta)
+        for _ in range(steps):
+            loss = F.cross_entropy(conv4_written_out(adapted, sx, sx, "relu"), sy)
+            grads = torch.autograd.grad(loss, list(adapted.values()), create_graph=True)
+            adapted = {name: p - rate * g for (name, p), g in zip(adapted.items(), grads, strict=True)}
+        total = total + F.cross_entropy(conv4_written_out(adapted, qx, qx if transductive else sx, "relu"), qy)
+    expected = dict(zip(theta, torch.autograd.grad(total, list(theta.values())), strict=True))
+
+    result = learner.meta_grad(params, episode, 1)
+    assert result.metrics["loss"].item() == pytest.approx(total.item(), abs=1e-11)
+    for name in params:
+        torch.testing.assert_close(result.grads[name], expected[name], rtol=1e-9, atol=1e-11)
+
+
+def test_queries_see_each_other_only_when_transductive() -> None:
+    episode = images(1, 3)
+    other = images(1, 3, seed=9)
+    replaced = torch.cat([episode.query.x[:, :1], other.query.x[:, 1:]], dim=1)
+    logits = {}
+    for transductive in (True, False):
+        model = conv4(ways=3, channels=1, image_size=12, filters=4, transductive=transductive)
+        learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=2)
+        params = spread_out(double(learner.init(Generator().manual_seed(0))))
+        predict = learner.adapt(params, episode.support)
+        logits[transductive] = [predict(x)[0, 0] for x in (episode.query.x, replaced)]
+    torch.testing.assert_close(*logits[False], rtol=0, atol=1e-12)
+    assert (logits[True][0] - logits[True][1]).abs().max() > 1e-2
+
+
+def test_inputs_are_untouched_and_chunks_add_up() -> None:
+    model = conv4(ways=3, channels=1, image_size=12, filters=4)
+    learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=2)
+    episode = images(4, 3)
+    params = spread_out(double(learner.init(Generator().manual_seed(0))))
+    copy = {name: value.clone() for name, value in params.items()}
+    whole = learner.meta_grad(params, episode, 1)
+    again = learner.meta_grad(params, episode, 1)
+    assert all(torch.equal(params[name], copy[name]) and not params[name].requires_grad for name in params)
+    assert all(torch.equal(whole.grads[name], again.grads[name]) for name in params)
+
+    parts = [Episode(*(Batch(b.x[i : i + 2], b.y[i : i + 2]) for b in episode)) for i in (0, 2)]
+    halves = [learner.meta_grad(params, part, 1) for part in parts]
+    for name in params:
+        torch.testing.assert_close(
+            halves[0].grads[name] + halves[1].grads[name], whole.grads[name], rtol=1e-9, atol=1e-12
+        )
+
+
+def test_evaluation_keeps_no_graph_and_counts_steps() -> None:
+    model = conv4(ways=3, channels=1, image_size=12, filters=4)
+    learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=3)
+    episode = images(2, 3)
+    params = double(learner.init(Generator().manual_seed(0)))
+    values = learner.evaluate(params, episode)
+    assert {name: tuple(value.shape) for name, value in values.items()} == {"loss": (2, 4), "accuracy": (2, 4)}
+    assert not any(value.requires_grad for value in values.values())
+    untouched = model.apply({n: v.expand(2, *v.shape) for n, v in params.items()}, episode.query.x)
+    expected = F.cross_entropy(untouched.flatten(0, 1), episode.query.y.flatten(), reduction="none").view(2, 3).mean(1)
+    torch.testing.assert_close(values["loss"][:, 0], expected)

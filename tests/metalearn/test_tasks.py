@@ -1,0 +1,272 @@
+"""Tasks are pure functions of (seed, split, index); Omniglot's real archives, whole and damaged."""
+
+import multiprocessing
+import os
+import shutil
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from metalearn.cache import cached_array
+from metalearn.errors import DataError
+from metalearn.tasks import glyphs as glyphs_module
+from metalearn.tasks.glyphs import glyphs
+from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
+from metalearn.tasks.sinusoid import sinusoid
+from metalearn.types import Episode, TaskSource
+
+SPLITS = ("train", "val", "test")
+
+
+def drawn(seed: int = 0, *, ways: int = 5, shots: int = 1, queries: int = 2, rotations: bool = True) -> TaskSource:
+    return glyphs(
+        ways=ways, shots=shots, queries=queries, image_size=28, channels=1, rotations=rotations, seed=seed, eval_seed=1
+    )
+
+
+def waves(seed: int = 0) -> TaskSource:
+    return sinusoid(shots=5, queries=10, eval_queries=20, seed=seed, eval_seed=1)
+
+
+def real(
+    root: Path, *, split: str = "paper", ways: int = 5, rotations: bool = True, download: bool = False
+) -> TaskSource:
+    return omniglot(
+        root=str(root), split=split, ways=ways, shots=1, queries=1, image_size=28, channels=1, rotations=rotations,
+        download=download, seed=0, eval_seed=1,
+    )  # fmt: skip
+
+
+def same(a: Episode, b: Episode) -> bool:
+    return all(torch.equal(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("make", [drawn, waves])
+def test_a_task_depends_on_its_number_alone(make: type[TaskSource]) -> None:
+    many = make(0).episodes("train", torch.tensor([3, 7, 5]))
+    one = make(0).episodes("train", torch.tensor([7]))
+    assert same(one, Episode(*(type(b)(b.x[1:2], b.y[1:2]) for b in many)))
+    assert not same(make(0).episodes("train", torch.tensor([8])), one)
+    assert not same(make(4).episodes("train", torch.tensor([7])), one)
+    for split in ("val", "test"):
+        assert same(make(0).episodes(split, torch.tensor([7])), make(4).episodes(split, torch.tensor([7])))
+    assert not same(make(0).episodes("val", torch.tensor([7])), make(0).episodes("test", torch.tensor([7])))
+
+
+def test_sinusoid_is_a_sine_of_the_paper() -> None:
+    support, query = waves().episodes("test", torch.arange(50))
+    assert support.x.shape == (50, 5, 1) and query.x.shape == (50, 20, 1)
+    assert query.x.abs().max() <= 5 and query.y.abs().max() <= 5
+    for x, y in zip(torch.cat([support.x, query.x], 1), torch.cat([support.y, query.y], 1), strict=True):
+        # y = A sin(x − φ) lies in the span of sin and cos: the least-squares residual is zero.
+        basis = torch.cat([x.sin(), x.cos()], dim=1).double()
+        coefficients = torch.linalg.lstsq(basis, y.double()).solution
+        assert (basis @ coefficients - y).abs().max() < 1e-5
+        assert 0.1 - 1e-5 <= coefficients.norm() <= 5 + 1e-5
+
+
+def test_glyph_episodes_hold_what_they_should() -> None:
+    support, query = drawn(shots=2, queries=3).episodes("train", torch.arange(4))
+    assert support.x.shape == (4, 10, 1, 28, 28) and query.x.shape == (4, 15, 1, 28, 28)
+    assert support.x.dtype == torch.float32 and support.x.min() >= 0 and support.x.max() <= 1
+    assert support.y[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert query.y[0].bincount().tolist() == [3] * 5
+    pictures = torch.cat([support.x, query.x], dim=1)[0].flatten(1)
+    assert len({tuple(row.tolist()) for row in pictures}) == 25
+
+
+def test_glyph_splits_share_no_character() -> None:
+    first, sizes = glyphs_module._FIRST, glyphs_module.CLASSES
+    ranges = [set(range(first[split], first[split] + sizes[split])) for split in SPLITS]
+    assert sum(map(len, ranges)) == len(set.union(*ranges)) == 700
+
+
+@pytest.mark.parametrize(
+    ("split", "sizes"), [("paper", (1100, 100, 423)), ("lake", (864, 100, 659)), ("vinyals", (1028, 172, 423))]
+)
+def test_omniglot_splits(split: str, sizes: tuple[int, ...]) -> None:
+    classes = {part: classes_of(split, part, rotations=False) for part in SPLITS}
+    assert tuple(len(classes[part]) for part in SPLITS) == sizes
+    assert len({number for part in SPLITS for number, _ in classes[part]}) == 1623
+    turned = {part: len(classes_of(split, part, rotations=True)) for part in SPLITS}
+    assert tuple(turned.values()) == tuple(size * (4 if split == "vinyals" else 1) for size in sizes)
+
+
+def test_omniglot_list_names_every_character_once() -> None:
+    names = [character.path for character in characters()]
+    assert len(set(names)) == len(names) == 1623
+    assert len({character.digest for character in characters()}) == 1623
+    collections = Counter(name.split("/")[0] for name in names)
+    assert collections == {"images_background": 964, "images_evaluation": 659}
+    background = {c.path for c in characters() if c.parts["lake"] != "test"}
+    assert all(name.startswith("images_background") for name in background)
+
+
+def test_real_omniglot_episodes(omniglot_root: Path) -> None:
+    for split in SPLIT_LISTS:
+        support, query = real(omniglot_root, split=split, ways=20).episodes("test", torch.arange(3))
+        assert support.x.shape == query.x.shape == (3, 20, 1, 28, 28)
+        ink = support.x.flatten(2)
+        assert 0.02 < ink.mean() < 0.25  # thin strokes, ink is 1
+        assert ink.amax(dim=2).min() > 0.5
+    plain = real(omniglot_root, rotations=False).episodes("train", torch.arange(8))
+    turned = real(omniglot_root, rotations=True).episodes("train", torch.arange(8))
+    assert not torch.equal(plain.support.x, turned.support.x)
+
+
+def test_rotations_turn_a_drawn_class_as_a_whole() -> None:
+    pictures = {
+        0: np.arange(4 * 9, dtype=np.uint8).reshape(4, 3, 3),
+        1: np.arange(36, 72, dtype=np.uint8).reshape(4, 3, 3),
+    }
+    from metalearn.episodes import draw_images
+
+    seen = set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        result = draw_images(rng, pictures.__getitem__, 2, ways=2, per_class=3, rotations=True)
+        for group in result:
+            label = int(group.min() >= 36)
+            turns = {
+                turn
+                for turn in range(4)
+                if all(any((np.rot90(p, turn) == g).all() for p in pictures[label]) for g in group)
+            }
+            assert len(turns) == 1
+            seen |= turns
+    assert seen == {0, 1, 2, 3}
+
+
+# Damage
+
+
+@pytest.fixture
+def archives(omniglot_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the archives that may be damaged, and a cache of its own."""
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "deep" / "inside"
+    folder.mkdir(parents=True)
+    for name in ("images_background.zip", "images_evaluation.zip"):
+        shutil.copy(next(omniglot_root.glob(f"**/{name}")), folder / name)
+    return folder
+
+
+def error_of(root: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        real(root).episodes("train", torch.tensor([0]))
+    assert not list(Path(os.environ["METALEARN_CACHE"]).glob("*.npy"))
+    return str(caught.value)
+
+
+def test_a_truncated_archive_is_named(archives: Path) -> None:
+    path = archives / "images_evaluation.zip"
+    path.write_bytes(path.read_bytes()[:-100_000])
+    assert str(path) in error_of(archives)
+
+
+def test_a_flipped_bit_is_found_and_the_picture_named(archives: Path) -> None:
+    path = archives / "images_background.zip"
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(
+            "images_background/Greek/character05/0397_10.png" if False else archive.namelist()[5000]
+        )
+    data = bytearray(path.read_bytes())
+    data[member.header_offset + 30 + len(member.filename) + 60] ^= 1
+    path.write_bytes(data)
+    message = error_of(archives)
+    assert str(path) in message and member.filename in message
+
+
+def rewritten(path: Path, *, drop: str = "", replace: str = "") -> None:
+    """The archive with one member left out or painted over."""
+    with zipfile.ZipFile(path) as source:
+        members = {name: source.read(name) for name in source.namelist()}
+    with zipfile.ZipFile(path, "w") as target:
+        for name, data in members.items():
+            if name == replace:
+                with target.open(name, "w") as file:
+                    Image.new("1", (105, 105), 1).save(file, "PNG")
+            elif name != drop:
+                target.writestr(name, data)
+
+
+def test_a_missing_and_a_changed_drawing_are_found(archives: Path) -> None:
+    path = archives / "images_background.zip"
+    with zipfile.ZipFile(path) as archive:
+        victim = next(name for name in archive.namelist() if name.endswith("_07.png"))
+    original = path.read_bytes()
+    rewritten(path, drop=victim)
+    assert "19 drawings of 20" in error_of(archives)
+    path.write_bytes(original)
+    rewritten(path, replace=victim)
+    assert "not the published ones" in error_of(archives) and victim.rpartition("/")[0] in error_of(archives)
+
+
+def test_missing_data_says_where_to_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    message = error_of(tmp_path)
+    assert "images_background.zip" in message and "METALEARN_DATA" in message and str(tmp_path) in message
+
+
+def test_folders_and_archives_give_the_same_array(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_archives = real(archives).episodes("val", torch.arange(4))
+    unpacked = tmp_path / "unpacked"
+    for path in archives.glob("*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(unpacked)
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "other"))
+    assert same(real(unpacked).episodes("val", torch.arange(4)), from_archives)
+
+
+# The cache
+
+
+def _open_together(folder: str, start: float) -> tuple[int, int]:
+    os.environ["METALEARN_CACHE"] = folder
+    made = []
+
+    def make() -> np.ndarray:
+        made.append(1)
+        return np.arange(4_000_000, dtype=np.uint8).reshape(1000, 4000)
+
+    array = cached_array("shared", (1000, 4000), make)
+    return len(made), int(array.astype(np.int64).sum())
+
+
+def test_processes_that_start_together_make_the_cache_once(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        results = pool.starmap(_open_together, [(str(tmp_path), 0.0)] * 4)
+    assert sum(made for made, _ in results) == 1
+    assert len({total for _, total in results}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.lock", "shared.npy"]
+
+
+def test_a_failure_leaves_no_cache_and_a_damaged_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
+
+    def fail() -> np.ndarray:
+        raise DataError("damaged")
+
+    with pytest.raises(DataError):
+        cached_array("array", (2, 3), fail)
+    assert not (tmp_path / "array.npy").exists()
+    good = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    (tmp_path / "array.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    assert np.array_equal(cached_array("array", (2, 3), lambda: good), good)
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="METALEARN_CACHE"):
+        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8))

@@ -1,0 +1,83 @@
+"""Starts the real program and reads what it wrote."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LIMIT = 240.0
+"""Seconds after which a started program is taken for hanging."""
+
+
+class Outcome(NamedTuple):
+    """How a program ended, and all it said."""
+
+    code: int
+    text: str
+
+
+class Program:
+    """A started `train.py`, in a process group of its own so that all of it can be killed."""
+
+    def __init__(self, command: Sequence[str], folder: Path, extra: dict[str, str] | None = None) -> None:
+        outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        self._output = folder / f"output-{time.monotonic_ns()}.txt"
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=outside | (extra or {}),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float = LIMIT) -> Outcome:
+        try:
+            code = self.process.wait(seconds)
+        finally:
+            self.kill()
+        return Outcome(code, self.said())
+
+    def said(self) -> str:
+        """All it has said so far."""
+        return self._output.read_text()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, whoever is left in it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+Start = Callable[..., Program]
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = LIMIT) -> None:
+    """Waits for something that must come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The complete lines of metrics.jsonl."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+TINY = (
+    "trainer.steps=12", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=6",
+    "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=8",
+    "dataset.queries=2",
+)  # fmt: skip
+"""Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""

@@ -1,0 +1,70 @@
+"""The rule of the house: imports point one way, and only named files may call what is dangerous."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted([*ROOT.glob("distributed/**/*.py"), *ROOT.glob("metalearn/**/*.py")])
+
+MAY_IMPORT = {
+    "metalearn/types.py": set(),
+    "metalearn/functional.py": {"metalearn.types"},
+    "metalearn/nn": {"metalearn.nn"},
+    "metalearn/models": {"metalearn.types", "metalearn.nn", "metalearn.checks"},
+    "metalearn/algorithms": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+            yield node.module or ""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    name = name_of(path)
+    modules = set(imported(path))
+    if name.startswith("distributed/"):
+        assert not {m for m in modules if m.split(".")[0] in ("metalearn", "hydra", "omegaconf")}
+    else:
+        assert not {m for m in modules if m.startswith(("torch.distributed", "distributed"))}
+    for room, allowed in MAY_IMPORT.items():
+        if name.startswith(room):
+            own = {m for m in modules if m.startswith("metalearn")}
+            assert all(any(m == a or m.startswith(f"{a}.") for a in allowed) for m in own), own
+
+
+@pytest.mark.parametrize(
+    "room", ["metalearn/algorithms", "metalearn/tasks", "metalearn/models", "distributed/strategies"]
+)
+def test_siblings_do_not_import_each_other(room: str) -> None:
+    package = room.replace("/", ".")
+    for path in (ROOT / room).glob("*.py"):
+        if path.name != "__init__.py":
+            assert not {m for m in imported(path) if m.startswith(package)}, path
+
+
+def test_instantiate_is_called_in_one_place_and_nothing_unsafe_anywhere() -> None:
+    calls = []
+    for path in [*FILES, ROOT / "train.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in ("instantiate", "hydra.utils.instantiate"):
+                    calls.append(name_of(path))
+                assert called not in ("eval", "exec", "pickle.load", "pickle.loads"), path
+                for keyword in node.keywords:
+                    value = ast.unparse(keyword.value)
+                    assert (keyword.arg, value) not in (("weights_only", "False"), ("shell", "True")), path
+    assert calls == ["metalearn/config.py"]
