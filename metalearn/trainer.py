@@ -189,8 +189,8 @@ def update(learner: Learner, grads: Params, rate: float, step: int) -> None:
 
 
 def begin(params: Params, start: StartOptimizer) -> Learner:
-    """A learner at its start."""
-    fresh = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    """A learner at its start. By name, since the optimiser keeps its state by position."""
+    fresh = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
     return Learner(fresh, start(fresh))
 
 

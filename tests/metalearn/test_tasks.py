@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from metalearn.cache import cached_array
+from metalearn.episodes import draw_images
 from metalearn.errors import DataError
 from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.glyphs import glyphs
@@ -124,8 +125,6 @@ def test_rotations_turn_a_drawn_class_as_a_whole() -> None:
         0: np.arange(4 * 9, dtype=np.uint8).reshape(4, 3, 3),
         1: np.arange(36, 72, dtype=np.uint8).reshape(4, 3, 3),
     }
-    from metalearn.episodes import draw_images
-
     seen = set()
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -228,7 +227,7 @@ def test_folders_and_archives_give_the_same_array(
 # The cache
 
 
-def _open_together(folder: str, start: float) -> tuple[int, int]:
+def _open_together(folder: str) -> tuple[int, int]:
     os.environ["METALEARN_CACHE"] = folder
     made = []
 
@@ -242,7 +241,7 @@ def _open_together(folder: str, start: float) -> tuple[int, int]:
 
 def test_processes_that_start_together_make_the_cache_once(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        results = pool.starmap(_open_together, [(str(tmp_path), 0.0)] * 4)
+        results = pool.map(_open_together, [str(tmp_path)] * 4)
     assert sum(made for made, _ in results) == 1
     assert len({total for _, total in results}) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.lock", "shared.npy"]

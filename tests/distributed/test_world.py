@@ -1,0 +1,280 @@
+"""The distributed layer on real processes: pytest itself is rank zero, the other ranks are started once."""
+
+import contextlib
+import copy
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import distributed as todist
+from distributed import world
+from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
+from distributed.reduce import add_in_order, mean_reducer, sum_reducer
+from distributed.remote import parallelize, remote_async_call, remote_sync_call
+from tests.distributed import remote_functions as functions
+from tests.runs import ROOT
+
+WORLD = 3
+
+
+def environment(rank: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A world of three; this process is rank zero."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "serve"]
+    others = [subprocess.Popen(command, env=os.environ | environment(rank, port)) for rank in range(1, WORLD)]
+    before = dict(os.environ)
+    os.environ.update(environment(0, port) | {world.STORE_FD: str(os.dup(listener.fileno()))})
+    try:
+        world.start_rpc(timeout=20)
+        yield others
+        world.stop_rpc()
+        assert [process.wait(20) for process in others] == [0] * len(others)
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+        listener.close()
+        os.environ.clear()
+        os.environ.update(before)
+        world._store = None
+
+
+def test_who_is_who(workers: list[subprocess.Popen[bytes]]) -> None:
+    info = todist.get_world_info()
+    assert (info.rank, info.world_size, info.worker_name) == (0, WORLD, "worker0")
+    assert remote_sync_call(functions.rank, partitioner="worker2") == [2]
+    assert todist.get_worker_id("worker1") == 1 == todist.get_worker_id(1)
+    assert todist.get_worker_id() == 0
+    with pytest.raises(ValueError, match="worker0, worker1, worker2"):
+        todist.get_worker_id("worker9")
+    with pytest.raises(ValueError, match="0 to 2"):
+        remote_sync_call(functions.rank, partitioner=3)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 64])
+def test_batch_partitioner_deals_out_everything_once(workers: list[subprocess.Popen[bytes]], batch: int) -> None:
+    results = remote_sync_call(functions.size_and_rank, args=(torch.arange(batch),), kwargs={"label": "a"})
+    parts = min(batch, WORLD)
+    assert [rank for _, rank, _ in results] == list(range(parts))
+    assert [size for size, _, _ in results] == [batch // parts] * (parts - 1) + [batch - batch // parts * (parts - 1)]
+    assert {label for _, _, label in results} == {"a"}
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_exclusive_partitioner_calls_once_a_sample(workers: list[subprocess.Popen[bytes]], batch: int) -> None:
+    x = torch.arange(batch)
+    results = remote_sync_call(functions.size_and_rank, args=(x,), partitioner=exclusive_batch_partitioner)
+    assert [(size, rank) for size, rank, _ in results] == [(1, i % WORLD) for i in range(batch)]
+    values = remote_sync_call(functions.total, args=(x,), partitioner=exclusive_batch_partitioner)
+    assert [int(value) for value in values] == list(range(batch))
+
+
+def test_what_is_sliced_and_what_is_not(workers: list[subprocess.Popen[bytes]]) -> None:
+    x, parameter, uncut = torch.zeros(2, 6), nn.Parameter(torch.zeros(5)), whole({"w": torch.zeros(4)}["w"])
+    along = TensorDimensionPartitioner(1)
+    shapes = remote_sync_call(functions.shape_of, args=(x, parameter, uncut), partitioner=along)
+    assert shapes == [[(2, 2), (5,), (4,)]] * WORLD
+    single = TensorDimensionPartitioner(1, exclusive=True, keepdim=False, workers=["worker2"])
+    assert remote_sync_call(functions.shape_of, args=(x,), partitioner=single) == [[(2,)]] * 6
+    with pytest.raises(ValueError, match="differ in size"):
+        remote_sync_call(functions.shape_of, args=(x, torch.zeros(3, 1)))
+    with pytest.raises(ValueError, match="does not have it"):
+        remote_sync_call(functions.shape_of, args=(torch.tensor(1.0),))
+
+
+def test_without_tensors_the_caller_computes_alone(workers: list[subprocess.Popen[bytes]]) -> None:
+    assert remote_sync_call(functions.rank) == [0]
+
+
+def test_partitioners_pickle_copy_and_check_themselves() -> None:
+    partitioner = todist.dim_partitioner(1, exclusive=True, keepdim=False, workers=[1])
+    for twin in (pickle.loads(pickle.dumps(partitioner)), copy.deepcopy(partitioner)):
+        assert repr(twin) == repr(partitioner)
+    assert TensorDimensionPartitioner(0).keepdim is batch_partitioner.keepdim is True
+    with pytest.raises(ValueError, match="exclusive=True"):
+        todist.dim_partitioner(0, keepdim=False)
+
+
+def test_reducers_take_nested_tensors_and_numbers() -> None:
+    results = [{"a": torch.tensor([1.0, 2.0]), "b": (3, 4.0)}, {"a": torch.tensor([3.0, 4.0]), "b": (5, 6.0)}]
+    mean, total = mean_reducer(results), sum_reducer(results)
+    assert mean["a"].tolist() == [2.0, 3.0] and mean["b"] == (4, 5.0)
+    assert total["a"].tolist() == [4.0, 6.0] and total["b"] == (8, 10.0)
+    for reducer in (mean_reducer, sum_reducer, add_in_order):
+        with pytest.raises(ValueError, match="nothing"):
+            reducer([])
+    values = [torch.tensor(v) for v in (1e8, 1.0, -1e8, 1.0)]
+    assert add_in_order(values).item() == 1.0  # in float32 1e8 swallows the first 1; any other order gives 0 or 2
+
+
+def test_many_tasks_that_call_back_finish(workers: list[subprocess.Popen[bytes]]) -> None:
+    reference = todist.rpc.RRef(torch.tensor(2.0))
+    x = torch.arange(64.0)
+    values = remote_sync_call(
+        functions.fetch, args=(x, reference), partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False)
+    )
+    assert values == [2.0 * i for i in range(64)]
+
+
+def test_an_async_call_returns_a_future(workers: list[subprocess.Popen[bytes]]) -> None:
+    x = torch.arange(7.0)
+    future = remote_async_call(functions.total, args=(x,), reducer=sum_reducer)
+    assert isinstance(future, torch.futures.Future)
+    assert future.wait() == x.sum()
+    failing = remote_async_call(functions.fail, args=(x,))
+    with pytest.raises(functions.OwnError):
+        failing.wait()
+
+
+def test_parallelized_functions(workers: list[subprocess.Popen[bytes]]) -> None:
+    x = torch.arange(6.0)
+    assert functions.mean_of_squares(x) == x.square().mean()
+    assert functions.sum_by_task(x.view(3, 2), 2.0) == 2 * x.sum()
+    assert functions.later(x).wait()[0].tolist() == (x + 1).tolist()
+    with pytest.raises(TypeError, match="top of a module"):
+        parallelize()(lambda x: x)
+
+
+def test_a_remote_exception_keeps_type_message_and_origin(workers: list[subprocess.Popen[bytes]]) -> None:
+    with pytest.raises(functions.OwnError) as caught:
+        remote_sync_call(functions.fail, args=(torch.arange(6),), partitioner=todist.dim_partitioner(workers=[2, 1]))
+    assert "no good: [0, 1, 2] \\N{DASH}" in str(caught.value)
+    (note,) = caught.value.__notes__
+    assert "worker2" in note and "item 0" in note and "remote_functions.py" in note
+    with pytest.raises(RuntimeError, match="StubbornError: 1 and 2"):
+        remote_sync_call(functions.fail_stubbornly, args=(torch.arange(2),), partitioner=1)
+    assert remote_sync_call(functions.rank, partitioner=2) == [2]
+
+
+def test_a_slow_worker_is_named(workers: list[subprocess.Popen[bytes]]) -> None:
+    with pytest.raises(TimeoutError, match=r"worker1.*0\.5 s"):
+        remote_sync_call(functions.sleep, args=(2.0,), partitioner=1, timeout=0.5)
+    with pytest.raises(ValueError, match="timeout=0"):
+        remote_sync_call(functions.rank, partitioner=1, timeout=0)
+    assert remote_sync_call(functions.rank, partitioner=1, timeout=None) == [1]
+
+
+def test_bad_partitioners_are_named(workers: list[subprocess.Popen[bytes]]) -> None:
+    with pytest.raises(ValueError, match="returned no part"):
+        remote_sync_call(functions.rank, partitioner=lambda args, kwargs: [])
+    with pytest.raises(ValueError, match="a part is"):
+        remote_sync_call(functions.rank, partitioner=lambda args, kwargs: [(0, args)])
+    with pytest.raises(TypeError, match="partitioner"):
+        remote_sync_call(functions.rank, partitioner=1.5)  # type: ignore[arg-type]
+    assert remote_sync_call(functions.rank, partitioner=lambda args, kwargs: [(1, None, None), (0, None, None)]) == [
+        1,
+        0,
+    ]
+
+
+def test_all_that_listens_is_on_loopback(workers: list[subprocess.Popen[bytes]]) -> None:
+    for process in [os.getpid(), *(worker.pid for worker in workers)]:
+        addresses = listening(process)
+        assert addresses, "RPC listens somewhere"
+        assert all(address in ("127.0.0.1", "::1") for address in addresses), (process, addresses)
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses that a process listens on, from /proc."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    addresses = []
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                words = bytes.fromhex(fields[1].split(":")[0])
+                raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                addresses.append(socket.inet_ntop(family, raw))
+    return addresses
+
+
+def test_rank_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, expected in ((0, ["zero", None, None, "not 2", "all"]), (2, [None, "others", "2", None, "all"])):
+        monkeypatch.setenv("RANK", str(rank))
+        results = [
+            todist.rank_zero_only(lambda: "zero")(),
+            todist.rank_non_zero_only(lambda: "others")(),
+            todist.on_rank(2, 5)(lambda: "2")(),
+            todist.not_on_rank(2)(lambda: "not 2")(),
+            todist.rank_all(lambda: "all")(),
+        ]
+        assert results == expected
+
+
+# Programs of their own
+
+
+def run_program(name: str, ranks: int) -> list[tuple[int, str]]:
+    """Exit code and output of every rank of tests/distributed/program.py."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    processes = []
+    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), name]
+    clean = {key: value for key, value in os.environ.items() if key not in environment(0, 0)} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    try:
+        for rank in range(ranks):
+            own = environment(rank, listener.getsockname()[1]) | {
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+            }
+            fds = (listener.fileno(),) if rank == 0 else ()
+            store = {world.STORE_FD: str(listener.fileno())} if rank == 0 else {}
+            processes.append(
+                subprocess.Popen(
+                    command, env=clean | (own | store if ranks > 1 else {}), pass_fds=fds, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        listener.close()
+
+
+def test_start_and_stop_can_be_repeated() -> None:
+    (code, output), other = run_program("twice", 2)
+    assert code == other[0] == 0, (output, other[1])
+    assert output.strip() == "1 1"
+
+
+def test_a_failing_worker_init_fn_stops_every_rank() -> None:
+    began = time.monotonic()
+    results = run_program("init_fails", 2)
+    assert all(code != 0 for code, _ in results), results
+    assert all("main was entered" not in output for _, output in results)
+    assert "worker_init_fn failed on worker1: OSError: no such thing here" in results[0][1]
+    assert "OSError: no such thing here" in results[1][1]
+    assert time.monotonic() - began < 60
+
+
+def test_a_world_of_one_needs_no_torchrun() -> None:
+    ((code, output),) = run_program("one", 1)
+    assert code == 0, output
+    assert "[0] WorldInfo(world_rank=0, world_size=1" in output

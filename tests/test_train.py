@@ -1,0 +1,269 @@
+"""The real program, end to end: same bits everywhere, restarts, the run folder, exit codes."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.runs import ROOT, Outcome, Program, Start, metrics, until
+
+TINY = (
+    "trainer.steps=12", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=6",
+    "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=8",
+)  # fmt: skip
+"""Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""
+
+OUTPUTS = Path("outputs/maml_glyphs")
+
+
+def params_of(run_dir: Path) -> bytes:
+    return (run_dir / "checkpoints/last/params.safetensors").read_bytes()
+
+
+def good(outcome: Outcome) -> str:
+    assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run in one process: what every other way to run must equal."""
+    folder = tmp_path_factory.mktemp("reference")
+    good(Program([sys.executable, str(ROOT / "train.py"), *TINY], folder).wait())
+    return folder / OUTPUTS / "seed0"
+
+
+def test_a_run_folder_holds_what_it_should(reference: Path) -> None:
+    names = {path.name for path in reference.iterdir()}
+    assert {".hydra", "train.log", "metrics.jsonl", "checkpoints", "plots", "result.json"} <= names
+    result = json.loads((reference / "result.json").read_text())
+    assert (result["status"], result["steps"], result["workers"]) == ("completed", 12, 1)
+    test = result["test"]
+    assert test["tasks"] == 10 and test["transductive"] is True and list(test["by_step"]) == ["0", "1", "2", "3"]
+    assert test["by_step"]["3"] == test["accuracy"] and 0 <= test["accuracy"] <= 1 and test["ci95"] > 0
+    rows = metrics(reference)
+    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 13))
+    assert [row["step"] for row in rows if row["split"] == "val"] == [6, 12]
+    assert all({"loss", "accuracy", "step_seconds"} <= row.keys() for row in rows if row["split"] == "train")
+    best = max((row for row in rows if row["split"] == "val"), key=lambda row: row["accuracy"])
+    assert result["val"]["accuracy"] == best["accuracy"]
+    assert (reference / "plots/learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    log = (reference / "train.log").read_text()
+    assert "step 12/12" in log and "test: accuracy" in log
+
+
+def test_a_checkpoint_is_complete_and_links_are_relative(reference: Path) -> None:
+    folder = reference / "checkpoints"
+    assert str((folder / "last").readlink()) == "step_000012"
+    best = str((folder / "best").readlink())
+    steps = sorted(path.name for path in folder.glob("step_*"))
+    assert steps == sorted({best, "step_000010", "step_000012"})
+    for step in steps:
+        manifest = json.loads((folder / step / "manifest.json").read_text())
+        assert set(manifest) == {"params.safetensors", "state.pt", "meta.json"}
+        for name, digest in manifest.items():
+            assert hashlib.sha256((folder / step / name).read_bytes()).hexdigest() == digest
+    meta = json.loads((folder / "last/meta.json").read_text())
+    assert meta["step"] == 12 and meta["config"]["trainer"]["meta_batch_size"] == 6 and "torch" in meta["versions"]
+
+
+def test_tensorboard_has_scalars_and_hyperparameters(reference: Path) -> None:
+    board = EventAccumulator(str(reference)).Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 13))
+    assert [event.step for event in board.Scalars("val/accuracy")] == [6, 12]
+    assert "_hparams_/session_start_info" in board.summary_metadata
+
+
+@pytest.mark.parametrize(
+    ("overrides", "torchrun"),
+    [
+        (["strategy=rpc", "workers=1"], None),
+        (["strategy=rpc", "workers=2"], None),
+        (["partitioner=exclusive"], 2),
+    ],
+    ids=["rpc-1", "rpc-2", "torchrun-2-exclusive"],
+)
+def test_every_way_to_run_gives_the_same_bits(
+    overrides: list[str], torchrun: int | None, reference: Path, start: Start, tmp_path: Path
+) -> None:
+    good(start(*TINY, *overrides, torchrun=torchrun).wait())
+    run_dir = tmp_path / OUTPUTS / "seed0"
+    assert params_of(run_dir) == params_of(reference)
+    same = [{k: v for k, v in row.items() if k not in ("step_seconds", "tasks_per_second")} for row in metrics(run_dir)]
+    assert same == [{k: row[k] for k in mine} for row, mine in zip(metrics(reference), same, strict=True)]
+    assert sorted(path.name for path in (tmp_path / "outputs").glob("*/*")) == ["seed0"]
+
+
+def ranks_of(program: Program) -> list[int]:
+    """The processes that the program started."""
+    return [
+        int(pid) for pid in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split()
+    ]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 2), (2, 1), (1, 2)])
+def test_killed_and_resumed_equals_uninterrupted(
+    first: int, second: int, reference: Path, start: Start, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / OUTPUTS / "seed0"
+    program = start(*TINY, f"workers={first}")
+    until(lambda: len(metrics(run_dir)) >= 5, "step 5")
+    program.kill()
+    assert not (run_dir / "result.json").exists()
+    output = good(start(*TINY, f"workers={second}").wait())
+    assert "going on after step" in output
+    assert params_of(run_dir) == params_of(reference)
+    # Nothing is told twice: the lines after the checkpoint were cut.
+    rows = [(row["split"], row["step"]) for row in metrics(run_dir)]
+    assert rows == [(row["split"], row["step"]) for row in metrics(reference)]
+    events = EventAccumulator(str(run_dir)).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == list(range(1, 13))
+
+
+def test_sigkill_of_the_launcher_leaves_no_orphan(start: Start, tmp_path: Path) -> None:
+    program = start(*TINY, "trainer.steps=100000", "workers=2")
+    until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 2, "step 2")
+    ranks = ranks_of(program)
+    assert len(ranks) == 2
+    program.process.send_signal(signal.SIGKILL)
+    until(lambda: not any(map(alive, ranks)), "the end of all ranks", seconds=5)
+
+
+def test_a_dead_worker_ends_the_run_and_is_named(start: Start, tmp_path: Path) -> None:
+    program = start(*TINY, "trainer.steps=100000", "workers=2")
+    until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 3, "step 3")
+    os.kill(ranks_of(program)[1], signal.SIGKILL)
+    began = time.monotonic()
+    outcome = program.wait(30)
+    assert outcome.code == 1, outcome.text
+    assert time.monotonic() - began < 15
+    assert "worker1" in outcome.text and "Traceback" not in outcome.text, outcome.text
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_saves_and_the_same_command_goes_on(
+    workers: int, reference: Path, start: Start, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / OUTPUTS / "seed0"
+    rarely = [*TINY, "checkpoint.every=1000", "trainer.val_every=6", f"workers={workers}"]
+    program = start(*rarely)
+    until(lambda: len(metrics(run_dir)) >= 3, "step 3")
+    program.process.send_signal(signal.SIGTERM)
+    outcome = program.wait(60)
+    assert outcome.code == 143, outcome.text
+    assert "which is saved" in outcome.text
+    good(start(*rarely).wait())
+    assert params_of(run_dir) == params_of(reference)
+
+
+@pytest.fixture
+def finished(reference: Path, tmp_path: Path) -> Path:
+    """A copy of the reference run, where the next run would go."""
+    target = tmp_path / OUTPUTS / "seed0"
+    shutil.copytree(reference, target, symlinks=True)
+    return target
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_completed_run_prints_its_result(finished: Path, start: Start) -> None:
+    before = contents(finished)
+    assert "test accuracy" in good(start(*TINY).wait())
+    assert contents(finished) == before
+
+
+REFUSED: list[tuple[list[str], list[str]]] = [
+    (["algorithm.inner_lr=0.5"], ["algorithm.inner_lr: 1.0 → 0.5", "run=NAME"]),
+    (["resume=never"], ["run=NAME"]),
+    (["trainer.steps=8"], ["trainer.steps=8", "12"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "named"), REFUSED, ids=[" ".join(pair[0]) for pair in REFUSED])
+def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finished: Path, start: Start) -> None:
+    before = contents(finished)
+    outcome = start(*TINY, *overrides).wait()
+    assert outcome.code == 2, outcome.text
+    assert all(part in outcome.text for part in named), outcome.text
+    assert contents(finished) == before
+
+
+def test_raising_steps_continues_and_a_damaged_checkpoint_is_passed_over(finished: Path, start: Start) -> None:
+    torn = finished / "checkpoints/step_000012/params.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-4])
+    output = good(start(*TINY, "trainer.steps=14").wait())
+    assert "differs from what was saved" in output and "going on after step 10" in output
+    assert json.loads((finished / "result.json").read_text())["steps"] == 14
+    assert [row["step"] for row in metrics(finished) if row["split"] == "train"] == list(range(1, 15))
+
+
+def test_init_from_starts_with_the_parameters_of_another_run(finished: Path, start: Start, tmp_path: Path) -> None:
+    checkpoint = finished / "checkpoints/last"
+    good(start(*TINY, "run=next", f"init_from={checkpoint}", "trainer.steps=0").wait())
+    ours, theirs = (
+        load_file(path / "params.safetensors") for path in (tmp_path / OUTPUTS / "next/checkpoints/last", checkpoint)
+    )
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    outcome = start(*TINY, "run=other", f"init_from={checkpoint}", "model.filters=16").wait()
+    assert outcome.code == 1 and "conv1.weight (here (16, 1, 3, 3), there (8, 1, 3, 3))" in outcome.text, outcome.text
+
+
+def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> None:
+    tiny: dict[str, Any] = {
+        "trainer.steps": 20,
+        "trainer.val_tasks": 4,
+        "trainer.test_tasks": 10,
+        "precision": "float64",
+    }
+    good(start("experiment=maml_sinusoid", *(f"{key}={value}" for key, value in tiny.items())).wait())
+    run_dir = tmp_path / "outputs/maml_sinusoid/seed0"
+    assert (run_dir / "plots/adaptation.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((run_dir / "result.json").read_text())
+    assert (
+        result["test"]["mse"] > 0 and "accuracy" not in result["test"] and list(result["test"]["by_step"])[-1] == "10"
+    )
+    assert {str(value.dtype) for value in load_file(run_dir / "checkpoints/last/params.safetensors").values()} == {
+        "torch.float64"
+    }
+
+
+def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shared = [*TINY, "workers=2", "launch.nnodes=2", "launch.interface=lo", f"launch.master_port={port}"]
+    programs = [start(*shared, f"launch.node_rank={node}") for node in (0, 1)]
+    for program in programs:
+        good(program.wait())
+    assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
+
+
+def test_a_multirun_gives_each_job_its_folder(start: Start, tmp_path: Path) -> None:
+    good(start("--multirun", *TINY, "trainer.steps=2", "seed=0,1", "workers=1,2").wait())
+    results = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / OUTPUTS).glob("*/result.json")}
+    assert sorted((result["seed"], result["workers"]) for result in results.values()) == [
+        (0, 1),
+        (0, 2),
+        (1, 1),
+        (1, 2),
+    ]
+    params = {(r["seed"], r["workers"]): params_of(tmp_path / OUTPUTS / name) for name, r in results.items()}
+    assert params[0, 1] == params[0, 2] != params[1, 1] == params[1, 2]
