@@ -47,11 +47,12 @@ class Job(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The components that the config describes."""
+    """The components that the config describes; `start` is what the meta-parameters are at the outset."""
 
     settings: "Settings"
     source: "TaskSource"
     model: "Model"
+    start: "Params"
     algorithm: "Algorithm"
     outer: "OuterOptimizer"
     reduce: "Reduce"
@@ -110,7 +111,7 @@ def sweep_job(config: DictConfig) -> int:
 
     own = HydraConfig.get()
     folder = Path(own.runtime.output_dir)
-    overrides = [*own.overrides.task, f"hydra.run.dir={folder}"]
+    overrides = [*own.overrides.task, f"hydra.run.dir={configs.quoted(folder)}"]
     try:
         resolved = configs.resolved(config)
         configs.check_top_level(resolved)
@@ -142,6 +143,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     if found.result is not None:
         print(announcement(job, found.result))
         return OK
+    first_task(parts)
     if job.workers > 1 and not launch.launched():
         return start_workers(job)
     with run_folder.lock(job.run_dir):
@@ -172,18 +174,36 @@ def assemble(job: Job) -> Parts:
     config = job.config
     check_device(config.device)
     model = configs.build(config, "model")
+    algorithm = configs.build(config, "algorithm", model=model)
     partitioner = configs.build(config, "partitioner")
     return Parts(
         settings=configs.build(config, "trainer"),
         source=configs.build(config, "dataset"),
         model=model,
-        algorithm=configs.build(config, "algorithm", model=model),
+        start=initial_params(config, algorithm),
+        algorithm=algorithm,
         outer=configs.build(config, "optimizer"),
         reduce=configs.build(config, "reducer"),
         connect=configs.build(config, "strategy", workers=job.workers, partitioner=partitioner),
         keeper=configs.build(config, "checkpoint")(job.run_dir),
         open_log=configs.build(config, "logger"),
     )
+
+
+def initial_params(config: DictConfig, algorithm: "Algorithm") -> "Params":
+    """The meta-parameters before the first step: drawn from the seed, or those of `init_from`.
+
+    Raises:
+        ConfigError: a checkpoint of another model.
+    """
+    import torch
+
+    from metalearn.checkpoint import start_params
+
+    dtype = getattr(torch, config.precision)
+    drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
+    params = {name: value.to(dtype) for name, value in drawn.items()}
+    return params if config.init_from is None else start_params(Path(config.init_from), params)
 
 
 # Running
@@ -220,11 +240,14 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
 def serve(job: Job, parts: Parts) -> int:
     """The other ranks: compute what rank zero asks for, until it is done."""
     try:
+        first_task(parts)  # waits until the data is decoded, which may take longer than a remote call may
         strategy = parts.connect(make_work(job, parts))
         # Rank zero is asked to stop by the same signals; it saves, then ends this rank too.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         strategy.close()
+    except DataError as error:
+        return complain(error, FAILED)
     except (RuntimeError, ConnectionError) as error:
         log.debug("%s", error)  # rank zero has said why
         return FAILED
@@ -233,28 +256,18 @@ def serve(job: Job, parts: Parts) -> int:
 
 def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: "StopSignal") -> int:
     """Trains to the end, tests the best checkpoint, writes result and plots."""
-    import torch
-
-    from metalearn.checkpoint import start_params
-    from metalearn.evaluation import describe
     from metalearn.logging import Span
     from metalearn.run_folder import write_result
     from metalearn.trainer import Progress, Run, begin, chunk_size, evaluate, fit, restore
 
     config = configs.to_container(job.config)
-    dtype = getattr(torch, job.config.precision)
     if found.snapshot is not None:
         learner, progress = restore(found.snapshot, parts.outer.start)
         log.info("going on after step %d", progress.step)
     else:
-        fresh = parts.algorithm.init(torch.Generator().manual_seed(job.config.seed))
-        params = {name: value.to(dtype) for name, value in fresh.items()}
-        if job.config.init_from is not None:
-            params = start_params(Path(job.config.init_from), params)
-        learner, progress = begin(params, parts.outer.start), Progress()
+        learner, progress = begin(parts.start, parts.outer.start), Progress()
 
-    example = parts.source.episodes("train", torch.tensor([0]))
-    chunk = chunk_size(parts.settings, parts.model, example)
+    chunk = chunk_size(parts.settings, parts.model, first_task(parts))
     run_log = parts.open_log(job.run_dir, Span(progress.step, parts.settings.steps, parts.settings.meta_batch_size))
     run = Run(
         parts.settings, strategy, parts.outer, parts.reduce, chunk, parts.keeper, run_log, config, lambda: stop.asked
@@ -276,9 +289,19 @@ def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: 
         run_log.close()
     draw(job, parts, best)
     write_result(job.run_dir, result)
-    log.debug("test: %s", describe(test))
     print(announcement(job, result))
     return OK
+
+
+def first_task(parts: Parts) -> "Episode":
+    """The first training task. Asking for it finds, verifies and decodes the data.
+
+    Raises:
+        DataError: data that is missing or damaged.
+    """
+    import torch
+
+    return parts.source.episodes("train", torch.tensor([0]))
 
 
 def draw(job: Job, parts: Parts, params: "Params") -> None:

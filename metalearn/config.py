@@ -4,6 +4,7 @@ Imports no torch: a misspelt key or an unknown choice is answered before anythin
 """
 
 import difflib
+import hashlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,25 @@ OWN_PACKAGES = ("metalearn.", "distributed.")
 PRECISIONS = ("float32", "float64")
 DEVICES = ("auto", "cpu", "cuda")
 
+_LONGEST_FOLDER_NAME = 120
+
 Config = dict[str, Any]
+
+
+def folder_name(overrides: str) -> str:
+    """The name of a multirun job's folder: its overrides, cut short and made unique by a digest if long."""
+    if len(overrides) <= _LONGEST_FOLDER_NAME:
+        return overrides
+    return f"{overrides[: _LONGEST_FOLDER_NAME - 9]}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
+
+
+OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+
+
+def quoted(value: object) -> str:
+    """`value` as it must be written on the right of an override, whatever signs it holds."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 class Composed(NamedTuple):

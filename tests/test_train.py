@@ -224,7 +224,7 @@ def test_init_from_starts_with_the_parameters_of_another_run(finished: Path, sta
     )
     assert all((ours[name] == theirs[name]).all() for name in theirs)
     outcome = start(*TINY, "run=other", f"init_from={checkpoint}", "model.filters=16").wait()
-    assert outcome.code == 1 and "conv1.weight (here (16, 1, 3, 3), there (8, 1, 3, 3))" in outcome.text, outcome.text
+    assert outcome.code == 2 and "conv1.weight (here (16, 1, 3, 3), there (8, 1, 3, 3))" in outcome.text, outcome.text
 
 
 def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> None:
@@ -267,3 +267,28 @@ def test_a_multirun_gives_each_job_its_folder(start: Start, tmp_path: Path) -> N
     ]
     params = {(r["seed"], r["workers"]): params_of(tmp_path / OUTPUTS / name) for name, r in results.items()}
     assert params[0, 1] == params[0, 2] != params[1, 1] == params[1, 2]
+
+
+def test_a_failed_run_is_started_again_and_goes_on(reference: Path, start: Start, tmp_path: Path) -> None:
+    program = start(*TINY, "workers=2", "launch.max_restarts=1")
+    until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 3, "step 3")
+    os.kill(ranks_of(program)[0], signal.SIGKILL)
+    output = good(program.wait())
+    assert "worker0 was killed by SIGKILL" in output and "restart 1 of 1" in output
+    assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
+
+
+def test_missing_data_is_told_before_anything_is_made(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    shared = ["experiment=maml_omniglot", f"dataset.root={tmp_path / 'empty'}", "dataset.download=false", "workers=2"]
+    outcome = start(*shared, METALEARN_CACHE=str(tmp_path / "cache")).wait()
+    assert outcome.code == 2 and "METALEARN_DATA=/path/to/data" in outcome.text, outcome.text
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_folder_in_use_is_refused(start: Start, tmp_path: Path) -> None:
+    first = start(*TINY, "trainer.steps=100000")
+    until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 2, "step 2")
+    outcome = start(*TINY, "trainer.steps=100000").wait()
+    assert outcome.code == 2 and "in use by another process" in outcome.text, outcome.text
+    first.kill()

@@ -134,6 +134,11 @@ def test_many_tasks_that_call_back_finish(workers: list[subprocess.Popen[bytes]]
     assert values == [2.0 * i for i in range(64)]
 
 
+def test_every_thread_that_computes_has_the_threads_asked_for(workers: list[subprocess.Popen[bytes]]) -> None:
+    assert remote_sync_call(functions.threads, partitioner=lambda a, k: [(i, a, k) for i in range(1, WORLD)]) == [1, 1]
+    assert remote_async_call(functions.threads, partitioner=0).wait() == [torch.get_num_threads()]
+
+
 def test_an_async_call_returns_a_future(workers: list[subprocess.Popen[bytes]]) -> None:
     x = torch.arange(7.0)
     future = remote_async_call(functions.total, args=(x,), reducer=sum_reducer)
