@@ -98,6 +98,8 @@ def run_by_hydra(task: Any, *, sweep: bool) -> int:
 
     def job(config: DictConfig) -> None:
         codes.append(task(config))
+        if sweep and codes[-1] in (INTERRUPTED, TERMINATED):
+            raise SystemExit(codes[-1])  # ends the sweep, where an Exception would only fail this job
         if sweep and codes[-1] != OK:
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
 
@@ -137,15 +139,19 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     launch.die_with_parent()
     parts = assemble(job)
     log_to_terminal()
-    if launch.launched() and int(os.environ["RANK"]) > 0:
-        return OK if run_folder.finished(job.run_dir, parts.settings.steps) else serve(job, parts)
-    found = run_folder.examine(job.run_dir, configs.to_container(job.config))
-    if found.result is not None:
-        print(announcement(job, found.result))
+    leads = int(os.environ["RANK"]) == 0 if launch.launched() else job.config.launch.node_rank == 0
+    if leads:
+        found = run_folder.examine(job.run_dir, configs.to_container(job.config))
+        if found.result is not None:
+            print(announcement(job, found.result))
+            return OK
+    elif run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
     first_task(parts)
     if job.workers > 1 and not launch.launched():
         return start_workers(job)
+    if not leads:
+        return serve(job, parts)
     with run_folder.lock(job.run_dir):
         if in_sweep:
             return drive(job, parts, found)
@@ -240,14 +246,11 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
 def serve(job: Job, parts: Parts) -> int:
     """The other ranks: compute what rank zero asks for, until it is done."""
     try:
-        first_task(parts)  # waits until the data is decoded, which may take longer than a remote call may
         strategy = parts.connect(make_work(job, parts))
         # Rank zero is asked to stop by the same signals; it saves, then ends this rank too.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         strategy.close()
-    except DataError as error:
-        return complain(error, FAILED)
     except (RuntimeError, ConnectionError) as error:
         log.debug("%s", error)  # rank zero has said why
         return FAILED
@@ -318,37 +321,14 @@ def draw(job: Job, parts: Parts, params: "Params") -> None:
 
 
 def make_work(job: Job, parts: Parts) -> "Work":
-    """What this rank computes of a chunk, on its device, in the precision asked for."""
+    """What this rank computes, on its device, in the precision asked for."""
     import torch
 
     from distributed.work import Work
-    from metalearn.types import ChunkResult
+    from metalearn.compute import chunk_functions
 
-    device = own_device(job.config.device)
     dtype = getattr(torch, job.config.precision)
-
-    def move(values: "Params") -> "Params":
-        return {name: value.to(device) for name, value in values.items()}
-
-    def home(values: "Params") -> "Params":
-        return {name: value.cpu() for name, value in values.items()}
-
-    def episodes(split: str, indices: "torch.Tensor") -> "Episode":
-        episode = parts.source.episodes(split, indices)
-        return type(episode)(*(type(batch)(*(_cast(value, dtype, device) for value in batch)) for batch in episode))
-
-    def map_chunk(params: "Params", indices: "torch.Tensor", step: int) -> ChunkResult:
-        result = parts.algorithm.meta_grad(move(params), episodes("train", indices), step)
-        return ChunkResult(home(result.grads), home(result.metrics), result.count)
-
-    def evaluate(params: "Params", split: str, indices: "torch.Tensor") -> "Params":
-        return home(parts.algorithm.evaluate(move(params), episodes(split, indices)))
-
-    return Work(map_chunk, evaluate)
-
-
-def _cast(value: "torch.Tensor", dtype: "torch.dtype", device: "torch.device") -> "torch.Tensor":
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    return Work(*chunk_functions(parts.algorithm, parts.source, own_device(job.config.device), dtype))
 
 
 def check_device(name: str) -> None:

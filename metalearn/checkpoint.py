@@ -115,6 +115,18 @@ def read(path: Path) -> Snapshot:
         raise RunError(f"{path}: is not a complete checkpoint ({error})") from error
 
 
+def read_named(key: str, path: Path) -> Snapshot:
+    """The checkpoint that the config's `key` names.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read(path)
+    except RunError as error:
+        raise ConfigError(f"{key}={path}: {error}; type {key}=…/checkpoints/best, or another checkpoint") from error
+
+
 def latest(run_dir: Path) -> Snapshot | None:
     """The newest checkpoint of a run that can be read; damaged ones are passed over with a warning."""
     for path in sorted(_steps(run_dir / "checkpoints"), reverse=True):
@@ -129,10 +141,9 @@ def start_params(path: Path, params: Params) -> Params:
     """The parameters of the checkpoint at `path`, which must have the names and shapes of `params`.
 
     Raises:
-        ConfigError: it holds other parameters.
-        RunError: it cannot be read.
+        ConfigError: it cannot be read, or holds other parameters.
     """
-    loaded = read(path).params
+    loaded = read_named("init_from", path).params
     ours, theirs = _shapes(params), _shapes(loaded)
     if ours != theirs:
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))

@@ -156,7 +156,7 @@ def _bar(span: Span) -> Callable[[int | None, Values], None] | None:
         return None
     progress = Progress(
         TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[values]}"),
-        TimeRemainingColumn(elapsed_when_finished=True), TextColumn("left"), console=_console,
+        TimeRemainingColumn(), TextColumn("left"), console=_console,
     )  # fmt: skip
     task = progress.add_task("training", total=span.steps, completed=span.done, values="")
     progress.start()

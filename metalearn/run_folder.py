@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, TextIO
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.checkpoint import Snapshot, latest, read
+from metalearn.checkpoint import Snapshot, latest, read_named
 from metalearn.config import Config, differences
 from metalearn.errors import ConfigError
 
 LOCK = ".lock"
 
 FREE_KEYS = (
-    "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
     "dataset.download", "trainer.steps",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend it."""
@@ -35,21 +35,22 @@ def examine(run_dir: Path, config: Config) -> Found:
         ConfigError: the folder holds another run, one that is further, or something that is no run.
     """
     resume, steps = config["resume"], config["trainer"]["steps"]
-    if not run_dir.exists() or all(path.name == LOCK for path in run_dir.iterdir()):
-        return Found() if resume in ("auto", "never") else Found(read(Path(resume)))
-    if resume != "auto" and not (resume != "never" and Path(resume).resolve().is_relative_to(run_dir.resolve())):
+    path = None if resume in ("auto", "never") else Path(resume)
+    empty = not run_dir.exists() or all(entry.name == LOCK for entry in run_dir.iterdir())
+    if not empty and (resume == "never" or (path and not path.resolve().is_relative_to(run_dir.resolve()))):
         raise ConfigError(f"resume={resume}: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
-    if not (run_dir / ".hydra").is_dir():
+    if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
-    snapshot = latest(run_dir) if resume == "auto" else read(Path(resume))
-    _refuse_other(run_dir, snapshot.meta["config"] if snapshot else _recorded(run_dir), config)
+    snapshot = read_named("resume", path) if path else latest(run_dir)
+    recorded = snapshot.meta["config"] if snapshot else _recorded(run_dir)
+    _refuse_other(run_dir if path is None else path, recorded, config)
     if snapshot is not None and snapshot.meta["step"] > steps:
+        done = snapshot.meta["step"]
         raise ConfigError(
-            f"trainer.steps={steps}: {run_dir} has already done {snapshot.meta['step']}; type trainer.steps="
-            f"{snapshot.meta['step']} or more, or run=NAME for another folder"
+            f"trainer.steps={steps}: {path or run_dir} has already done {done}; type trainer.steps={done} or more, "
+            "or run=NAME for another folder"
         )
-    result = finished(run_dir, steps) if resume == "auto" else None
-    return Found(snapshot, result)
+    return Found(snapshot, finished(run_dir, steps) if resume == "auto" else None)
 
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:

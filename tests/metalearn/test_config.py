@@ -114,6 +114,8 @@ WRONG_VALUES = [
     ("precision=float16", "float32, float64"),
     ("resume=nowhere", "resume=nowhere"),
     ("init_from=nowhere", "init_from=nowhere"),
+    ("resume=.", "resume=.: . is not a complete checkpoint"),
+    ("init_from=.", "init_from=.: . is not a complete checkpoint"),
     ("run=a/b", "run='a/b'"),
     ("model._target_=os.system", "metalearn."),
     ("model._target_=metalearn.models.conv4.nothing", "metalearn.models.conv4.nothing"),
