@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
@@ -18,6 +17,7 @@ from omegaconf import DictConfig
 from metalearn import config as configs
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.memory import keep_freed_memory
+from metalearn.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:  # torch is imported only once the keys and choices are known to be right
     import torch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch is imported only once the keys and choices are known 
     from metalearn.trainer import Reduce, Settings
     from metalearn.types import Algorithm, Episode, Model, Params, TaskSource
 
-OK, FAILED, BAD_CONFIG, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+OK, FAILED, BAD_CONFIG = 0, 1, 2
 _OWN_RANK_SECONDS = 10.0
 
 log = logging.getLogger("metalearn")
@@ -98,7 +98,7 @@ def run_by_hydra(task: Any, *, sweep: bool) -> int:
 
     def job(config: DictConfig) -> None:
         codes.append(task(config))
-        if sweep and codes[-1] in (INTERRUPTED, TERMINATED):
+        if sweep and codes[-1] in STOPPED:
             raise SystemExit(codes[-1])  # ends the sweep, where an Exception would only fail this job
         if sweep and codes[-1] != OK:
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
@@ -135,6 +135,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     from distributed import launch
     from metalearn import run_folder
     from metalearn.logging import log_to_terminal
+    from metalearn.run_folder import announcement
 
     launch.die_with_parent()
     parts = assemble(job)
@@ -143,7 +144,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     if leads:
         found = run_folder.examine(job.run_dir, configs.to_container(job.config))
         if found.result is not None:
-            print(announcement(job, found.result))
+            print(announcement(job.run_dir, found.result))
             return OK
     elif run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
@@ -260,7 +261,7 @@ def serve(job: Job, parts: Parts) -> int:
 def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: "StopSignal") -> int:
     """Trains to the end, tests the best checkpoint, writes result and plots."""
     from metalearn.logging import Span
-    from metalearn.run_folder import write_result
+    from metalearn.run_folder import announcement, write_result
     from metalearn.trainer import Progress, Run, begin, chunk_size, evaluate, fit, restore
 
     config = configs.to_container(job.config)
@@ -292,7 +293,7 @@ def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: 
         run_log.close()
     draw(job, parts, best)
     write_result(job.run_dir, result)
-    print(announcement(job, result))
+    print(announcement(job.run_dir, result))
     return OK
 
 
@@ -350,39 +351,7 @@ def own_device(name: str) -> "torch.device":
     return device
 
 
-class StopSignal:
-    """Notes SIGTERM and SIGINT, so that the loop can save before it stops; a second one ends at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.exit_code = OK
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise SystemExit(self.exit_code)
-        self.asked = True
-        self.exit_code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
-        log.info("%s: saving, then stopping", signal.Signals(number).name)
-
-
 # What is told
-
-
-def announcement(job: Job, result: dict[str, Any]) -> str:
-    """The last lines of a run."""
-    from metalearn.evaluation import describe, headline
-
-    test = result["test"]
-    form = ".2%" if headline(test) == "accuracy" else ".4f"
-    by_step = ", ".join(f"{step}: {value:{form}}" for step, value in test["by_step"].items())
-    kind = "transductive" if test["transductive"] else "not transductive"
-    return (
-        f"test {describe(test)[:-1]}, {kind})\n"
-        f"by inner step  {by_step}\n"
-        f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {job.run_dir}"
-    )
 
 
 def complain(error: BaseException, code: int) -> int:

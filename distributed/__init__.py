@@ -25,6 +25,13 @@ from distributed.remote import (
     remote_async_call,
     remote_sync_call,
 )
+from distributed.selectors import (
+    not_on_rank,
+    on_rank,
+    rank_all,
+    rank_non_zero_only,
+    rank_zero_only,
+)
 from distributed.world import (
     WorldInfo,
     auto_init_rpc,
@@ -37,11 +44,6 @@ from distributed.world import (
     get_world_rank,
     get_world_size,
     is_available,
-    not_on_rank,
-    on_rank,
-    rank_all,
-    rank_non_zero_only,
-    rank_zero_only,
 )
 
 __all__ = [

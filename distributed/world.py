@@ -308,16 +308,11 @@ def _dismiss_others(session: _Session, cause: str | None) -> None:
         missing = next(filter(None, (_lost(others[rank]) for rank in others if rank not in session.finished)), None)
     failures = [f"{others[rank]}: {text}" for rank, text in sorted(session.finished.items()) if text]
     told = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
-    goodbyes = [
-        rpc.rpc_async(name, _note_stop, (told,), timeout=_GOODBYE_SECONDS)
-        for rank, name in others.items()
-        if session.finished.get(rank) is None
-    ]
-    for goodbye in goodbyes:
+    for name in (name for rank, name in others.items() if session.finished.get(rank) is None):
         try:
-            goodbye.wait()
+            rpc.rpc_sync(name, _note_stop, (told,), timeout=_GOODBYE_SECONDS)
         except RuntimeError as error:  # whoever has left already needs no goodbye
-            log.debug("goodbye: %s", error)
+            log.debug("goodbye to %s: %s", name, error)
     if missing is not None:
         raise missing
     if cause is None and failures:
@@ -403,42 +398,3 @@ def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
     failed = {name: cause for name, cause in causes.items() if cause is not None}
     for name, cause in sorted(failed.items()):
         raise RuntimeError(f"worker_init_fn failed on {name}: {cause}")
-
-
-# Rank selectors
-
-
-def _on(chosen: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    def decorate(func: Callable[P, T]) -> Callable[P, T | None]:
-        @functools.wraps(func)
-        def selected(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return func(*args, **kwargs) if chosen(get_world_rank()) else None
-
-        return selected
-
-    return decorate
-
-
-def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: only these ranks call the function, the others get None."""
-    return _on(lambda rank: rank in ranks)
-
-
-def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: these ranks get None, the others call the function."""
-    return _on(lambda rank: rank not in ranks)
-
-
-def rank_all(func: Callable[P, T]) -> Callable[P, T | None]:
-    """Every rank calls the function."""
-    return _on(lambda rank: True)(func)
-
-
-def rank_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
-    """Only rank zero calls the function."""
-    return on_rank(0)(func)
-
-
-def rank_non_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
-    """Every rank but zero calls the function."""
-    return not_on_rank(0)(func)

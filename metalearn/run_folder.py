@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.checkpoint import Snapshot, latest, read_named
 from metalearn.config import Config, differences
 from metalearn.errors import ConfigError
+from metalearn.evaluation import describe, headline
 
 LOCK = ".lock"
 
@@ -67,6 +68,19 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     temporary = run_dir / ".result.json.tmp"
     temporary.write_text(json.dumps(result, indent=2) + "\n")
     temporary.replace(run_dir / "result.json")
+
+
+def announcement(run_dir: Path, result: dict[str, Any]) -> str:
+    """A result in words: the last lines of a run."""
+    test = result["test"]
+    form = ".2%" if headline(test) == "accuracy" else ".4f"
+    by_step = ", ".join(f"{step}: {value:{form}}" for step, value in test["by_step"].items())
+    kind = "transductive" if test["transductive"] else "not transductive"
+    return (
+        f"test {describe(test)}, {kind}\n"
+        f"by inner step  {by_step}\n"
+        f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
+    )
 
 
 def lock(run_dir: Path) -> TextIO:
