@@ -1,5 +1,6 @@
 """Every yaml composes and builds; what is wrong is answered with exit code 2 before anything is made."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -20,12 +21,14 @@ SUITABLE = {("model", "mlp"): ["dataset=sinusoid"], ("dataset", "sinusoid"): ["m
 
 @pytest.fixture(autouse=True)
 def nothing_left_over() -> Iterator[None]:
-    """Hydra's global state is cleared before, the environment that `train` sets is put back after."""
+    """Hydra's global state is cleared before; the environment and the log that `train` sets up, after."""
     GlobalHydra.instance().clear()
     before = dict(os.environ)
     yield
     os.environ.clear()
     os.environ.update(before)
+    for package in ("metalearn", "distributed"):
+        logging.getLogger(package).handlers.clear()
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=["=".join(pair) for pair in OPTIONS])
@@ -114,8 +117,8 @@ WRONG_VALUES = [
     ("precision=float16", "float32, float64"),
     ("resume=nowhere", "resume=nowhere"),
     ("init_from=nowhere", "init_from=nowhere"),
-    ("resume=.", "resume=.: . is not a complete checkpoint"),
-    ("init_from=.", "init_from=.: . is not a complete checkpoint"),
+    ("resume=.", "resume=.: .: is not a complete checkpoint"),
+    ("init_from=.", "init_from=.: .: is not a complete checkpoint"),
     ("run=a/b", "run='a/b'"),
     ("model._target_=os.system", "metalearn."),
     ("model._target_=metalearn.models.conv4.nothing", "metalearn.models.conv4.nothing"),
