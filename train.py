@@ -358,11 +358,8 @@ def complain(error: BaseException, code: int) -> int:
     """Says what is wrong, once for all ranks of a host; returns `code`."""
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        text = f"error: {error}{notes}"
-        if log.handlers:
-            log.error("%s", text)
-        else:
-            print(text, file=sys.stderr)
+        print(f"error: {error}{notes}", file=sys.stderr)
+        log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
     elif code == BAD_CONFIG:
         # torchrun ends all ranks with the first that fails: let it be the one that speaks.
         time.sleep(_OWN_RANK_SECONDS)
