@@ -57,8 +57,8 @@ def launch(command: Sequence[str], place: Place, *, max_restarts: int = 0, say: 
     others are ended, and all are started again up to `max_restarts` times.
 
     Returns:
-        0 if all ranks ended well; else the first rank's exit code where that is 2 (bad config), 130
-        or 143 (stopped); else 1.
+        0 if all ranks ended well; else 130 or 143 after SIGINT or SIGTERM; 2 if the first rank found the
+        config bad; else 1.
     """
     restarts = 0
     while True:
@@ -120,7 +120,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], place: Place, stopping: list[int
     while True:
         codes = [process.poll() for process in ranks]
         failed = [i for i, code in enumerate(codes) if code not in (None, 0)]
-        if failed and ranks[0].poll() is None and not stopping:
+        if failed and ranks[0].poll() is None:
             # A rank has ended early. The first one sees its calls fail and says so itself; give it time.
             _wait_until(lambda: ranks[0].poll() is not None, GRACE_SECONDS)
         if failed:
@@ -128,8 +128,9 @@ def _wait(ranks: list[subprocess.Popen[bytes]], place: Place, stopping: list[int
                 code = codes[i]
                 if code is not None and code < 0:
                     say(f"worker{place.node_rank * place.workers + i} was killed by {signal.Signals(-code).name}")
-            first = ranks[0].poll()
-            return first if first in (2, 130, 143) else 1
+            if stopping:
+                return 128 + stopping[0]
+            return 2 if ranks[0].poll() == 2 else 1
         if all(code == 0 for code in codes):
             return 0
         time.sleep(0.05)

@@ -2,27 +2,35 @@
 
 import logging
 import signal
+import time
 from types import FrameType
 
 INTERRUPTED, TERMINATED = 130, 143
 STOPPED = (INTERRUPTED, TERMINATED)
 """Exit codes of a run that was stopped by SIGINT or SIGTERM, after saving."""
 
+SAME_REQUEST_SECONDS = 2.0
+"""A terminal signals the whole process group, and a launcher passes signals on: that is one request."""
+
 log = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """Notes SIGTERM and SIGINT, so that the loop can save before it stops; a second one ends at once."""
+    """Notes SIGTERM and SIGINT, so that the loop can save before it stops; a later one ends at once."""
 
     def __init__(self) -> None:
         self.asked = False
         self.exit_code = 0
+        self._since = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
+            if time.monotonic() - self._since < SAME_REQUEST_SECONDS:
+                return
             raise SystemExit(self.exit_code)
         self.asked = True
+        self._since = time.monotonic()
         self.exit_code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
         log.info("%s: saving, then stopping", signal.Signals(number).name)

@@ -157,18 +157,23 @@ def test_a_dead_worker_ends_the_run_and_is_named(start: Start, tmp_path: Path) -
     assert "worker1" in outcome.text and "Traceback" not in outcome.text, outcome.text
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_saves_and_the_same_command_goes_on(
-    workers: int, reference: Path, start: Start, tmp_path: Path
+@pytest.mark.parametrize(
+    ("workers", "number", "code"), [(1, signal.SIGTERM, 143), (2, signal.SIGTERM, 143), (2, signal.SIGINT, 130)]
+)
+def test_a_signal_saves_and_the_same_command_goes_on(
+    workers: int, number: int, code: int, reference: Path, start: Start, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / OUTPUTS / "seed0"
     rarely = [*TINY, "checkpoint.every=1000", "trainer.val_every=6", f"workers={workers}"]
     program = start(*rarely)
     until(lambda: len(metrics(run_dir)) >= 3, "step 3")
-    program.process.send_signal(signal.SIGTERM)
+    if number == signal.SIGINT:
+        os.killpg(program.process.pid, number)  # as a terminal does
+    else:
+        program.process.send_signal(number)
     outcome = program.wait(60)
-    assert outcome.code == 143, outcome.text
-    assert "which is saved" in outcome.text
+    assert outcome.code == code, outcome.text
+    assert "which is saved" in outcome.text and "Traceback" not in outcome.text, outcome.text
     good(start(*rarely).wait())
     assert params_of(run_dir) == params_of(reference)
 

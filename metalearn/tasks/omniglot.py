@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torchvision
 from PIL import Image
 from torch import Tensor
 
@@ -100,6 +99,8 @@ def _decode(root: Path, size: int, download: bool) -> Images:
 
 
 def _download(root: Path) -> dict[str, Drawings]:
+    import torchvision  # takes a second, and only a download needs it
+
     try:
         for background in (True, False):
             torchvision.datasets.Omniglot(str(root), background=background, download=True)
