@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from metalearn import config as configs
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.memory import keep_freed_memory
-from metalearn.signals import STOPPED, StopSignal
+from metalearn.signals import INTERRUPTED, STOPPED, StopSignal
 
 if TYPE_CHECKING:  # torch is imported only once the keys and choices are known to be right
     import torch
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # torch is imported only once the keys and choices are known 
     from metalearn.logging import OpenLog
     from metalearn.optimizers import OuterOptimizer
     from metalearn.run_folder import Found
-    from metalearn.trainer import Reduce, Settings
-    from metalearn.types import Algorithm, Episode, Model, Params, TaskSource
+    from metalearn.trainer import Learner, Progress, Reduce, Settings
+    from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
 
 OK, FAILED, BAD_CONFIG = 0, 1, 2
 _OWN_RANK_SECONDS = 10.0
@@ -72,22 +72,47 @@ def main(argv: Sequence[str]) -> int:
     if arguments.help:
         print(configs.help_text())
         return OK
-    plain = not (arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion)
+    sys.argv = [sys.argv[0], *argv]  # where Hydra looks
+    asks_hydra = arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion
     try:
         if arguments.multirun:
-            _refuse_multirun_under_torchrun(arguments.overrides)
-            configs.check_sweep(arguments.overrides)
+            check_sweep(arguments.overrides)
             return run_by_hydra(sweep_job, sweep=True)
         composed = configs.compose_config(arguments.overrides)
-        if not plain:
+        if asks_hydra:
             return run_by_hydra(lambda config: OK, sweep=False)
-        configs.check_top_level(composed.config)
-        workers = configs.world_size(composed.config, " ".join(arguments.overrides))
-        return run_job(Job(*composed, arguments.overrides, workers), in_sweep=False)
+        return run_job(to_job(*composed, arguments.overrides), in_sweep=False)
     except (ConfigError, DataError) as error:
         return complain(error, BAD_CONFIG)
     except RunError as error:
         return complain(error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequence[str]) -> Job:
+    """The job that a composed config asks for.
+
+    Raises:
+        ConfigError: a value that is not allowed, of a key that belongs to no component.
+    """
+    configs.check_top_level(config)
+    return Job(config, run_dir, experiment, list(overrides), configs.world_size(config, " ".join(overrides)))
+
+
+def check_sweep(overrides: Sequence[str]) -> None:
+    """Checks every job of a multirun before the first is started.
+
+    Raises:
+        ConfigError: as for a single run; or torchrun has started this.
+    """
+    if started_as_rank():
+        raise ConfigError(
+            "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
+            f"  python train.py --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
+        )
+    for job in configs.sweep_jobs(overrides):
+        assemble(to_job(*configs.compose_config(job), job))
 
 
 def run_by_hydra(task: Any, *, sweep: bool) -> int:
@@ -115,10 +140,8 @@ def sweep_job(config: DictConfig) -> int:
     folder = Path(own.runtime.output_dir)
     overrides = [*own.overrides.task, f"hydra.run.dir={configs.quoted(folder)}"]
     try:
-        resolved = configs.resolved(config)
-        configs.check_top_level(resolved)
-        workers = configs.world_size(resolved, " ".join(overrides))
-        return run_job(Job(resolved, folder, own.runtime.choices["experiment"], overrides, workers), in_sweep=True)
+        job = to_job(configs.resolved(config), folder, own.runtime.choices["experiment"], overrides)
+        return run_job(job, in_sweep=True)
     except (ConfigError, DataError) as error:
         return complain(error, BAD_CONFIG)
     except RunError as error:
@@ -132,31 +155,42 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is told of by us, in words
     keep_freed_memory()
 
+    import torch
+
     from distributed import launch
     from metalearn import run_folder
+    from metalearn.compute import check_fit
     from metalearn.logging import log_to_terminal
-    from metalearn.run_folder import announcement
 
+    torch.set_num_threads(job.config.threads)
     launch.die_with_parent()
     parts = assemble(job)
     log_to_terminal()
-    leads = int(os.environ["RANK"]) == 0 if launch.launched() else job.config.launch.node_rank == 0
-    if leads:
-        found = run_folder.examine(job.run_dir, configs.to_container(job.config))
-        if found.result is not None:
-            print(announcement(job.run_dir, found.result))
-            return OK
-    elif run_folder.finished(job.run_dir, parts.settings.steps):
+    config = configs.to_container(job.config)
+    leads = int(os.environ["RANK"]) == 0 if started_as_rank() else job.config.launch.node_rank == 0
+    found = run_folder.examine(job.run_dir, config) if leads else None
+    if found is not None and found.result is not None:
+        print(run_folder.announcement(job.run_dir, found.result))
         return OK
-    first_task(parts)
-    if job.workers > 1 and not launch.launched():
+    if found is None and config["resume"] == "auto" and run_folder.finished(job.run_dir, parts.settings.steps):
+        return OK
+    check_fit(parts.model, parts.start, first_task(parts))
+    if job.workers > 1 and not started_as_rank():
+        if leads:
+            run_folder.lock(job.run_dir).close()  # found in use here, no worker need be started
         return start_workers(job)
     if not leads:
         return serve(job, parts)
     with run_folder.lock(job.run_dir):
+        found = run_folder.examine(job.run_dir, config)  # whoever held the folder may have gone on
         if in_sweep:
             return drive(job, parts, found)
         return run_by_hydra(lambda config: drive(job, parts, found), sweep=False)
+
+
+def started_as_rank() -> bool:
+    """Whether this process is one of a world that is there already."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def start_workers(job: Job) -> int:
@@ -169,7 +203,11 @@ def start_workers(job: Job) -> int:
         settings.master_port, settings.interface,
     )  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *job.overrides]
-    return launch(command, place, max_restarts=settings.max_restarts, say=log.warning)
+    try:
+        return launch(command, place, max_restarts=settings.max_restarts, say=log.warning)
+    except OSError as error:
+        where = f"launch.master_addr={place.master_addr} launch.master_port={place.master_port}"
+        raise ConfigError(f"{where}: cannot listen there ({error}); type another port or address") from error
 
 
 def assemble(job: Job) -> Parts:
@@ -180,12 +218,13 @@ def assemble(job: Job) -> Parts:
     """
     config = job.config
     check_device(config.device)
+    source = configs.build(config, "dataset")
     model = configs.build(config, "model")
     algorithm = configs.build(config, "algorithm", model=model)
     partitioner = configs.build(config, "partitioner")
     return Parts(
         settings=configs.build(config, "trainer"),
-        source=configs.build(config, "dataset"),
+        source=source,
         model=model,
         start=initial_params(config, algorithm),
         algorithm=algorithm,
@@ -225,6 +264,7 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
     handler = log_to_file(job.run_dir / "train.log")
     try:
         strategy = parts.connect(make_work(job, parts))
+        assert strategy.drives
         try:
             code = train_and_test(job, parts, found, strategy, stop)
         except Stopped as stopped:
@@ -242,45 +282,48 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
         return FAILED
     finally:
         detach(handler)
+        stop.forget()
 
 
 def serve(job: Job, parts: Parts) -> int:
     """The other ranks: compute what rank zero asks for, until it is done."""
+    from distributed.world import StoppedByLeader
+
     try:
         strategy = parts.connect(make_work(job, parts))
         # Rank zero is asked to stop by the same signals; it saves, then ends this rank too.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         strategy.close()
-    except (RuntimeError, ConnectionError) as error:
+    except StoppedByLeader as error:
         log.debug("%s", error)  # rank zero has said why
+        return FAILED
+    except (RuntimeError, ConnectionError) as error:
+        print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
         return FAILED
     return OK
 
 
-def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: "StopSignal") -> int:
+def train_and_test(job: Job, parts: Parts, found: "Found", strategy: "Strategy", stop: "StopSignal") -> int:
     """Trains to the end, tests the best checkpoint, writes result and plots."""
     from metalearn.logging import Span
     from metalearn.run_folder import announcement, write_result
-    from metalearn.trainer import Progress, Run, begin, chunk_size, evaluate, fit, restore
+    from metalearn.trainer import Run, chunk_size, evaluate, fit
 
-    config = configs.to_container(job.config)
-    if found.snapshot is not None:
-        learner, progress = restore(found.snapshot, parts.outer.start)
-        log.info("going on after step %d", progress.step)
-    else:
-        learner, progress = begin(parts.start, parts.outer.start), Progress()
-
+    learner, progress = take_up(job, parts, found)
+    (steps, batch, *_) = parts.settings
     chunk = chunk_size(parts.settings, parts.model, first_task(parts))
-    run_log = parts.open_log(job.run_dir, Span(progress.step, parts.settings.steps, parts.settings.meta_batch_size))
+    config = configs.to_container(job.config)
+    run_log = parts.open_log(job.run_dir, Span(progress.step, steps, batch))
     run = Run(
         parts.settings, strategy, parts.outer, parts.reduce, chunk, parts.keeper, run_log, config, lambda: stop.asked
     )
-    log.info("%s: %d steps, %d workers, %d tasks a chunk", job.run_dir, parts.settings.steps, job.workers, chunk)
+    log.info("%s: %d steps, %d workers, %d tasks a chunk", job.run_dir, steps, job.workers, chunk)
     try:
         progress = fit(run, learner, progress)
-        best = parts.keeper.load("best").params
-        test = evaluate(run, best, "test", parts.settings.test_tasks)
+        best = parts.keeper.best()
+        assert best is not None
+        test = evaluate(run, best.params, "test", parts.settings.test_tasks)
         run_log.evaluation(progress.step, "test", test)
         result = {
             "status": "completed", "experiment": job.experiment, "run": str(job.config.run),
@@ -288,13 +331,29 @@ def train_and_test(job: Job, parts: Parts, found: "Found", strategy: Any, stop: 
             "workers": job.workers, "val": progress.best, "test": test | {"transductive": parts.model.transductive},
         }  # fmt: skip
         settings = dict(configs.leaves(config))
-        run_log.result(settings, {f"test/{k}": v for k, v in test.items() if isinstance(v, int | float)})
+        run_log.result(settings, {f"hparam/test_{k}": v for k, v in test.items() if isinstance(v, int | float)})
     finally:
         run_log.close()
-    draw(job, parts, best)
+    draw(job, parts, best.params)
     write_result(job.run_dir, result)
     print(announcement(job.run_dir, result))
     return OK
+
+
+def take_up(job: Job, parts: Parts, found: "Found") -> tuple["Learner", "Progress"]:
+    """The learner where the run folder left it, or at its start."""
+    from metalearn.checkpoint import rewind
+    from metalearn.trainer import Progress, begin, restore
+
+    if found.snapshot is None:
+        return begin(parts.start, parts.outer.start), Progress()
+    learner, progress = restore(found.snapshot, parts.outer.start)
+    if found.goes_back:
+        rewind(job.run_dir, progress.step)
+    if parts.keeper.best() is None:  # it belonged to another folder, or to steps that are gone
+        progress = progress._replace(best=None)
+    log.info("going on after step %d", progress.step)
+    return learner, progress
 
 
 def first_task(parts: Parts) -> "Episode":
@@ -361,18 +420,10 @@ def complain(error: BaseException, code: int) -> int:
         print(f"error: {error}{notes}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
     elif code == BAD_CONFIG:
-        # torchrun ends all ranks with the first that fails: let it be the one that speaks.
+        # torchrun ends all ranks with the first that fails: let rank zero of the host be the one that speaks.
         time.sleep(_OWN_RANK_SECONDS)
+        print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
     return code
-
-
-def _refuse_multirun_under_torchrun(overrides: Sequence[str]) -> None:
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        workers = os.environ["WORLD_SIZE"]
-        raise ConfigError(
-            "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
-            f"  python train.py --multirun workers={workers} {' '.join(overrides)}"
-        )
 
 
 if __name__ == "__main__":

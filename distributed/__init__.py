@@ -5,9 +5,8 @@
 
 import torch.distributed as dist
 from torch.distributed import rpc
-from torch.distributed.rpc import api
 
-from distributed import world
+from distributed import api, world
 from distributed.partition import (
     Partitioner,
     PartitionFunction,
@@ -25,13 +24,6 @@ from distributed.remote import (
     remote_async_call,
     remote_sync_call,
 )
-from distributed.selectors import (
-    not_on_rank,
-    on_rank,
-    rank_all,
-    rank_non_zero_only,
-    rank_zero_only,
-)
 from distributed.world import (
     WorldInfo,
     auto_init_rpc,
@@ -44,6 +36,11 @@ from distributed.world import (
     get_world_rank,
     get_world_size,
     is_available,
+    not_on_rank,
+    on_rank,
+    rank_all,
+    rank_non_zero_only,
+    rank_zero_only,
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from distributed.world import STORE_FD, loopback_interface
+from distributed.store import STORE_FD, loopback_interface
 
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end after one has failed."""
@@ -35,11 +35,6 @@ class Place(NamedTuple):
     interface: str | None = None
 
 
-def launched() -> bool:
-    """Whether this process is a rank of a world, started by us, torchrun or by hand."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def die_with_parent() -> None:
     """Asks the kernel (Linux) to kill this rank when its launcher dies, however that happens."""
     if not sys.platform.startswith("linux") or not (_PARENT in os.environ or "TORCHELASTIC_RUN_ID" in os.environ):
@@ -53,46 +48,64 @@ def die_with_parent() -> None:
 def launch(command: Sequence[str], place: Place, *, max_restarts: int = 0, say: Callable[[str], None] = print) -> int:
     """Runs `command` once a rank and waits.
 
-    SIGTERM and SIGINT are passed on to the first rank, which ends the others. When a rank fails, the
-    others are ended, and all are started again up to `max_restarts` times.
+    SIGTERM and SIGINT are passed on to the world's first rank, which ends the others; on other hosts they
+    end this host's ranks. When a rank fails, the others are ended, and all are started again up to
+    `max_restarts` times.
 
     Returns:
-        0 if all ranks ended well; else 130 or 143 after SIGINT or SIGTERM; 2 if the first rank found the
-        config bad; else 1.
+        0 if all ranks ended well; the first rank's exit code where that is 2 (bad config), 130 or 143
+        (stopped); else 1.
+
+    Raises:
+        OSError: `master_addr` and `master_port` cannot be listened on.
     """
-    restarts = 0
-    while True:
-        code = _run_once(command, place, say)
-        if code != 1 or restarts >= max_restarts:
-            return code
-        restarts += 1
-        say(f"restart {restarts} of {max_restarts}")
+    stopping: list[int] = []
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        stopping.append(number)
+        for process in ranks[:1] if place.node_rank == 0 else ranks:
+            process.send_signal(number if place.node_rank == 0 else signal.SIGKILL)
+
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for restart in range(max_restarts + 1):
+            if restart:
+                say(f"restart {restart} of {max_restarts}")
+            code = _run_once(command, place, ranks, stopping, say)
+            if code != 1 or stopping:
+                break
+        return code
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _run_once(command: Sequence[str], place: Place, say: Callable[[str], None]) -> int:
+def _run_once(
+    command: Sequence[str],
+    place: Place,
+    ranks: list[subprocess.Popen[bytes]],
+    stopping: list[int],
+    say: Callable[[str], None],
+) -> int:
+    """One start of all ranks, which are put into `ranks` for the signal handler to see."""
+    ranks.clear()
     listener = socket.create_server((place.master_addr, place.master_port)) if place.node_rank == 0 else None
     port = listener.getsockname()[1] if listener is not None else place.master_port
-    ranks: list[subprocess.Popen[bytes]] = []
-    stopping: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        stopping.append(number)
-        for process in ranks[:1]:
-            process.send_signal(number)
-
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for local_rank in range(place.workers):
+            if stopping:  # a signal came before there was anyone to pass it on to
+                return 128 + stopping[0]
             fds = (listener.fileno(),) if listener is not None and local_rank == 0 else ()
             environment = _environment(place, local_rank, port, fds)
             ranks.append(subprocess.Popen(command, env=environment, pass_fds=fds))
         if listener is not None:
-            listener.close()
+            listener.close()  # it is the first rank's now
         return _wait(ranks, place, stopping, say)
     finally:
+        if listener is not None:
+            listener.close()
         _end(ranks)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _environment(place: Place, local_rank: int, port: int, fds: Sequence[int]) -> dict[str, str]:
@@ -119,20 +132,22 @@ def _wait(ranks: list[subprocess.Popen[bytes]], place: Place, stopping: list[int
     """Until all have ended, or one has failed."""
     while True:
         codes = [process.poll() for process in ranks]
-        failed = [i for i, code in enumerate(codes) if code not in (None, 0)]
-        if failed and ranks[0].poll() is None:
-            # A rank has ended early. The first one sees its calls fail and says so itself; give it time.
-            _wait_until(lambda: ranks[0].poll() is not None, GRACE_SECONDS)
-        if failed:
-            for i in failed:
-                code = codes[i]
-                if code is not None and code < 0:
-                    say(f"worker{place.node_rank * place.workers + i} was killed by {signal.Signals(-code).name}")
-            if stopping:
-                return 128 + stopping[0]
-            return 2 if ranks[0].poll() == 2 else 1
         if all(code == 0 for code in codes):
             return 0
+        failed = {i: code for i, code in enumerate(codes) if code}
+        if failed:
+            # The first rank sees its calls fail and says so itself; give it time.
+            _wait_until(lambda: ranks[0].poll() is not None, GRACE_SECONDS)
+            for i, code in failed.items():
+                name = f"worker{place.node_rank * place.workers + i}"
+                if code < 0 and not stopping:
+                    say(f"{name} was killed by {signal.Signals(-code).name}")
+                elif code > 0 and codes[0] is None:
+                    say(f"{name} ended with exit code {code}")
+            first = ranks[0].poll()
+            if first is not None and first < 0 and stopping:
+                return 128 + stopping[0]
+            return first if first in (2, 130, 143) else 1
         time.sleep(0.05)
 
 

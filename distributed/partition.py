@@ -13,7 +13,8 @@ from distributed.world import get_worker_id, get_world_rank, get_world_size
 Args = tuple[Any, ...]
 KwArgs = dict[str, Any]
 Part = tuple[int | str, Args | None, KwArgs | None]
-PartitionFunction = Callable[[Args, KwArgs], Sequence[Part]]
+PartitionFunction = Callable[..., Sequence[Part]]
+"""Called with the arguments of the call that it is to deal out."""
 Partitioner = int | str | PartitionFunction
 
 
@@ -37,7 +38,7 @@ def unwrap(tree: Any) -> Any:
 class TensorDimensionPartitioner:
     """Slices every tensor of the arguments along one dimension; all else goes to every worker whole.
 
-    `nn.Parameter`s and what is wrapped in `whole` are not sliced. Without tensors to slice, the call
+    `nn.Parameter`s and what is wrapped in `whole` are not sliced. Without samples to slice, the call
     goes to the caller alone.
 
     Args:
@@ -77,11 +78,11 @@ class TensorDimensionPartitioner:
             f"workers={self.workers})"
         )
 
-    def __call__(self, args: Args, kwargs: KwArgs) -> list[Part]:
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         sliced = [isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves]
         samples = self._samples([leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut])
-        if samples is None:
+        if not samples:
             return [(get_world_rank(), args, kwargs)]
         workers = range(get_world_size()) if self.workers is None else [get_worker_id(w) for w in self.workers]
 
@@ -93,7 +94,7 @@ class TensorDimensionPartitioner:
         if self.exclusive:
             indices = [slice(i, i + 1) if self.keepdim else i for i in range(samples)]
             return [(workers[i % len(workers)], *part(index)) for i, index in enumerate(indices)]
-        parts = max(1, min(samples, len(workers)))
+        parts = min(samples, len(workers))
         size = samples // parts
         ends = [*range(size, size * parts, size), samples]
         starts = [0, *ends[:-1]]

@@ -20,10 +20,13 @@ from torch.futures import Future
 
 from distributed.partition import Args, KwArgs, Partitioner, batch_partitioner, unwrap
 from distributed.reduce import Reducer, mean_reducer
-from distributed.world import default_timeout, get_worker_id, get_world_rank, worker_infos
+from distributed.world import check_timeout, default_timeout, get_worker_id, get_world_rank, worker_infos
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+UNSET_TIMEOUT = -1
+"""What torch means by "the default"; None means the same here."""
 
 
 class _Item(NamedTuple):
@@ -92,7 +95,9 @@ def _worker_error(worker: str, error: RuntimeError, timeout: float) -> Exception
     first = str(error).splitlines()[0]
     if "timeout" in first.lower() or "timed out" in first.lower():
         return TimeoutError(f"{worker} did not answer within {timeout:g} s: {first}")
-    return ConnectionError(f"{worker} does not answer: {first}")
+    if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
+        return ConnectionError(f"{worker} does not answer: {first}")
+    return RuntimeError(f"{worker}: {first}")
 
 
 class _Call:
@@ -108,9 +113,8 @@ class _Call:
         *,
         own_part_here: bool,
     ) -> None:
-        self.timeout = default_timeout() if timeout is None else float(timeout)
-        if self.timeout <= 0:
-            raise ValueError(f"timeout={timeout!r}: must be above 0 seconds; None means {default_timeout():g}")
+        self.timeout = default_timeout() if timeout in (None, UNSET_TIMEOUT) else timeout
+        check_timeout(self.timeout)
         self._func = func
         self._names = [worker.name for worker in worker_infos()]
         self._items: dict[int, list[_Item]] = defaultdict(list)
@@ -157,7 +161,7 @@ def _partition(args: Args, kwargs: KwArgs, partitioner: Partitioner | None) -> S
         return [(partitioner, args, kwargs)]
     if not callable(partitioner):
         raise TypeError(f"partitioner={partitioner!r}: must be a worker's rank or name, or a function")
-    parts = partitioner(args, kwargs)
+    parts = partitioner(*args, **kwargs)
     if not parts:
         raise ValueError(f"partitioner={partitioner!r} returned no part; every call needs at least one")
     for part in parts:
@@ -180,8 +184,8 @@ def remote_sync_call(
     Args:
         func: a function that the workers can import.
         args, kwargs: what it is called with.
-        partitioner: a worker's rank or name; or a function from (args, kwargs) to parts
-            `(worker, args or None, kwargs or None)`; None: `batch_partitioner`.
+        partitioner: a worker's rank or name; or a function that is called with the arguments and returns
+            parts `(worker, args or None, kwargs or None)`; None: `batch_partitioner`.
         reducer: from the list of results, in order of the parts, to the value returned; None: the list.
         timeout: seconds a worker may take; None: the session's.
 
@@ -219,6 +223,9 @@ def remote_async_call(
     return value
 
 
+_UNDECORATED = "__undecorated__"
+
+
 @dataclass(frozen=True)
 class _Undecorated:
     """The function under a `parallelize`, found by its name on the worker."""
@@ -227,7 +234,8 @@ class _Undecorated:
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _named(self.module, self.name).__wrapped__(*args, **kwargs)
+        found = _named(self.module, self.name)
+        return getattr(found, _UNDECORATED, found)(*args, **kwargs)
 
 
 def _parallelized(call: Callable[..., Any], **options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
@@ -244,6 +252,7 @@ def _parallelized(call: Callable[..., Any], **options: Any) -> Callable[[Callabl
         def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:
             return call(remote, args=args, kwargs=kwargs, **options)
 
+        setattr(parallel, _UNDECORATED, func)  # decorators put on top of this one copy it upward
         return cast(Callable[P, Any], parallel)
 
     return decorate

@@ -8,7 +8,6 @@ import functools
 import logging
 import math
 import os
-import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
+from distributed.store import loopback_interface, process_store
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -26,9 +27,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds that a remote call may take where nothing else is said."""
-
-STORE_FD = "DISTRIBUTED_STORE_FD"
-"""Environment variable of rank zero: the listening socket, opened by `launch`, that its store serves."""
 
 _HANDLER_THREADS = 32
 _GOODBYE_SECONDS = 5.0
@@ -49,7 +47,11 @@ class WorldInfo(NamedTuple):
 
     @property
     def worker_name(self) -> str:
-        return _session.name if _session else default_worker_name(self)
+        return _session.name if _session else default_worker_name(**self._asdict())
+
+
+class StoppedByLeader(RuntimeError):  # noqa: N818 (it is no error of this worker)
+    """Rank zero has failed and ended the session."""
 
 
 class _Session:
@@ -65,7 +67,6 @@ class _Session:
 
 
 _session: _Session | None = None
-_store: dist.Store | None = None
 
 
 def get_world_info() -> WorldInfo:
@@ -94,9 +95,9 @@ def get_local_world_size() -> int:
     return get_world_info().local_world_size
 
 
-def default_worker_name(info: WorldInfo) -> str:
+def default_worker_name(*, world_rank: int, world_size: int, **_: int) -> str:
     """worker0, worker1, …, zero-padded to the width of the world size."""
-    return f"worker{info.world_rank:0{len(str(info.world_size))}d}"
+    return f"worker{world_rank:0{len(str(world_size))}d}"
 
 
 def is_available() -> bool:
@@ -167,34 +168,13 @@ def check_timeout(seconds: float) -> None:
         raise ValueError(f"timeout={seconds!r}: must be a finite number of seconds above 0; for example timeout=60")
 
 
-def loopback_interface() -> str:
-    """The name of this host's loopback interface."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name in ("lo", "lo0")), "lo")
-
-
 def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     info = get_world_info()
-    yield _process_store(info), info.world_rank, info.world_size
-
-
-def _process_store(info: WorldInfo) -> dist.Store:
-    """The key-value store of this process's world: opened once, so that RPC can start again on it."""
-    global _store
-    if _store is not None:
-        return _store
-    if info.world_size == 1:
-        _store = dist.HashStore()
-    elif STORE_FD in os.environ and info.world_rank == 0:
-        port, fd = int(os.environ["MASTER_PORT"]), int(os.environ[STORE_FD])
-        _store = dist.TCPStore(
-            os.environ["MASTER_ADDR"], port, None, is_master=True, wait_for_workers=False, master_listen_fd=fd
-        )
-    elif "MASTER_ADDR" not in os.environ:
-        raise RuntimeError(f"WORLD_SIZE={info.world_size} without MASTER_ADDR: start the program by torchrun")
-    else:
-        _store, _, _ = next(iter(dist.rendezvous("env://", rank=info.world_rank, world_size=info.world_size)))
-    return _store
+    yield (
+        process_store(info.world_rank, info.world_size, timedelta(seconds=default_timeout())),
+        info.world_rank,
+        info.world_size,
+    )
 
 
 dist.register_rendezvous_handler(_SCHEME, _rendezvous)
@@ -228,10 +208,10 @@ def start_rpc(
     options = rpc_backend_options or rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_HANDLER_THREADS, rpc_timeout=timeout, init_method=f"{_SCHEME}://"
     )
-    session = _Session(name or default_worker_name(info), float(options.rpc_timeout))
+    session = _Session(name or default_worker_name(**info._asdict()), float(options.rpc_timeout))
     _session = session
     try:
-        _process_store(info).set_timeout(timedelta(seconds=session.timeout))
+        process_store(info.world_rank, info.world_size, timedelta(seconds=session.timeout))
         with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
             warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
             rpc.init_rpc(
@@ -292,10 +272,10 @@ def stop_rpc(failure: BaseException | None = None) -> None:
     finally:
         try:
             rpc.shutdown(graceful=together, timeout=_GOODBYE_SECONDS)
-        except RuntimeError as error:  # someone died on the last metre: all work is done all the same
+        except RuntimeError as error:  # someone died on the last metre; torch has let go of the agent all the same
             log.debug("shutdown: %s", error)
-            rpc.shutdown(graceful=False)
-        _session = None
+        finally:
+            _session = None
 
 
 def _dismiss_others(session: _Session, cause: str | None) -> None:
@@ -333,7 +313,7 @@ def _serve_until_dismissed(session: _Session, cause: str | None) -> None:
         if lost is not None and not session.stopped:
             raise lost
     if session.failure is not None:
-        raise RuntimeError(f"stopped by {first}: {session.failure}")
+        raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
 
 def _lost(worker: str) -> ConnectionError | None:
@@ -347,7 +327,7 @@ def _lost(worker: str) -> ConnectionError | None:
 
 def auto_init_rpc(
     worker_init_fn: Callable[[], None] | None = None,
-    worker_name_format: Callable[[WorldInfo], str] = default_worker_name,
+    worker_name_format: Callable[..., str] = default_worker_name,
     *,
     backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
@@ -356,7 +336,7 @@ def auto_init_rpc(
 
     Args:
         worker_init_fn: called on every worker before the function; if it fails anywhere, all stop.
-        worker_name_format: from a worker's place in the world to its name.
+        worker_name_format: from the fields of `WorldInfo`, as keywords, to the worker's name.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`.
 
     Raises:
@@ -366,7 +346,7 @@ def auto_init_rpc(
     def decorate(main: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(main)
         def started(*args: P.args, **kwargs: P.kwargs) -> T:
-            name = worker_name_format(get_world_info())
+            name = worker_name_format(**get_world_info()._asdict())
             start_rpc(name=name, backend=backend, rpc_backend_options=rpc_backend_options)
             try:
                 _initialise_together(worker_init_fn)
@@ -398,3 +378,42 @@ def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
     failed = {name: cause for name, cause in causes.items() if cause is not None}
     for name, cause in sorted(failed.items()):
         raise RuntimeError(f"worker_init_fn failed on {name}: {cause}")
+
+
+# Rank selectors
+
+
+def _on(chosen: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    def decorate(func: Callable[P, T]) -> Callable[P, T | None]:
+        @functools.wraps(func)
+        def selected(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return func(*args, **kwargs) if chosen(get_world_rank()) else None
+
+        return selected
+
+    return decorate
+
+
+def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    """A decorator: only these ranks call the function, the others get None."""
+    return _on(lambda rank: rank in ranks)
+
+
+def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    """A decorator: these ranks get None, the others call the function."""
+    return _on(lambda rank: rank not in ranks)
+
+
+def rank_all(func: Callable[P, T]) -> Callable[P, T | None]:
+    """Every rank calls the function."""
+    return _on(lambda rank: True)(func)
+
+
+def rank_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
+    """Only rank zero calls the function."""
+    return on_rank(0)(func)
+
+
+def rank_non_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:
+    """Every rank but zero calls the function."""
+    return not_on_rank(0)(func)

@@ -41,12 +41,12 @@ class Keeper(NamedTuple):
     """The checkpoints of one run.
 
     `due(step)` says whether the schedule asks for one; `save(snapshot, best)` writes one, points `last`
-    (and `best`) to it and prunes; `load(name)` reads `best` or `last`.
+    (and `best`) to it and prunes; `best()` reads the best one, or gives None where there is none.
     """
 
     due: Callable[[int], bool]
     save: Callable[[Snapshot, bool], None]
-    load: Callable[[str], Snapshot]
+    best: Callable[[], Snapshot | None]
 
 
 def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
@@ -71,7 +71,10 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
                 _point(folder / name, path.name)
             _prune(folder, keep)
 
-        return Keeper(lambda step: step % every == 0, save, lambda name: read(folder / name))
+        def best() -> Snapshot | None:
+            return read(folder / "best") if (folder / "best").exists() else None
+
+        return Keeper(lambda step: step % every == 0, save, best)
 
     return keeper
 
@@ -108,7 +111,8 @@ def read(path: Path) -> Snapshot:
         for name in _FILES:
             if manifest.get(name) != _sha256(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
-        params = load_file(path / "params.safetensors")
+        # Copies: the loaded tensors are views of one mapping, aligned anyhow, and kernels may round by alignment.
+        params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         return Snapshot(params, state, json.loads((path / "meta.json").read_text()))
     except (OSError, ValueError, SafetensorError) as error:
@@ -128,13 +132,30 @@ def read_named(key: str, path: Path) -> Snapshot:
 
 
 def latest(run_dir: Path) -> Snapshot | None:
-    """The newest checkpoint of a run that can be read; damaged ones are passed over with a warning."""
-    for path in sorted(_steps(run_dir / "checkpoints"), reverse=True):
+    """The newest checkpoint of a run that can be read, or None where there is none yet; damaged ones are
+    passed over with a warning.
+
+    Raises:
+        ConfigError: there are checkpoints, and none can be read.
+    """
+    paths = _steps(run_dir / "checkpoints")
+    for path in reversed(paths):
         try:
             return read(path)
         except RunError as error:
             log.warning("%s; trying an earlier one", error)
+    if paths:
+        raise ConfigError(f"{run_dir}: none of its checkpoints can be read; type run=NAME to start in another folder")
     return None
+
+
+def rewind(run_dir: Path, step: int) -> None:
+    """Removes what a run did after `step`, to go on from there."""
+    folder = run_dir / "checkpoints"
+    (run_dir / "result.json").unlink(missing_ok=True)
+    for path in _steps(folder):
+        if _number(path) > step:
+            shutil.rmtree(path)
 
 
 def start_params(path: Path, params: Params) -> Params:
@@ -157,12 +178,16 @@ def _shapes(params: Params) -> Mapping[str, tuple[int, ...]]:
 
 
 def _steps(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step_*") if path.is_dir()]
+    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def _prune(folder: Path, keep: int) -> None:
     linked = {(folder / name).resolve() for name in ("best", "last")}
-    for path in sorted(_steps(folder))[:-keep]:
+    for path in _steps(folder)[:-keep]:
         if path.resolve() not in linked:
             shutil.rmtree(path)
 

@@ -4,11 +4,12 @@ import math
 from collections.abc import Collection
 
 
-def whole_number(name: str, value: object, *, at_least: int) -> None:
-    """Raises ValueError unless `value` is an int (bool does not count) of `at_least` or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        example = f"type {name}={max(at_least, 1)}"
-        raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}; {example} or more")
+def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**63 - 1) -> None:
+    """Raises ValueError unless `value` is an int (bool does not count) in the range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+        above = "" if at_most == 2**63 - 1 else f" and at most {at_most}"
+        example = f"type {name}={max(at_least, 1)} or more"
+        raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}{above}; {example}")
 
 
 def real_number(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> None:
@@ -18,20 +19,20 @@ def real_number(name: str, value: object, *, above: float | None = None, at_leas
     if good and isinstance(value, int | float):
         good = (above is None or value > above) and (at_least is None or value >= at_least)
     if not good:
-        raise ValueError(f"{name}={value!r}: must be a finite number{bound}; for example {name}=0.001")
+        raise ValueError(f"{name}={value!r}: must be a finite number{bound}; type {name}=0.001, for example")
 
 
 def one_of(name: str, value: object, allowed: Collection[object]) -> None:
     """Raises ValueError unless `value` is among `allowed`."""
     if value not in allowed:
         names = ", ".join(map(str, allowed))
-        raise ValueError(f"{name}={value!r}: must be one of {names}")
+        raise ValueError(f"{name}={value!r}: must be one of {names}; type {name}={next(iter(allowed))}")
 
 
 def true_or_false(name: str, value: object) -> None:
     """Raises ValueError unless `value` is a bool."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: must be true or false")
+        raise ValueError(f"{name}={value!r}: must be true or false; type {name}=true")
 
 
 def enough_classes(split: str, ways: int, classes: int) -> None:

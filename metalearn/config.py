@@ -6,7 +6,9 @@ Imports no torch: a misspelt key or an unknown choice is answered before anythin
 import difflib
 import hashlib
 import inspect
+import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
@@ -67,6 +69,9 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         ConfigError: a key or a choice that does not exist, or a value that cannot be read.
     """
     parsed = _parsed(overrides)
+    for override in parsed:
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: several values need a multirun; type --multirun before them")
     try:
         choices, values = _sorted_out(parsed)
         for override in choices:
@@ -84,28 +89,31 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         for key in _keys(config) - known:
             _check_key(key, known)
         OmegaConf.resolve(config)
+    except InterpolationKeyError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{error.full_key}: {reason}: the options chosen do not fit together") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error)) from error
     return Composed(config, run_dir, experiment)
 
 
-def check_sweep(overrides: Sequence[str]) -> None:
-    """Checks keys and choices of a multirun; the values are checked job by job.
+def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of every job of a multirun: all combinations of what is listed.
 
     Raises:
-        ConfigError: as `compose_config`, for the first job.
+        ConfigError: an override that cannot be read, or a sweep that is no list of values.
     """
-    first = []
+    values: list[list[str]] = []
     for override in _parsed(overrides):
-        if override.is_sweep_override():
-            jobs = list(override.sweep_string_iterator())
-            if override.key_or_group in groups():
-                for job in jobs:
-                    _check_option(override.key_or_group, job)
-            first.append(f"{override.key_or_group}={jobs[0]}")
-        else:
-            first.append(override.input_line or "")
-    compose_config(first)
+        key = override.key_or_group
+        if not override.is_sweep_override():
+            values.append([override.input_line or ""])
+            continue
+        try:
+            values.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        except (HydraException, AssertionError) as error:  # a glob, or an interval without steps
+            raise ConfigError(f"{override.input_line}: must list its values; type {key}=A,B") from error
+    return [list(job) for job in itertools.product(*values)]
 
 
 def groups() -> dict[str, list[str]]:
@@ -192,7 +200,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("threads", config.threads, at_least=1)
         whole_number("launch.nnodes", config.launch.nnodes, at_least=1)
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
-        whole_number("launch.master_port", config.launch.master_port, at_least=0)
+        whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
         one_of("device", config.device, DEVICES)
         one_of("precision", config.precision, PRECISIONS)
@@ -203,11 +211,13 @@ def check_top_level(config: DictConfig) -> None:
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
-    for key in ("init_from", "resume"):
+    for key, words in (("init_from", [None]), ("resume", ["auto", "never"])):
         path = config[key]
-        if path not in (None, "auto", "never") and not Path(path).is_dir():
-            allowed = "auto, never or " if key == "resume" else ""
-            raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
+        if path not in words and not (isinstance(path, str) and Path(path).is_dir()):
+            allowed = "auto, never, " if key == "resume" else ""
+            raise ConfigError(
+                f"{key}={path}: must be {allowed}or the folder of a checkpoint, such as …/checkpoints/best"
+            )
 
 
 def world_size(config: DictConfig, command: str) -> int:
@@ -260,16 +270,11 @@ def to_container(config: DictConfig) -> Config:
     return {str(key): value for key, value in container.items()}
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`key: old → new` for every leaf in which two configs differ."""
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(old value, new value) of every leaf in which two configs differ, by its dotted key."""
     before, after = dict(leaves(old)), dict(leaves(new))
-    keys = sorted(before.keys() | after.keys())
-    absent = object()
-    return [
-        f"{key}: {before.get(key, 'absent')} → {after.get(key, 'absent')}"
-        for key in keys
-        if before.get(key, absent) != after.get(key, absent)
-    ]
+    pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in sorted(before.keys() | after.keys())}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -291,6 +296,8 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
         ConfigError: a target outside our packages, a key that it does not take, a value that it refuses.
     """
     node = config[group]
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
     target = str(node.get("_target_"))
     if not target.startswith(OWN_PACKAGES):
         raise ConfigError(f"{group}._target_={target}: must be in {' or '.join(OWN_PACKAGES)}")
@@ -299,9 +306,9 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{group}._target_={target}: {error}") from error
     accepted = inspect.signature(factory).parameters
-    for key in node:
+    for key in map(str, node):
         if key != "_target_" and key not in accepted:
-            raise ConfigError(f"{group}.{key}: {target} does not take it{_nearest(str(key), list(accepted))}")
+            raise ConfigError(f"{group}.{key}: {target} does not take it{_nearest(key, list(accepted))}")
     for name, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
             raise ConfigError(f"{group}.{name}: missing; {target} needs it")
@@ -309,9 +316,16 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
         return instantiate(node, _convert_="all", _recursive_=False, **parts)
     except InstantiationException as error:
         cause = error.__cause__
-        if isinstance(cause, ValueError):
-            raise ConfigError(f"{group}.{cause}") from cause
+        if isinstance(cause, ValueError | TypeError):
+            raise ConfigError(_with_group(group, list(map(str, node)), str(cause))) from cause
         raise
+
+
+def _with_group(group: str, keys: Sequence[str], message: str) -> str:
+    """A component's message about its argument, as one about the config's key: what it names and what it
+    says to type get the group before them."""
+    names = "|".join(map(re.escape, keys))
+    return re.sub(rf"(^|type )(?=(?:{names})=)", rf"\g<1>{group}.", message)
 
 
 # Help

@@ -12,10 +12,17 @@ def headline(values: Metrics) -> str:
 
 
 def better(metric: str, new: float, old: float | None) -> bool:
-    """Whether `new` beats `old`; a value that is not finite never does."""
-    if not math.isfinite(new):
-        return False
-    return old is None or (new > old if metric == "accuracy" else new < old)
+    """Whether `new` beats `old`. Anything beats None, and what is finite beats what is not."""
+    if old is None or not math.isfinite(old):
+        return old is None or math.isfinite(new)
+    return math.isfinite(new) and (new > old if metric == "accuracy" else new < old)
+
+
+def jsonable(values: Any) -> Any:
+    """The same, with None for numbers that are not finite: JSON has no word for them."""
+    if isinstance(values, dict):
+        return {name: jsonable(value) for name, value in values.items()}
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def summary(values: Metrics) -> dict[str, Any]:

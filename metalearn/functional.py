@@ -45,7 +45,7 @@ def descent(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int
     yield params
     for _ in range(steps):
         if order == 0:
-            params = {name: p.detach().requires_grad_() for name, p in params.items()}
+            params = leaves(params)
         with torch.enable_grad():
             total = loss(params).sum()
             grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)

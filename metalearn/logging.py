@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metalearn.checks import true_or_false, whole_number
-from metalearn.evaluation import describe
+from metalearn.evaluation import describe, jsonable
 
 Values = dict[str, float]
 
@@ -90,7 +90,7 @@ def run_log(*, every: int, tensorboard: bool) -> OpenLog:
         def on_result(settings: dict[str, Any], figures: Values) -> None:
             if board is not None:
                 flat = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in settings.items()}
-                board.add_hparams(flat, figures, run_name=".")
+                board.add_hparams(flat, figures, run_name=".", global_step=span.steps)
 
         def close() -> None:
             lines.close()
@@ -105,14 +105,15 @@ def run_log(*, every: int, tensorboard: bool) -> OpenLog:
 
 
 class _Lines:
-    """metrics.jsonl, cut back to the step that a run goes on from."""
+    """metrics.jsonl, cut back to the step that a run goes on from; a test is run anew."""
 
     def __init__(self, path: Path, done: int) -> None:
         kept = []
         if path.exists():
             for line in path.read_text().splitlines(keepends=True):
                 try:
-                    if line.endswith("\n") and json.loads(line)["step"] <= done and done > 0:
+                    row = json.loads(line)
+                    if line.endswith("\n") and 0 < row["step"] <= done and row["split"] != "test":
                         kept.append(line)
                 except (ValueError, KeyError, TypeError):
                     continue  # a line torn by a kill
@@ -122,7 +123,7 @@ class _Lines:
         self._file = path.open("a")
 
     def write(self, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps(values) + "\n")
+        self._file.write(json.dumps(jsonable(values)) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ def find_collections(root: Path) -> dict[str, Drawings]:
     """
     folders: dict[str, Path] = {}
     archives: dict[str, Path] = {}
-    for folder, subfolders, files in os.walk(root):
+    for folder, subfolders, files in os.walk(root, followlinks=True):
         here = Path(folder)
         for name in COLLECTIONS:
             if name in subfolders:

@@ -41,7 +41,7 @@ def adam(
     for name, decay in (("beta1", beta1), ("beta2", beta2)):
         real_number(name, decay, at_least=0)
         if decay >= 1:
-            raise ValueError(f"{name}={decay}: must be below 1; for example {name}=0.9")
+            raise ValueError(f"{name}={decay}: must be below 1; type {name}=0.9")
 
     def start(params: Params) -> torch.optim.Optimizer:
         return torch.optim.Adam(params.values(), lr=lr, betas=(beta1, beta2), eps=eps)

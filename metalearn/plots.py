@@ -20,14 +20,15 @@ def learning_curve(run_dir: Path) -> Path:
     metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for axes, name in ((left, "loss"), (right, metric)):
-        train = [(row["step"], row[name]) for row in rows if row["split"] == "train"]
+        known = [row for row in rows if row[name] is not None]
+        train = [(row["step"], row[name]) for row in known if row["split"] == "train"]
         axes.plot(*zip(*train, strict=True), color="C0", linewidth=0.8, alpha=0.7, label="training") if train else None
-        val = [(row["step"], row[name], row["ci95"]) for row in rows if row["split"] == "val"]
+        val = [(row["step"], row[name], row["ci95"] or 0) for row in known if row["split"] == "val"]
         if val:
             steps, values, intervals = zip(*val, strict=True)
             bars = intervals if name == metric else None
             axes.errorbar(steps, values, bars, color="C1", marker="o", markersize=3, capsize=2, label="validation")
-        for row in (row for row in rows if row["split"] == "test"):
+        for row in (row for row in known if row["split"] == "test"):
             axes.axhline(row[name], color="C2", linestyle="--", label=f"test {_figure(name, row[name])}")
         axes.set_xlabel("meta-step")
         axes.set_ylabel("query " + {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}[name])

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.checkpoint import Snapshot, latest, read_named
 from metalearn.config import Config, differences
 from metalearn.errors import ConfigError
-from metalearn.evaluation import describe, headline
+from metalearn.evaluation import describe, headline, jsonable
 
 LOCK = ".lock"
 
@@ -23,10 +23,12 @@ FREE_KEYS = (
 
 
 class Found(NamedTuple):
-    """Where to go on from, and the result of the run if it is complete."""
+    """Where to go on from; the result of the run if it is complete; whether to go back, that is, to drop
+    what the folder holds of later steps."""
 
-    snapshot: Snapshot | None = None
-    result: dict[str, Any] | None = None
+    snapshot: Snapshot | None
+    result: dict[str, Any] | None
+    goes_back: bool
 
 
 def examine(run_dir: Path, config: Config) -> Found:
@@ -37,21 +39,28 @@ def examine(run_dir: Path, config: Config) -> Found:
     """
     resume, steps = config["resume"], config["trainer"]["steps"]
     path = None if resume in ("auto", "never") else Path(resume)
-    empty = not run_dir.exists() or all(entry.name == LOCK for entry in run_dir.iterdir())
-    if not empty and (resume == "never" or (path and not path.resolve().is_relative_to(run_dir.resolve()))):
-        raise ConfigError(f"resume={resume}: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
-    if not empty and not (run_dir / ".hydra").is_dir():
+    inside = path is not None and path.resolve().is_relative_to(run_dir.resolve())
+    if not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}:
+        snapshot = read_named("resume", path) if path else None
+    elif resume == "never":
+        raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
+    elif not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
-    snapshot = read_named("resume", path) if path else latest(run_dir)
-    recorded = snapshot.meta["config"] if snapshot else _recorded(run_dir)
-    _refuse_other(run_dir if path is None else path, recorded, config)
-    if snapshot is not None and snapshot.meta["step"] > steps:
-        done = snapshot.meta["step"]
+    else:
+        snapshot = read_named("resume", path) if path and inside else latest(run_dir)
+        _refuse_other(run_dir, snapshot.meta["config"] if snapshot else _recorded(run_dir), config)
+    if snapshot is not None:
+        _refuse_other(path or run_dir, snapshot.meta["config"], config)
+        _refuse_further(path or run_dir, snapshot.meta["step"], steps)
+    return Found(snapshot, None if inside else finished(run_dir, steps), inside)
+
+
+def _refuse_further(place: Path, done: int, steps: int) -> None:
+    if done > steps:
         raise ConfigError(
-            f"trainer.steps={steps}: {path or run_dir} has already done {done}; type trainer.steps={done} or more, "
+            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
             "or run=NAME for another folder"
         )
-    return Found(snapshot, finished(run_dir, steps) if resume == "auto" else None)
 
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
@@ -66,7 +75,7 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """result.json, whole or not at all."""
     temporary = run_dir / ".result.json.tmp"
-    temporary.write_text(json.dumps(result, indent=2) + "\n")
+    temporary.write_text(json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
     temporary.replace(run_dir / "result.json")
 
 
@@ -108,14 +117,15 @@ def _recorded(run_dir: Path) -> Config:
     return {str(key): value for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
 
-def _refuse_other(run_dir: Path, old: Config, new: Config) -> None:
-    differing = [
-        line
-        for line in (differences(old, new) if old else [])
-        if not any(line.startswith((f"{key}:", f"{key}.")) for key in FREE_KEYS)
+def _refuse_other(place: Path, old: Config, new: Config) -> None:
+    changes = {} if not old else differences(old, new)
+    lines = [
+        f"{key}: {before} → {after}"
+        for key, (before, after) in changes.items()
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
     ]
-    if differing:
+    if lines:
         raise ConfigError(
-            f"{run_dir} holds a run with another config:\n  " + "\n  ".join(differing) + "\n"
+            f"{place} holds a run with another config:\n  " + "\n  ".join(lines) + "\n"
             "type run=NAME to keep both, or the same values to go on"
         )

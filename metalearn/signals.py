@@ -22,8 +22,12 @@ class StopSignal:
         self.asked = False
         self.exit_code = 0
         self._since = 0.0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def forget(self) -> None:
+        """Puts back the handlers that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

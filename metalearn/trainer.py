@@ -137,11 +137,11 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         stopping = run.should_stop()
         if improved or stopping or run.keeper.due(step) or step == steps:
             run.keeper.save(snapshot(learner, progress, run.config), improved)
-        if stopping and step < steps:
+        if stopping:
             raise Stopped(f"stopped after step {step}, which is saved; the same command goes on from there")
-    if progress.best is None:
+    if progress.best is None:  # no step was left to be done
         progress, improved = validate(run, learner, progress)
-        run.keeper.save(snapshot(learner, progress, run.config), True)
+        run.keeper.save(snapshot(learner, progress, run.config), improved)
     return progress
 
 
@@ -180,7 +180,10 @@ def update(learner: Learner, grads: Params, rate: float, step: int) -> None:
     """
     for name, grad in grads.items():
         if not torch.isfinite(grad).all():
-            raise RunError(f"step {step}: the meta-gradient of {name} is not finite; the step is not applied")
+            raise RunError(
+                f"step {step}: the meta-gradient of {name} is not finite; the step is not applied. "
+                "Lower rates may help: algorithm.inner_lr, optimizer.lr"
+            )
     for name, param in learner.params.items():
         param.grad = grads[name]
     for group in learner.optimizer.param_groups:

@@ -73,11 +73,3 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-TINY = (
-    "trainer.steps=12", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=6",
-    "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=8",
-    "dataset.queries=2",
-)  # fmt: skip
-"""Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""

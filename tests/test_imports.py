@@ -13,6 +13,14 @@ MAY_IMPORT = {
     "metalearn/types.py": set(),
     "metalearn/functional.py": {"metalearn.types"},
     "metalearn/nn": {"metalearn.nn"},
+    "metalearn/tasks": {
+        "metalearn.types",
+        "metalearn.checks",
+        "metalearn.errors",
+        "metalearn.episodes",
+        "metalearn.cache",
+        "metalearn.omniglot_files",
+    },
     "metalearn/models": {"metalearn.types", "metalearn.nn", "metalearn.checks"},
     "metalearn/algorithms": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
 }
@@ -25,6 +33,7 @@ def imported(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
             yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def name_of(path: Path) -> str:

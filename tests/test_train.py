@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.runs import ROOT, Outcome, Program, Start, metrics, until
 
 TINY = (
-    "trainer.steps=12", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=6",
+    "trainer.steps=100", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=50",
     "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=8",
 )  # fmt: skip
 """Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""
@@ -47,40 +47,40 @@ def test_a_run_folder_holds_what_it_should(reference: Path) -> None:
     names = {path.name for path in reference.iterdir()}
     assert {".hydra", "train.log", "metrics.jsonl", "checkpoints", "plots", "result.json"} <= names
     result = json.loads((reference / "result.json").read_text())
-    assert (result["status"], result["steps"], result["workers"]) == ("completed", 12, 1)
+    assert (result["status"], result["steps"], result["workers"]) == ("completed", 100, 1)
     test = result["test"]
     assert test["tasks"] == 10 and test["transductive"] is True and list(test["by_step"]) == ["0", "1", "2", "3"]
     assert test["by_step"]["3"] == test["accuracy"] and 0 <= test["accuracy"] <= 1 and test["ci95"] > 0
     rows = metrics(reference)
-    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 13))
-    assert [row["step"] for row in rows if row["split"] == "val"] == [6, 12]
+    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 101))
+    assert [row["step"] for row in rows if row["split"] == "val"] == [50, 100]
     assert all({"loss", "accuracy", "step_seconds"} <= row.keys() for row in rows if row["split"] == "train")
     best = max((row for row in rows if row["split"] == "val"), key=lambda row: row["accuracy"])
     assert result["val"]["accuracy"] == best["accuracy"]
     assert (reference / "plots/learning_curve.png").read_bytes().startswith(b"\x89PNG")
     log = (reference / "train.log").read_text()
-    assert "step 12/12" in log and "test: accuracy" in log
+    assert "step 100/100" in log and "test: accuracy" in log
 
 
 def test_a_checkpoint_is_complete_and_links_are_relative(reference: Path) -> None:
     folder = reference / "checkpoints"
-    assert str((folder / "last").readlink()) == "step_000012"
+    assert str((folder / "last").readlink()) == "step_000100"
     best = str((folder / "best").readlink())
     steps = sorted(path.name for path in folder.glob("step_*"))
-    assert steps == sorted({best, "step_000010", "step_000012"})
+    assert steps == sorted({best, "step_000098", "step_000100"})
     for step in steps:
         manifest = json.loads((folder / step / "manifest.json").read_text())
         assert set(manifest) == {"params.safetensors", "state.pt", "meta.json"}
         for name, digest in manifest.items():
             assert hashlib.sha256((folder / step / name).read_bytes()).hexdigest() == digest
     meta = json.loads((folder / "last/meta.json").read_text())
-    assert meta["step"] == 12 and meta["config"]["trainer"]["meta_batch_size"] == 6 and "torch" in meta["versions"]
+    assert meta["step"] == 100 and meta["config"]["trainer"]["meta_batch_size"] == 6 and "torch" in meta["versions"]
 
 
 def test_tensorboard_has_scalars_and_hyperparameters(reference: Path) -> None:
     board = EventAccumulator(str(reference)).Reload()
-    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 13))
-    assert [event.step for event in board.Scalars("val/accuracy")] == [6, 12]
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 101))
+    assert [event.step for event in board.Scalars("val/accuracy")] == [50, 100]
     assert "_hparams_/session_start_info" in board.summary_metadata
 
 
@@ -134,7 +134,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     rows = [(row["split"], row["step"]) for row in metrics(run_dir)]
     assert rows == [(row["split"], row["step"]) for row in metrics(reference)]
     events = EventAccumulator(str(run_dir)).Reload().Scalars("train/loss")
-    assert [event.step for event in events] == list(range(1, 13))
+    assert [event.step for event in events] == list(range(1, 101))
 
 
 def test_sigkill_of_the_launcher_leaves_no_orphan(start: Start, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     workers: int, number: int, code: int, reference: Path, start: Start, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / OUTPUTS / "seed0"
-    rarely = [*TINY, "checkpoint.every=1000", "trainer.val_every=6", f"workers={workers}"]
+    rarely = [*TINY, "checkpoint.every=1000", f"workers={workers}"]
     program = start(*rarely)
     until(lambda: len(metrics(run_dir)) >= 3, "step 3")
     if number == signal.SIGINT:
@@ -199,7 +199,7 @@ def test_a_completed_run_prints_its_result(finished: Path, start: Start) -> None
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["algorithm.inner_lr=0.5"], ["algorithm.inner_lr: 1.0 → 0.5", "run=NAME"]),
     (["resume=never"], ["run=NAME"]),
-    (["trainer.steps=8"], ["trainer.steps=8", "12"]),
+    (["trainer.steps=8"], ["trainer.steps=8", "100"]),
 ]
 
 
@@ -213,12 +213,12 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
 
 
 def test_raising_steps_continues_and_a_damaged_checkpoint_is_passed_over(finished: Path, start: Start) -> None:
-    torn = finished / "checkpoints/step_000012/params.safetensors"
+    torn = finished / "checkpoints/step_000100/params.safetensors"
     torn.write_bytes(torn.read_bytes()[:-4])
-    output = good(start(*TINY, "trainer.steps=14").wait())
-    assert "differs from what was saved" in output and "going on after step 10" in output
-    assert json.loads((finished / "result.json").read_text())["steps"] == 14
-    assert [row["step"] for row in metrics(finished) if row["split"] == "train"] == list(range(1, 15))
+    output = good(start(*TINY, "trainer.steps=102").wait())
+    assert "differs from what was saved" in output and "going on after step 98" in output
+    assert json.loads((finished / "result.json").read_text())["steps"] == 102
+    assert [row["step"] for row in metrics(finished) if row["split"] == "train"] == list(range(1, 103))
 
 
 def test_init_from_starts_with_the_parameters_of_another_run(finished: Path, start: Start, tmp_path: Path) -> None:
@@ -297,3 +297,37 @@ def test_a_folder_in_use_is_refused(start: Start, tmp_path: Path) -> None:
     outcome = start(*TINY, "trainer.steps=100000").wait()
     assert outcome.code == 2 and "in use by another process" in outcome.text, outcome.text
     first.kill()
+
+
+def test_checkpoints_that_cannot_be_read_are_no_new_start(finished: Path, start: Start) -> None:
+    for path in finished.glob("checkpoints/step_*/state.pt"):
+        path.write_bytes(b"torn")
+    before = contents(finished)
+    outcome = start(*TINY, "trainer.steps=102").wait()
+    assert outcome.code == 2 and "none of its checkpoints can be read" in outcome.text, outcome.text
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_resuming_from_an_earlier_checkpoint_goes_back_to_it(
+    workers: int, finished: Path, reference: Path, start: Start
+) -> None:
+    earlier = finished / "checkpoints/step_000098"
+    output = good(start(*TINY, f"workers={workers}", f"resume={earlier}").wait())
+    assert "going on after step 98" in output
+    assert params_of(finished) == params_of(reference)
+    assert [(row["split"], row["step"]) for row in metrics(finished)] == [
+        (row["split"], row["step"]) for row in metrics(reference)
+    ]
+
+
+def test_resuming_from_the_checkpoint_of_another_folder(reference: Path, start: Start, tmp_path: Path) -> None:
+    good(start(*TINY, "run=copy", f"resume={reference / 'checkpoints/step_000098'}").wait())
+    assert params_of(tmp_path / OUTPUTS / "copy") == params_of(reference)
+
+
+def test_a_worker_that_cannot_start_says_why(start: Start, tmp_path: Path) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    alone = dict(zip(names, ["1", "2", "1", "2", "127.0.0.1", "1"], strict=True))
+    outcome = start(*TINY, "strategy.timeout=3", **alone).wait(200)
+    assert outcome.code == 1 and "error: worker1:" in outcome.text, outcome.text

@@ -19,7 +19,7 @@ def local(*, workers: int, partitioner: PartitionFunction, timeout: float) -> Co
     """
     check_timeout(timeout)
     if workers != 1:
-        raise ValueError(f"local with workers={workers}: it is one process; type strategy=rpc, or workers=1")
+        raise ValueError(f"workers={workers}: strategy=local is one process; type strategy=rpc, or workers=1")
 
     def connect(work: Work) -> Strategy:
         def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:

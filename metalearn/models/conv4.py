@@ -43,7 +43,8 @@ def conv4(
     Raises:
         ValueError: an image too small for four poolings, or a choice that does not exist.
     """
-    whole_number("filters", filters, at_least=1)
+    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size), ("filters", filters)):
+        whole_number(name, value, at_least=1)
     one_of("downsample", downsample, ("stride", "pool"))
     one_of("activation", activation, ("relu", "softplus"))
     true_or_false("transductive", transductive)

@@ -27,6 +27,8 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
     """
     whole_number("inputs", inputs, at_least=1)
     whole_number("outputs", outputs, at_least=1)
+    if not isinstance(hidden, list | tuple):
+        raise ValueError(f"hidden={hidden!r}: must be a list of widths; type hidden=[40,40]")
     for width in hidden:
         whole_number("hidden", width, at_least=1)
     one_of("activation", activation, ("relu", "tanh"))

@@ -1,6 +1,7 @@
 """What the tests call on workers; imported by name there."""
 
 import os
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -57,6 +58,24 @@ def sleep(seconds: float) -> int:
 
 def threads() -> int:
     return torch.get_num_threads()
+
+
+def lock() -> Any:
+    """What cannot be pickled."""
+    return threading.Lock()
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.sum()
+
+
+renamed = todist.parallelize(reducer=lambda values: sum(values).view(1))(_plain)
+
+
+@todist.rank_zero_only
+@todist.parallelize(reducer=lambda values: sum(values).view(1))
+def wrapped(x: Tensor) -> Tensor:
+    return x.sum()
 
 
 @todist.parallelize()

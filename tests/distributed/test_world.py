@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import distributed as todist
-from distributed import world
+from distributed import store, world
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
 from distributed.reduce import add_in_order, mean_reducer, sum_reducer
 from distributed.remote import parallelize, remote_async_call, remote_sync_call
@@ -41,7 +41,7 @@ def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
     command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "serve"]
     others = [subprocess.Popen(command, env=os.environ | environment(rank, port)) for rank in range(1, WORLD)]
     before = dict(os.environ)
-    os.environ.update(environment(0, port) | {world.STORE_FD: str(os.dup(listener.fileno()))})
+    os.environ.update(environment(0, port) | {store.STORE_FD: str(os.dup(listener.fileno()))})
     try:
         world.start_rpc(timeout=20)
         yield others
@@ -54,7 +54,7 @@ def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
         listener.close()
         os.environ.clear()
         os.environ.update(before)
-        world._store = None
+        store.forget_store()
 
 
 def test_who_is_who(workers: list[subprocess.Popen[bytes]]) -> None:
@@ -135,8 +135,7 @@ def test_many_tasks_that_call_back_finish(workers: list[subprocess.Popen[bytes]]
 
 
 def test_every_thread_that_computes_has_the_threads_asked_for(workers: list[subprocess.Popen[bytes]]) -> None:
-    assert remote_sync_call(functions.threads, partitioner=lambda a, k: [(i, a, k) for i in range(1, WORLD)]) == [1, 1]
-    assert remote_async_call(functions.threads, partitioner=0).wait() == [torch.get_num_threads()]
+    assert remote_sync_call(functions.threads, partitioner=lambda: [(i, None, None) for i in range(1, WORLD)]) == [1, 1]
 
 
 def test_an_async_call_returns_a_future(workers: list[subprocess.Popen[bytes]]) -> None:
@@ -154,6 +153,7 @@ def test_parallelized_functions(workers: list[subprocess.Popen[bytes]]) -> None:
     assert functions.mean_of_squares(x) == x.square().mean()
     assert functions.sum_by_task(x.view(3, 2), 2.0) == 2 * x.sum()
     assert functions.later(x).wait()[0].tolist() == (x + 1).tolist()
+    assert functions.renamed(x).tolist() == [15.0] and functions.wrapped(x).tolist() == [15.0]
     with pytest.raises(TypeError, match="top of a module"):
         parallelize()(lambda x: x)
 
@@ -177,14 +177,28 @@ def test_a_slow_worker_is_named(workers: list[subprocess.Popen[bytes]]) -> None:
     assert remote_sync_call(functions.rank, partitioner=1, timeout=None) == [1]
 
 
+def test_results_that_cannot_travel_are_no_lost_connection(workers: list[subprocess.Popen[bytes]]) -> None:
+    with pytest.raises(RuntimeError, match="worker1: TypeError: cannot pickle") as caught:
+        remote_sync_call(functions.lock, partitioner=1)
+    assert not isinstance(caught.value, ConnectionError)
+
+
+def test_names_of_the_original(workers: list[subprocess.Popen[bytes]]) -> None:
+    assert todist.api.dim_partitioner is todist.dim_partitioner and todist.world.on_rank is todist.on_rank
+    assert todist.rpc is torch.distributed.rpc and todist.dist is torch.distributed
+    assert remote_sync_call(functions.rank, partitioner=1, timeout=-1) == [1]
+    empty = remote_sync_call(functions.size_and_rank, args=(torch.zeros(0, 2),))
+    assert empty == [(0, 0, "")]
+
+
 def test_bad_partitioners_are_named(workers: list[subprocess.Popen[bytes]]) -> None:
     with pytest.raises(ValueError, match="returned no part"):
-        remote_sync_call(functions.rank, partitioner=lambda args, kwargs: [])
+        remote_sync_call(functions.rank, partitioner=list)
     with pytest.raises(ValueError, match="a part is"):
-        remote_sync_call(functions.rank, partitioner=lambda args, kwargs: [(0, args)])
+        remote_sync_call(functions.rank, partitioner=lambda: [(0, ())])
     with pytest.raises(TypeError, match="partitioner"):
         remote_sync_call(functions.rank, partitioner=1.5)  # type: ignore[arg-type]
-    assert remote_sync_call(functions.rank, partitioner=lambda args, kwargs: [(1, None, None), (0, None, None)]) == [
+    assert remote_sync_call(functions.rank, partitioner=lambda: [(1, None, None), (0, None, None)]) == [
         1,
         0,
     ]
@@ -247,10 +261,10 @@ def run_program(name: str, ranks: int) -> list[tuple[int, str]]:
                 "LOCAL_WORLD_SIZE": str(ranks),
             }
             fds = (listener.fileno(),) if rank == 0 else ()
-            store = {world.STORE_FD: str(listener.fileno())} if rank == 0 else {}
+            meeting = {store.STORE_FD: str(listener.fileno())} if rank == 0 else {}
             processes.append(
                 subprocess.Popen(
-                    command, env=clean | (own | store if ranks > 1 else {}), pass_fds=fds, text=True,
+                    command, env=clean | (own | meeting if ranks > 1 else {}), pass_fds=fds, text=True,
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 )
             )  # fmt: skip

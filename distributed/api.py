@@ -1,0 +1,34 @@
+"""Remote calls, partitioners and reducers in one place, where programs for `torchopt.distributed` look for them."""
+
+from distributed.partition import (
+    Partitioner,
+    PartitionFunction,
+    TensorDimensionPartitioner,
+    batch_partitioner,
+    dim_partitioner,
+    exclusive_batch_partitioner,
+)
+from distributed.reduce import mean_reducer, sum_reducer
+from distributed.remote import (
+    parallelize,
+    parallelize_async,
+    parallelize_sync,
+    remote_async_call,
+    remote_sync_call,
+)
+
+__all__ = [
+    "PartitionFunction",
+    "Partitioner",
+    "TensorDimensionPartitioner",
+    "batch_partitioner",
+    "dim_partitioner",
+    "exclusive_batch_partitioner",
+    "mean_reducer",
+    "parallelize",
+    "parallelize_async",
+    "parallelize_sync",
+    "remote_async_call",
+    "remote_sync_call",
+    "sum_reducer",
+]
