@@ -172,13 +172,12 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     if found is not None and found.result is not None:
         print(run_folder.announcement(job.run_dir, found.result))
         return OK
-    if found is None and config["resume"] == "auto" and run_folder.finished(job.run_dir, parts.settings.steps):
+    follows = found is None and not run_folder.goes_back(job.run_dir, config["resume"])
+    if follows and run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
     check_fit(parts.model, parts.start, first_task(parts))
     if job.workers > 1 and not started_as_rank():
-        if leads:
-            run_folder.lock(job.run_dir).close()  # found in use here, no worker need be started
-        return start_workers(job)
+        return start_workers(job, found)
     if not leads:
         return serve(job, parts)
     with run_folder.lock(job.run_dir):
@@ -193,9 +192,10 @@ def started_as_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def start_workers(job: Job) -> int:
+def start_workers(job: Job, found: "Found | None") -> int:
     """Runs this program once a worker, on loopback, and waits."""
-    from distributed.launch import Place, launch
+    from distributed.launch import CannotListenError, Place, launch
+    from metalearn import checkpoint, run_folder
 
     settings = job.config.launch
     place = Place(
@@ -203,11 +203,15 @@ def start_workers(job: Job) -> int:
         settings.master_port, settings.interface,
     )  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *job.overrides]
+    if found is not None:
+        with run_folder.lock(job.run_dir):  # a folder in use is found here, before a worker is started
+            if found.goes_back and found.snapshot is not None:
+                checkpoint.rewind(job.run_dir, found.snapshot.meta["step"])
+                command.append("resume=auto")  # go back once, not again at every restart
     try:
         return launch(command, place, max_restarts=settings.max_restarts, say=log.warning)
-    except OSError as error:
-        where = f"launch.master_addr={place.master_addr} launch.master_port={place.master_port}"
-        raise ConfigError(f"{where}: cannot listen there ({error}); type another port or address") from error
+    except CannotListenError as error:
+        raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
 
 
 def assemble(job: Job) -> Parts:
@@ -322,7 +326,8 @@ def train_and_test(job: Job, parts: Parts, found: "Found", strategy: "Strategy",
     try:
         progress = fit(run, learner, progress)
         best = parts.keeper.best()
-        assert best is not None
+        if best is None:
+            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
         test = evaluate(run, best.params, "test", parts.settings.test_tasks)
         run_log.evaluation(progress.step, "test", test)
         result = {
@@ -422,7 +427,7 @@ def complain(error: BaseException, code: int) -> int:
     elif code == BAD_CONFIG:
         # torchrun ends all ranks with the first that fails: let rank zero of the host be the one that speaks.
         time.sleep(_OWN_RANK_SECONDS)
-        print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
+        print(f"error: worker{os.environ.get('RANK', '?')}: {error}", file=sys.stderr)
     return code
 
 

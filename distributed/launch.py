@@ -20,6 +20,10 @@ _PARENT = "DISTRIBUTED_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1
 
 
+class CannotListenError(OSError):
+    """The address that the ranks are to meet at cannot be had."""
+
+
 class Place(NamedTuple):
     """Which part of the whole job this launcher starts.
 
@@ -57,7 +61,7 @@ def launch(command: Sequence[str], place: Place, *, max_restarts: int = 0, say: 
         (stopped); else 1.
 
     Raises:
-        OSError: `master_addr` and `master_port` cannot be listened on.
+        CannotListenError: `master_addr` and `master_port` cannot be listened on.
     """
     stopping: list[int] = []
     ranks: list[subprocess.Popen[bytes]] = []
@@ -90,7 +94,7 @@ def _run_once(
 ) -> int:
     """One start of all ranks, which are put into `ranks` for the signal handler to see."""
     ranks.clear()
-    listener = socket.create_server((place.master_addr, place.master_port)) if place.node_rank == 0 else None
+    listener = _listen(place) if place.node_rank == 0 else None
     port = listener.getsockname()[1] if listener is not None else place.master_port
     try:
         for local_rank in range(place.workers):
@@ -101,11 +105,20 @@ def _run_once(
             ranks.append(subprocess.Popen(command, env=environment, pass_fds=fds))
         if listener is not None:
             listener.close()  # it is the first rank's now
+        if stopping:  # or while the last was being started
+            return 128 + stopping[0]
         return _wait(ranks, place, stopping, say)
     finally:
         if listener is not None:
             listener.close()
         _end(ranks)
+
+
+def _listen(place: Place) -> socket.socket:
+    try:
+        return socket.create_server((place.master_addr, place.master_port))
+    except OSError as error:
+        raise CannotListenError(f"{place.master_addr}:{place.master_port}: cannot listen there ({error})") from error
 
 
 def _environment(place: Place, local_rank: int, port: int, fds: Sequence[int]) -> dict[str, str]:
@@ -145,9 +158,9 @@ def _wait(ranks: list[subprocess.Popen[bytes]], place: Place, stopping: list[int
                 elif code > 0 and codes[0] is None:
                     say(f"{name} ended with exit code {code}")
             first = ranks[0].poll()
-            if first is not None and first < 0 and stopping:
-                return 128 + stopping[0]
-            return first if first in (2, 130, 143) else 1
+            if first in (2, 130, 143):
+                return first
+            return 128 + stopping[0] if stopping and (first is None or first <= 0) else 1
         time.sleep(0.05)
 
 

@@ -41,7 +41,7 @@ class Keeper(NamedTuple):
     """The checkpoints of one run.
 
     `due(step)` says whether the schedule asks for one; `save(snapshot, best)` writes one, points `last`
-    (and `best`) to it and prunes; `best()` reads the best one, or gives None where there is none.
+    (and `best`) to it and prunes; `best()` reads the best one, or gives None where there is none that can be read.
     """
 
     due: Callable[[int], bool]
@@ -72,7 +72,11 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
             _prune(folder, keep)
 
         def best() -> Snapshot | None:
-            return read(folder / "best") if (folder / "best").exists() else None
+            try:
+                return read(folder / "best") if (folder / "best").exists() else None
+            except RunError as error:
+                log.warning("%s; the next validation is the best", error)
+                return None
 
         return Keeper(lambda step: step % every == 0, save, best)
 
@@ -150,12 +154,13 @@ def latest(run_dir: Path) -> Snapshot | None:
 
 
 def rewind(run_dir: Path, step: int) -> None:
-    """Removes what a run did after `step`, to go on from there."""
+    """Removes what a run did after `step`, the latest first, to go on from there."""
     folder = run_dir / "checkpoints"
     (run_dir / "result.json").unlink(missing_ok=True)
-    for path in _steps(folder):
+    for path in reversed(_steps(folder)):
         if _number(path) > step:
             shutil.rmtree(path)
+    _point(folder / "last", f"step_{step:06d}")
 
 
 def start_params(path: Path, params: Params) -> Params:

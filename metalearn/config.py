@@ -214,10 +214,8 @@ def check_top_level(config: DictConfig) -> None:
     for key, words in (("init_from", [None]), ("resume", ["auto", "never"])):
         path = config[key]
         if path not in words and not (isinstance(path, str) and Path(path).is_dir()):
-            allowed = "auto, never, " if key == "resume" else ""
-            raise ConfigError(
-                f"{key}={path}: must be {allowed}or the folder of a checkpoint, such as …/checkpoints/best"
-            )
+            allowed = "auto, never or " if key == "resume" else ""
+            raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
 
 
 def world_size(config: DictConfig, command: str) -> int:
@@ -325,7 +323,7 @@ def _with_group(group: str, keys: Sequence[str], message: str) -> str:
     """A component's message about its argument, as one about the config's key: what it names and what it
     says to type get the group before them."""
     names = "|".join(map(re.escape, keys))
-    return re.sub(rf"(^|type )(?=(?:{names})=)", rf"\g<1>{group}.", message)
+    return re.sub(rf"(^|type |for example )(?=(?:{names})=)", rf"\g<1>{group}.", message)
 
 
 # Help

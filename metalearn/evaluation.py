@@ -25,6 +25,13 @@ def jsonable(values: Any) -> Any:
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
+def from_json(values: Any) -> Any:
+    """What `jsonable` was given, as far as None stood for a number."""
+    if isinstance(values, dict):
+        return {name: from_json(value) for name, value in values.items()}
+    return math.nan if values is None else values
+
+
 def summary(values: Metrics) -> dict[str, Any]:
     """Figures over tasks, after the last inner step, from values [tasks, inner steps + 1].
 

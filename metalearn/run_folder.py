@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.checkpoint import Snapshot, latest, read_named
 from metalearn.config import Config, differences
 from metalearn.errors import ConfigError
-from metalearn.evaluation import describe, headline, jsonable
+from metalearn.evaluation import describe, from_json, headline, jsonable
 
 LOCK = ".lock"
 
@@ -39,20 +39,26 @@ def examine(run_dir: Path, config: Config) -> Found:
     """
     resume, steps = config["resume"], config["trainer"]["steps"]
     path = None if resume in ("auto", "never") else Path(resume)
-    inside = path is not None and path.resolve().is_relative_to(run_dir.resolve())
-    if not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}:
-        snapshot = read_named("resume", path) if path else None
-    elif resume == "never":
+    back = goes_back(run_dir, resume)
+    empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
+    if not empty and resume == "never":
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
-    elif not (run_dir / ".hydra").is_dir():
+    if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
-    else:
-        snapshot = read_named("resume", path) if path and inside else latest(run_dir)
-        _refuse_other(run_dir, snapshot.meta["config"] if snapshot else _recorded(run_dir), config)
+    own = None if empty or back else latest(run_dir)
+    snapshot = read_named("resume", path) if own is None and path else own
+    place = run_dir if own or not path else path
     if snapshot is not None:
-        _refuse_other(path or run_dir, snapshot.meta["config"], config)
-        _refuse_further(path or run_dir, snapshot.meta["step"], steps)
-    return Found(snapshot, None if inside else finished(run_dir, steps), inside)
+        _refuse_other(place, snapshot.meta["config"], config)
+        _refuse_further(place, snapshot.meta["step"], steps)
+    elif not empty:
+        _refuse_other(run_dir, _recorded(run_dir), config)
+    return Found(snapshot, None if back else finished(run_dir, steps), back)
+
+
+def goes_back(run_dir: Path, resume: str) -> bool:
+    """Whether `resume` names a checkpoint of this very run."""
+    return resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
 
 
 def _refuse_further(place: Path, done: int, steps: int) -> None:
@@ -69,7 +75,9 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return result if result.get("status") == "completed" and result.get("steps") == steps else None
+    if result.get("status") != "completed" or result.get("steps") != steps:
+        return None
+    return result | {"test": from_json(result["test"])}
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:

@@ -138,7 +138,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         if improved or stopping or run.keeper.due(step) or step == steps:
             run.keeper.save(snapshot(learner, progress, run.config), improved)
         if stopping:
-            raise Stopped(f"stopped after step {step}, which is saved; the same command goes on from there")
+            raise Stopped(f"stopped after step {step}, which is saved; resume=auto, the default, goes on from there")
     if progress.best is None:  # no step was left to be done
         progress, improved = validate(run, learner, progress)
         run.keeper.save(snapshot(learner, progress, run.config), improved)

@@ -213,6 +213,8 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
 
 
 def test_raising_steps_continues_and_a_damaged_checkpoint_is_passed_over(finished: Path, start: Start) -> None:
+    (finished / "checkpoints/best").unlink()
+    (finished / "checkpoints/best").symlink_to("step_000100")
     torn = finished / "checkpoints/step_000100/params.safetensors"
     torn.write_bytes(torn.read_bytes()[:-4])
     output = good(start(*TINY, "trainer.steps=102").wait())
@@ -322,7 +324,12 @@ def test_resuming_from_an_earlier_checkpoint_goes_back_to_it(
 
 
 def test_resuming_from_the_checkpoint_of_another_folder(reference: Path, start: Start, tmp_path: Path) -> None:
-    good(start(*TINY, "run=copy", f"resume={reference / 'checkpoints/step_000098'}").wait())
+    command = [*TINY, "run=copy", f"resume={reference / 'checkpoints/step_000098'}"]
+    rarely = "checkpoint.every=1000"
+    (tmp_path / OUTPUTS / "copy/.hydra").mkdir(parents=True)  # as if killed before its first checkpoint
+    (tmp_path / OUTPUTS / "copy/train.log").touch()
+    output = good(start(*command, rarely).wait())
+    assert "going on after step 98" in output
     assert params_of(tmp_path / OUTPUTS / "copy") == params_of(reference)
 
 
