@@ -105,10 +105,6 @@ def is_available() -> bool:
     return dist.is_available() and rpc.is_available()
 
 
-def is_started() -> bool:
-    return _session is not None
-
-
 def default_timeout() -> float:
     """Seconds that a call of this session may take where the call does not say."""
     return _session.timeout if _session else DEFAULT_TIMEOUT
