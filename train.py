@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,7 +74,8 @@ def main(argv: Sequence[str]) -> int:
         return OK
     sys.argv = [sys.argv[0], *argv]  # where Hydra looks
     asks_hydra = arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion
-    try:
+
+    def run() -> int:
         if arguments.multirun:
             check_sweep(arguments.overrides)
             return run_by_hydra(sweep_job, sweep=True)
@@ -82,12 +83,21 @@ def main(argv: Sequence[str]) -> int:
         if asks_hydra:
             return run_by_hydra(lambda config: OK, sweep=False)
         return run_job(to_job(*composed, arguments.overrides), in_sweep=False)
+
+    try:
+        return exit_code_of(run)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """What `run` returns; or, if it raises one of the errors that need no traceback, says so and gives its code."""
+    try:
+        return run()
     except (ConfigError, DataError) as error:
         return complain(error, BAD_CONFIG)
     except RunError as error:
         return complain(error, FAILED)
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequence[str]) -> Job:
@@ -106,13 +116,15 @@ def check_sweep(overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: as for a single run; or torchrun has started this.
     """
-    if started_as_rank():
+    if configs.started_as_rank():
         raise ConfigError(
             "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
             f"  python train.py --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
         )
-    for job in configs.sweep_jobs(overrides):
-        assemble(to_job(*configs.compose_config(job), job))
+    for job_overrides in configs.sweep_jobs(overrides):
+        job = to_job(*configs.compose_config(job_overrides), job_overrides)
+        set_up_process(job.config.threads)
+        assemble(job)
 
 
 def run_by_hydra(task: Any, *, sweep: bool) -> int:
@@ -139,21 +151,21 @@ def sweep_job(config: DictConfig) -> int:
     own = HydraConfig.get()
     folder = Path(own.runtime.output_dir)
     overrides = [*own.overrides.task, f"hydra.run.dir={configs.quoted(folder)}"]
-    try:
-        job = to_job(configs.resolved(config), folder, own.runtime.choices["experiment"], overrides)
-        return run_job(job, in_sweep=True)
-    except (ConfigError, DataError) as error:
-        return complain(error, BAD_CONFIG)
-    except RunError as error:
-        return complain(error, FAILED)
+    experiment = own.runtime.choices["experiment"]
+    return exit_code_of(lambda: run_job(to_job(configs.resolved(config), folder, experiment, overrides), in_sweep=True))
+
+
+def set_up_process(threads: int) -> None:
+    """What must be set before torch is imported."""
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(threads)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is told of by us, in words
+    keep_freed_memory()
 
 
 def run_job(job: Job, *, in_sweep: bool) -> int:
     """Checks every value, then starts the workers, or runs as one of them."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(job.config.threads)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is told of by us, in words
-    keep_freed_memory()
+    set_up_process(job.config.threads)
 
     import torch
 
@@ -167,7 +179,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     parts = assemble(job)
     log_to_terminal()
     config = configs.to_container(job.config)
-    leads = int(os.environ["RANK"]) == 0 if started_as_rank() else job.config.launch.node_rank == 0
+    leads = int(os.environ["RANK"]) == 0 if configs.started_as_rank() else job.config.launch.node_rank == 0
     found = run_folder.examine(job.run_dir, config) if leads else None
     if found is not None and found.result is not None:
         print(run_folder.announcement(job.run_dir, found.result))
@@ -176,7 +188,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     if follows and run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
     check_fit(parts.model, parts.start, first_task(parts))
-    if job.workers > 1 and not started_as_rank():
+    if job.workers > 1 and not configs.started_as_rank():
         return start_workers(job, found)
     if not leads:
         return serve(job, parts)
@@ -185,11 +197,6 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
         if in_sweep:
             return drive(job, parts, found)
         return run_by_hydra(lambda config: drive(job, parts, found), sweep=False)
-
-
-def started_as_rank() -> bool:
-    """Whether this process is one of a world that is there already."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def start_workers(job: Job, found: "Found | None") -> int:

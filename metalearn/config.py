@@ -218,14 +218,20 @@ def check_top_level(config: DictConfig) -> None:
             raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
 
 
+def started_as_rank() -> bool:
+    """Whether this process is one of a world that is there already."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
 def world_size(config: DictConfig, command: str) -> int:
     """The number of workers: what torchrun (or our launcher) gave, else `workers`, else 1.
 
     Raises:
         ConfigError: they contradict each other, or cannot be divided among the hosts.
     """
-    given, asked = os.environ.get("WORLD_SIZE"), config.workers
-    if given is not None and "RANK" in os.environ:
+    asked = config.workers
+    if started_as_rank():
+        given = os.environ["WORLD_SIZE"]
         if asked is not None and asked != int(given):
             raise ConfigError(
                 f"workers={asked}, but torchrun started {given}. Type either\n"
