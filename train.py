@@ -54,6 +54,7 @@ class Parts(NamedTuple):
     model: "Model"
     start: "Params"
     algorithm: "Algorithm"
+    device: "torch.device"
     outer: "OuterOptimizer"
     reduce: "Reduce"
     connect: "Connect"
@@ -107,6 +108,7 @@ def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequen
         ConfigError: a value that is not allowed, of a key that belongs to no component.
     """
     configs.check_top_level(config)
+    configs.check_network(config)
     return Job(config, run_dir, experiment, list(overrides), configs.world_size(config, " ".join(overrides)))
 
 
@@ -176,6 +178,8 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
 
     torch.set_num_threads(job.config.threads)
     launch.die_with_parent()
+    if job.config.launch.interface is not None:
+        launch.use_interface(job.config.launch.interface)
     parts = assemble(job)
     log_to_terminal()
     config = configs.to_container(job.config)
@@ -232,6 +236,7 @@ def assemble(job: Job) -> Parts:
     source = configs.build(config, "dataset")
     model = configs.build(config, "model")
     algorithm = configs.build(config, "algorithm", model=model)
+    work = make_work(config, algorithm, source)
     partitioner = configs.build(config, "partitioner")
     return Parts(
         settings=configs.build(config, "trainer"),
@@ -239,9 +244,10 @@ def assemble(job: Job) -> Parts:
         model=model,
         start=initial_params(config, algorithm),
         algorithm=algorithm,
+        device=work.device,
         outer=configs.build(config, "optimizer"),
         reduce=configs.build(config, "reducer"),
-        connect=configs.build(config, "strategy", workers=job.workers, partitioner=partitioner),
+        connect=configs.build(config, "strategy", work=work, workers=job.workers, partitioner=partitioner),
         keeper=configs.build(config, "checkpoint")(job.run_dir),
         open_log=configs.build(config, "logger"),
     )
@@ -274,7 +280,7 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
     stop = StopSignal()
     handler = log_to_file(job.run_dir / "train.log")
     try:
-        strategy = parts.connect(make_work(job, parts))
+        strategy = connect(parts)
         assert strategy.drives
         try:
             code = train_and_test(job, parts, found, strategy, stop)
@@ -298,10 +304,10 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
 
 def serve(job: Job, parts: Parts) -> int:
     """The other ranks: compute what rank zero asks for, until it is done."""
-    from distributed.world import StoppedByLeader
+    from distributed.session import StoppedByLeader
 
     try:
-        strategy = parts.connect(make_work(job, parts))
+        strategy = connect(parts)
         # Rank zero is asked to stop by the same signals; it saves, then ends this rank too.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -313,6 +319,15 @@ def serve(job: Job, parts: Parts) -> int:
         print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
         return FAILED
     return OK
+
+
+def connect(parts: Parts) -> "Strategy":
+    """Joins this rank to its world, on its own device."""
+    import torch
+
+    if parts.device.type == "cuda":
+        torch.cuda.set_device(parts.device)
+    return parts.connect()
 
 
 def train_and_test(job: Job, parts: Parts, found: "Found", strategy: "Strategy", stop: "StopSignal") -> int:
@@ -392,15 +407,15 @@ def draw(job: Job, parts: Parts, params: "Params") -> None:
         adaptation(job.run_dir, parts.algorithm.adapt, single, episode)
 
 
-def make_work(job: Job, parts: Parts) -> "Work":
+def make_work(config: DictConfig, algorithm: "Algorithm", source: "TaskSource") -> "Work":
     """What this rank computes, on its device, in the precision asked for."""
     import torch
 
     from distributed.work import Work
     from metalearn.compute import chunk_functions
 
-    dtype = getattr(torch, job.config.precision)
-    return Work(*chunk_functions(parts.algorithm, parts.source, own_device(job.config.device), dtype))
+    device = own_device(config.device)
+    return Work(*chunk_functions(algorithm, source, device, getattr(torch, config.precision)), device)
 
 
 def check_device(name: str) -> None:
@@ -417,9 +432,7 @@ def own_device(name: str) -> "torch.device":
 
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 # What is told

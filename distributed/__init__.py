@@ -1,29 +1,34 @@
 """Moves work between processes: RPC map-reduce with the names of `torchopt.distributed`.
 
-`import distributed as todist` serves programs written for it.
+`import distributed as todist` serves programs written for it; `python -m distributed.as_torchopt program.py` runs
+those that cannot be edited.
 """
 
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from distributed import api, world
+from distributed import api, autograd, world
+from distributed.module import module_clone
+from distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from distributed.partition import (
+    DynamicPartitioner,
     Partitioner,
     PartitionFunction,
     TensorDimensionPartitioner,
     batch_partitioner,
     dim_partitioner,
+    dynamic_partitioner,
     exclusive_batch_partitioner,
     whole,
 )
-from distributed.reduce import add_in_order, mean_reducer, sum_reducer
-from distributed.remote import (
-    parallelize,
-    parallelize_async,
-    parallelize_sync,
-    remote_async_call,
-    remote_sync_call,
+from distributed.reduce import (
+    add_in_order,
+    mean_reducer,
+    stack_reducer,
+    sum_reducer,
+    weighted_mean_reducer,
 )
+from distributed.remote import remote_async_call, remote_sync_call
 from distributed.world import (
     WorldInfo,
     auto_init_rpc,
@@ -44,6 +49,7 @@ from distributed.world import (
 )
 
 __all__ = [
+    "DynamicPartitioner",
     "PartitionFunction",
     "Partitioner",
     "TensorDimensionPartitioner",
@@ -51,10 +57,12 @@ __all__ = [
     "add_in_order",
     "api",
     "auto_init_rpc",
+    "autograd",
     "barrier",
     "batch_partitioner",
     "dim_partitioner",
     "dist",
+    "dynamic_partitioner",
     "exclusive_batch_partitioner",
     "get_local_rank",
     "get_local_world_size",
@@ -65,6 +73,7 @@ __all__ = [
     "get_world_size",
     "is_available",
     "mean_reducer",
+    "module_clone",
     "not_on_rank",
     "on_rank",
     "parallelize",
@@ -76,7 +85,9 @@ __all__ = [
     "remote_async_call",
     "remote_sync_call",
     "rpc",
+    "stack_reducer",
     "sum_reducer",
+    "weighted_mean_reducer",
     "whole",
     "world",
 ]

@@ -1,5 +1,6 @@
 """Remote calls, partitioners and reducers in one place, where programs for `torchopt.distributed` look for them."""
 
+from distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from distributed.partition import (
     Partitioner,
     PartitionFunction,
@@ -9,13 +10,7 @@ from distributed.partition import (
     exclusive_batch_partitioner,
 )
 from distributed.reduce import mean_reducer, sum_reducer
-from distributed.remote import (
-    parallelize,
-    parallelize_async,
-    parallelize_sync,
-    remote_async_call,
-    remote_sync_call,
-)
+from distributed.remote import remote_async_call, remote_sync_call
 
 __all__ = [
     "PartitionFunction",

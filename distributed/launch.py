@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from distributed.store import STORE_FD, loopback_interface
+from distributed.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
 
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end after one has failed."""
@@ -37,6 +37,11 @@ class Place(NamedTuple):
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     interface: str | None = None
+
+
+def use_interface(name: str) -> None:
+    """What torch opens in this process from here on, it opens on this network interface."""
+    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, name))
 
 
 def die_with_parent() -> None:
@@ -132,11 +137,9 @@ def _environment(place: Place, local_rank: int, port: int, fds: Sequence[int]) -
             "LOCAL_WORLD_SIZE": str(place.workers),
             "MASTER_ADDR": place.master_addr,
             "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": interface,
-            "TP_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": interface,
             _PARENT: str(os.getpid()),
         }
+        | dict.fromkeys(INTERFACE_VARIABLES, interface)
         | ({STORE_FD: str(fds[0])} if fds else {})
     )
 

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from distributed.world import get_worker_id, get_world_rank, get_world_size
+from distributed.info import get_world_rank, get_world_size
+from distributed.names import find_function
+from distributed.world import get_worker_id
 
 Args = tuple[Any, ...]
 KwArgs = dict[str, Any]
-Part = tuple[int | str, Args | None, KwArgs | None]
+Part = tuple[int | str | None, Args | None, KwArgs | None]
+"""(worker, args, kwargs): one call of the function. The worker None is whoever is free first."""
 PartitionFunction = Callable[..., Sequence[Part]]
 """Called with the arguments of the call that it is to deal out."""
 Partitioner = int | str | PartitionFunction
@@ -20,7 +23,7 @@ Partitioner = int | str | PartitionFunction
 
 @dataclass(frozen=True)
 class Whole:
-    """A value that every worker gets uncut; it arrives unwrapped."""
+    """A value that every worker gets uncut, and once however many items it runs; it arrives unwrapped."""
 
     value: Any
 
@@ -28,11 +31,6 @@ class Whole:
 def whole(value: Any) -> Any:
     """Keeps partitioners from slicing the tensors in `value`."""
     return Whole(value)
-
-
-def unwrap(tree: Any) -> Any:
-    """`tree` with what `whole` wrapped put back in its place."""
-    return pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, tree)
 
 
 class TensorDimensionPartitioner:
@@ -80,7 +78,7 @@ class TensorDimensionPartitioner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        sliced = [isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves]
+        sliced = [_is_cut(leaf) for leaf in leaves]
         samples = self._samples([leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut])
         if not samples:
             return [(get_world_rank(), args, kwargs)]
@@ -135,5 +133,52 @@ def dim_partitioner(
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
 
 
+@dataclass(frozen=True)
+class DynamicPartitioner:
+    """One call a sample, each for whichever worker is free first; a slow worker gets fewer.
+
+    What is not sliced goes to each worker once. The results come in the order of the samples, as always.
+
+    Args:
+        dim: the dimension to slice, as in `TensorDimensionPartitioner`.
+        keepdim: whether a sample keeps the dimension (of size 1).
+    """
+
+    dim: int = 0
+    keepdim: bool = True
+
+    def __post_init__(self) -> None:
+        self._fixed()
+
+    def _fixed(self) -> TensorDimensionPartitioner:
+        return TensorDimensionPartitioner(self.dim, exclusive=True, keepdim=self.keepdim)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
+        once = pytree.tree_map(lambda leaf: leaf if _is_cut(leaf) else Whole(_value(leaf)), (args, kwargs))
+        return [(None, part_args, part_kwargs) for _, part_args, part_kwargs in self._fixed()(*once[0], **once[1])]
+
+
+def _is_cut(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Whole) else leaf
+
+
+def dynamic_partitioner(dim: int = 0, *, keepdim: bool = True) -> PartitionFunction:
+    """A `DynamicPartitioner`, which see."""
+    return DynamicPartitioner(dim, keepdim)
+
+
 batch_partitioner = TensorDimensionPartitioner(0)
 exclusive_batch_partitioner = TensorDimensionPartitioner(0, exclusive=True)
+
+
+def function(*, name: str) -> PartitionFunction:
+    """A function of the user's own, by module and name, such as `my_module.my_partitioner`.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    return find_function("name", name)

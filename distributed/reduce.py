@@ -7,9 +7,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from distributed.names import find_function
+
 T = TypeVar("T")
 Reducer = Callable[[Sequence[Any]], Any]
-Finish = Callable[[dict[str, Tensor], int], dict[str, Tensor]]
+Tensors = dict[str, Tensor]
+Combine = Callable[[Sequence[Tensors], Sequence[int]], Tensors]
+"""What the trainers reduce by: the chunks' gradients, each summed over its samples, and the chunks' numbers of
+samples, both in chunk order, to the gradient of the step."""
 
 
 def mean_reducer(results: Sequence[T]) -> T:
@@ -28,6 +33,29 @@ def sum_reducer(results: Sequence[T]) -> T:
         ValueError: there are no results.
     """
     return _leafwise(results, lambda leaves: torch.stack(leaves).sum(dim=0), sum)
+
+
+def stack_reducer(results: Sequence[T]) -> T:
+    """The results one beside the other, leaf by leaf: tensors [n, …] (numbers as tensors [n]).
+
+    Raises:
+        ValueError: there are no results.
+    """
+    return _leafwise(results, torch.stack, torch.tensor)
+
+
+def weighted_mean_reducer(results: Sequence[tuple[T, float]]) -> T:
+    """The mean over samples of results `(mean over the part, number of samples)`, however uneven the parts.
+
+    Raises:
+        ValueError: there are no results, or no samples.
+    """
+    count = sum(weight for _, weight in results)
+    if results and not count:
+        raise ValueError("results: the numbers of samples add up to 0")
+    shares = [pytree.tree_map(lambda leaf, w=weight: leaf * w, value) for value, weight in results]
+    mean: T = pytree.tree_map(lambda leaf: leaf / count, add_in_order(shares))
+    return mean
 
 
 def _leafwise(
@@ -57,11 +85,55 @@ def add_in_order(results: Sequence[T]) -> T:
     return total
 
 
-def mean() -> Finish:
-    """What the trainers use: Σ sums ÷ Σ counts, a mean over samples however unevenly they were dealt out."""
-    return lambda sums, count: {name: value / count for name, value in sums.items()}
+# What the trainers reduce by, chosen in config
 
 
-def total() -> Finish:
+def mean() -> Combine:
+    """Σ sums ÷ Σ counts, a mean over samples however unevenly they were dealt out."""
+
+    def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
+        return {name: value / sum(counts) for name, value in add_in_order(sums).items()}
+
+    return combine
+
+
+def total() -> Combine:
     """The sum over samples, not divided."""
-    return lambda sums, count: sums
+    return lambda sums, counts: add_in_order(sums)
+
+
+def stack() -> Combine:
+    """As `mean`, but from the stacked sums [chunks, …]: one operation, whose order of adding is torch's."""
+
+    def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
+        return {name: value.sum(dim=0) / sum(counts) for name, value in stack_reducer(sums).items()}
+
+    return combine
+
+
+def function(*, name: str) -> Combine:
+    """A function of the user's own.
+
+    Args:
+        name: module and name, such as `robust.median_of_chunks`. Called with the chunks' stacked sums
+            [chunks, …] by parameter and their numbers of samples [chunks]; returns the gradient by parameter.
+
+    Raises:
+        ValueError: there is no such function; when called: it fails, or does not return a gradient.
+    """
+    own = find_function("name", name)
+
+    def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
+        try:
+            gradients = own(stack_reducer(sums), torch.tensor(counts))
+        except Exception as error:
+            raise ValueError(f"reducer={name}: failed with {type(error).__name__}: {error}") from error
+        for key, value in sums[0].items():
+            found = gradients.get(key) if isinstance(gradients, dict) else None
+            if not isinstance(found, Tensor) or found.shape != value.shape:
+                raise ValueError(
+                    f"reducer={name}: must return a dict with a tensor of shape {tuple(value.shape)} for {key!r}"
+                )
+        return {key: gradients[key] for key in sums[0]}
+
+    return combine

@@ -1,103 +1,33 @@
 """Remote calls as map-reduce: a partitioner deals a call out, workers compute, a reducer gathers.
 
 One message goes to each worker; the worker runs its items in turn. So the number of items never
-exceeds the number of threads that serve them, and no number of items can block a worker.
+exceeds the number of threads that serve them, and no number of items can block a worker. How calls may
+be nested: see `session`.
 """
 
-import functools
-import importlib
-import pickle
-import sys
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import rpc
 from torch.futures import Future
+from torch.utils import _pytree as pytree
 
-from distributed.partition import Args, KwArgs, Partitioner, batch_partitioner, unwrap
-from distributed.reduce import Reducer, mean_reducer
-from distributed.world import check_timeout, default_timeout, get_worker_id, get_world_rank, worker_infos
+from distributed import autograd, worker
+from distributed.info import check_timeout, get_world_rank
+from distributed.message import Packed, pack, unpack
+from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
+from distributed.reduce import Reducer
+from distributed.session import MAX_DEPTH, Session, current
+from distributed.traffic import note_received, note_sent
+from distributed.worker import Answer, Failure, Item, Order, SharedValue, Source
+from distributed.world import get_worker_id
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 UNSET_TIMEOUT = -1
 """What torch means by "the default"; None means the same here."""
-
-
-class _Item(NamedTuple):
-    """One call of the function: its place among all, and what it is called with."""
-
-    number: int
-    args: Args
-    kwargs: KwArgs
-
-
-class _Failure(NamedTuple):
-    """An exception, in a form that always travels."""
-
-    worker: str
-    number: int
-    module: str
-    type_name: str
-    args: tuple[Any, ...] | None
-    message: str
-    traceback: str
-
-
-def _run_items(func: Callable[..., T], items: Sequence[_Item], worker: str) -> list[T] | _Failure:
-    """Runs on the worker; stops at the first item that fails."""
-    results = []
-    for item in items:
-        try:
-            args, kwargs = unwrap((item.args, item.kwargs))
-            results.append(func(*args, **kwargs))
-        except Exception as error:
-            return _failure(error, worker, item.number)
-    return results
-
-
-def _failure(error: Exception, worker: str, number: int) -> _Failure:
-    kind = type(error)
-    args: tuple[Any, ...] | None = error.args
-    try:
-        pickle.dumps(args)
-    except Exception:  # an argument may refuse in any way
-        args = None
-    return _Failure(worker, number, kind.__module__, kind.__qualname__, args, str(error), traceback.format_exc())
-
-
-def _raise(failure: _Failure) -> None:
-    """The worker's exception, of the same type where that can be rebuilt, with where it came from."""
-    try:
-        error = _named(failure.module, failure.type_name)(*(failure.args or (failure.message,)))
-        if not isinstance(error, Exception):
-            raise TypeError(f"{failure.type_name} is not an exception")
-    except Exception:  # the class may be unknown here, or take other arguments than it keeps
-        error = RuntimeError(f"{failure.type_name}: {failure.message}")
-    error.add_note(f"raised on {failure.worker} by item {failure.number} of the call:\n{failure.traceback}")
-    raise error
-
-
-def _named(module: str, name: str) -> Any:
-    """What `module` calls `name`, imported if need be."""
-    found: Any = sys.modules.get(module) or importlib.import_module(module)
-    for attribute in name.split("."):
-        found = getattr(found, attribute)
-    return found
-
-
-def _worker_error(worker: str, error: RuntimeError, timeout: float) -> Exception:
-    first = str(error).splitlines()[0]
-    if "timeout" in first.lower() or "timed out" in first.lower():
-        return TimeoutError(f"{worker} did not answer within {timeout:g} s: {first}")
-    if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
-        return ConnectionError(f"{worker} does not answer: {first}")
-    return RuntimeError(f"{worker}: {first}")
 
 
 class _Call:
@@ -113,48 +43,155 @@ class _Call:
         *,
         own_part_here: bool,
     ) -> None:
-        self.timeout = default_timeout() if timeout in (None, UNSET_TIMEOUT) else timeout
+        session = current()
+        self._names = session.workers
+        self.timeout = session.timeout if timeout in (None, UNSET_TIMEOUT) else timeout
         check_timeout(self.timeout)
-        self._func = func
-        self._names = [worker.name for worker in worker_infos()]
-        self._items: dict[int, list[_Item]] = defaultdict(list)
-        for number, part in enumerate(_partition(args or (), kwargs or {}, partitioner)):
-            worker, part_args, part_kwargs = part
-            self._items[get_worker_id(worker)].append(_Item(number, part_args or (), part_kwargs or {}))
-        me = get_world_rank()
-        self._own = self._items[me] if own_part_here and me in self._items else []
-        self.futures = {
-            worker: rpc.rpc_async(
-                self._names[worker], _run_items, args=(func, items, self._names[worker]), timeout=self.timeout
-            )
-            for worker, items in self._items.items()
-            if not (self._own and worker == me)
-        }
+        self._depth = worker.depth() + 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
+        self._ctx = autograd.current_context()
+        self._me = get_world_rank()
+        items, free, shared = _dealt_out(partitioner, args or (), kwargs or {})
+        self._expected = len(free) + sum(map(len, items.values()))
+        takers = [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][: len(free)]
+        orders = {rank: Order(func, shared, items.get(rank, [])) for rank in [*items, *takers]}
+        packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        self._queue = worker.open_queue([self._pack_item(item) for item in free]) if free else None
+        self._source = None if self._queue is None else Source(session.name, self._queue)
+        self._own = packed.pop(self._me, None) if own_part_here else None
+        self.futures = {rank: self._send(session, rank, order, rank in takers) for rank, order in packed.items()}
+
+    def _pack(self, order: Order, rank: int) -> Packed:
+        """Raises TypeError or ValueError naming what cannot be sent."""
+        name = self._names[rank]
+
+        def packed(value: Any, what: str | None = None) -> Packed:
+            try:
+                return pack(value, graphs=self._ctx is not None, carries=lambda device: worker.carries(name, device))
+            except (TypeError, ValueError) as error:
+                if what is None:
+                    raise
+                raise type(error)(f"{what}: cannot be sent to {name}: {error}") from error
+
+        try:
+            return packed(order)
+        except (TypeError, ValueError):
+            hint = "; workers find a function by its module and name, so define it with def at the top of a module"
+            packed(order.func, f"func={order.func!r}{hint}")
+            for item in order.items:
+                for place, value in [*enumerate(item.args), *item.kwargs.items()]:
+                    packed(value, f"argument {place!r} of item {item.number}")
+            for value in order.shared:
+                packed(value, "an argument sent whole")
+            raise
+
+    def _pack_item(self, item: Item) -> Packed:
+        """An item for whoever is free, so without a device of its own."""
+        try:
+            return pack(item, graphs=self._ctx is not None, carries=lambda device: device.type == "cpu")
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"item {item.number}: cannot be sent: {error}") from error
+
+    def _send(self, session: Session, rank: int, order: Packed, takes: bool) -> Future[Answer]:
+        slot = session.slots[rank, self._depth]
+        if not slot.acquire(timeout=self.timeout):
+            raise TimeoutError(f"{self._names[rank]} has been busy with other calls for {self.timeout:g} s")
+        message = (self._depth, session.name, self._queue if takes else None, *order)
+        try:
+            future: Future[Answer] = rpc.rpc_async(self._names[rank], worker.serve, message, timeout=self.timeout)
+        except RuntimeError as error:
+            slot.release()
+            raise _worker_error(self._names[rank], error, self.timeout) from error
+        note_sent(order.size())
+        future.add_done_callback(lambda done: self._on_done(done, slot.release))
+        return future
+
+    def _on_done(self, done: Future[Answer], release: Callable[[], None]) -> None:
+        release()
+        if self._queue is not None and isinstance(done, Future) and _has_failed(done):
+            worker.close_queue(self._queue)  # the others need not go on
 
     def results(self) -> list[Any]:
         """Waits for all and puts the results in order of the items."""
-        outcomes: dict[int, list[Any] | _Failure] = {}
-        if self._own:
-            me = get_world_rank()
-            outcomes[me] = _run_items(self._func, self._own, self._names[me])
-        for worker, future in self.futures.items():
-            try:
-                outcomes[worker] = future.wait()
-            except RuntimeError as error:
-                raise _worker_error(self._names[worker], error, self.timeout) from error
-        ordered: dict[int, Any] = {}
-        failures = []
-        for worker, outcome in outcomes.items():
-            if isinstance(outcome, _Failure):
-                failures.append(outcome)
-            else:
-                ordered |= zip((item.number for item in self._items[worker]), outcome, strict=True)
+        try:
+            outcomes = self._outcomes()
+        finally:
+            if self._queue is not None:
+                worker.close_queue(self._queue)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         if failures:
-            _raise(min(failures, key=lambda failure: failure.number))
+            worker.raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
+        ordered = dict(pair for outcome in outcomes for pair in outcome)
+        assert len(ordered) == self._expected
         return [ordered[number] for number in sorted(ordered)]
 
+    def _outcomes(self) -> list[Any]:
+        outcomes = []
+        if self._own is not None:
+            outcomes.append(self._read(worker.compute_here(self._own, self._depth, self._source)))
+        for rank, future in self.futures.items():
+            try:
+                answer = future.wait()
+            except RuntimeError as error:
+                raise _worker_error(self._names[rank], error, self.timeout) from error
+            note_received(answer.packed.size())
+            outcomes.append(self._read(answer))
+        return outcomes
 
-def _partition(args: Args, kwargs: KwArgs, partitioner: Partitioner | None) -> Sequence[Any]:
+    def _read(self, answer: Answer) -> Any:
+        if self._ctx is not None and answer.anchor is not None:
+            worker.keep_anchor(self._ctx, answer.anchor)
+        return unpack(answer.packed)
+
+
+def _has_failed(done: Future[Answer]) -> bool:
+    try:
+        done.value()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
+    first = str(error).splitlines()[0]
+    if "timeout" in first.lower() or "timed out" in first.lower():
+        return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")
+    if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
+        return ConnectionError(f"{name} does not answer: {first}")
+    return RuntimeError(f"{name}: {first}")
+
+
+def _dealt_out(
+    partitioner: Partitioner | None, args: Args, kwargs: KwArgs
+) -> tuple[dict[int, list[Item]], list[Item], list[Any]]:
+    """Each worker's items; those for whoever is free; and the values that items share."""
+    items: defaultdict[int, list[Item]] = defaultdict(list)
+    free: list[Item] = []
+    shared: list[Any] = []
+    places: dict[int, SharedValue] = {}
+
+    def stand_in(leaf: Any) -> Any:
+        if not isinstance(leaf, Whole):
+            return leaf
+        if id(leaf) not in places:
+            places[id(leaf)] = SharedValue(len(shared))
+            shared.append(leaf.value)
+        return places[id(leaf)]
+
+    for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args, kwargs)):
+        own_args, own_kwargs = pytree.tree_map(stand_in, (part_args or (), part_kwargs or {}))
+        item = Item(number, own_args, own_kwargs)
+        (free if name is None else items[get_worker_id(name)]).append(item)
+    return items, free, shared
+
+
+def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Sequence[Any]:
+    """What a partitioner makes of a call: parts (worker, args, kwargs).
+
+    Raises:
+        TypeError, ValueError: no partitioner, or one that returns something else.
+    """
     if partitioner is None:
         partitioner = batch_partitioner
     if isinstance(partitioner, int | str):
@@ -167,6 +204,11 @@ def _partition(args: Args, kwargs: KwArgs, partitioner: Partitioner | None) -> S
     for part in parts:
         if not isinstance(part, tuple) or len(part) != 3:
             raise ValueError(f"partitioner={partitioner!r} returned {part!r}; a part is (worker, args, kwargs)")
+        _, part_args, part_kwargs = part
+        if not isinstance(part_args, tuple | list | None) or not isinstance(part_kwargs, dict | None):
+            raise TypeError(
+                f"partitioner={partitioner!r} returned {part!r}; args is a tuple or None, kwargs a dict or None"
+            )
     return parts
 
 
@@ -181,17 +223,23 @@ def remote_sync_call(
 ) -> Any:
     """Calls `func` on the workers and waits. The caller computes its own part meanwhile.
 
+    Every worker, the caller too, computes on copies of the arguments. Under `autograd.context()` parameters
+    and modules keep their graph, and so do the results; without one, results come back without a graph.
+
     Args:
         func: a function that the workers can import.
         args, kwargs: what it is called with.
         partitioner: a worker's rank or name; or a function that is called with the arguments and returns
-            parts `(worker, args or None, kwargs or None)`; None: `batch_partitioner`.
+            parts `(worker, args or None, kwargs or None)`, with the worker None for whoever is free first;
+            None: `batch_partitioner`.
         reducer: from the list of results, in order of the parts, to the value returned; None: the list.
         timeout: seconds a worker may take; None: the session's.
 
     Raises:
         ConnectionError: a worker is gone (its name is in the message).
         TimeoutError: a worker did not answer in time.
+        RecursionError: the call is nested deeper than `session.MAX_DEPTH`.
+        TypeError, ValueError: an argument that cannot be sent, a worker that does not exist.
         Exception: what `func` raised, of the same type where it can be rebuilt.
     """
     call = _Call(func, args, kwargs, partitioner, timeout, own_part_here=True)
@@ -208,7 +256,8 @@ def remote_async_call(
     reducer: Reducer | None = None,
     timeout: float | None = None,
 ) -> Future[Any]:
-    """As `remote_sync_call`, but returns at once with a future of the value."""
+    """As `remote_sync_call`, but returns a future of the value as soon as the messages are sent: at once, unless
+    `session.MAX_WINDOW` calls to the same worker are under way already."""
     call = _Call(func, args, kwargs, partitioner, timeout, own_part_here=False)
     value: Future[Any] = Future()
 
@@ -221,63 +270,3 @@ def remote_async_call(
 
     torch.futures.collect_all(list(call.futures.values())).add_done_callback(finish)
     return value
-
-
-_UNDECORATED = "__undecorated__"
-
-
-@dataclass(frozen=True)
-class _Undecorated:
-    """The function under a `parallelize`, found by its name on the worker."""
-
-    module: str
-    name: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = _named(self.module, self.name)
-        return getattr(found, _UNDECORATED, found)(*args, **kwargs)
-
-
-def _parallelized(call: Callable[..., Any], **options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    def decorate(func: Callable[P, Any]) -> Callable[P, Any]:
-        name = getattr(func, "__qualname__", None)
-        if name is None or "<" in name:
-            raise TypeError(
-                f"parallelize({func!r}): workers find a function by its module and name, so it must be defined "
-                "with def at the top of a module"
-            )
-        remote = _Undecorated(func.__module__, name)
-
-        @functools.wraps(func)
-        def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return call(remote, args=args, kwargs=kwargs, **options)
-
-        setattr(parallel, _UNDECORATED, func)  # decorators put on top of this one copy it upward
-        return cast(Callable[P, Any], parallel)
-
-    return decorate
-
-
-def parallelize(
-    partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A decorator: calling the function is a `remote_sync_call` of it.
-
-    Without a partitioner: `batch_partitioner`, and then without a reducer: `mean_reducer`.
-
-    Raises:
-        TypeError: a function that workers cannot find by name.
-    """
-    reducer = mean_reducer if partitioner is None and reducer is None else reducer
-    return _parallelized(remote_sync_call, partitioner=partitioner, reducer=reducer, timeout=timeout)
-
-
-parallelize_sync = parallelize
-
-
-def parallelize_async(
-    partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """As `parallelize`, by `remote_async_call`: the call returns a future."""
-    reducer = mean_reducer if partitioner is None and reducer is None else reducer
-    return _parallelized(remote_async_call, partitioner=partitioner, reducer=reducer, timeout=timeout)

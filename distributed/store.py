@@ -9,6 +9,9 @@ import torch.distributed as dist
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket, opened by `launch`, that its store serves."""
 
+INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""What tells torch's transports the network interface to use."""
+
 _store: dist.Store | None = None
 
 

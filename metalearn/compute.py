@@ -1,23 +1,34 @@
 """What any worker computes of a chunk: makes its episodes, runs the algorithm, brings the result home."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from metalearn.errors import ConfigError
-from metalearn.functional import per_task
+from metalearn.functional import per_task, summed
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, TaskSource
 
-MapChunk = Callable[[Params, Tensor, int], ChunkResult]
-EvaluateChunk = Callable[[Params, str, Tensor], Metrics]
+
+class ChunkFunctions(NamedTuple):
+    """What can be computed of a chunk of task numbers. Parameters may lie anywhere; gradients, metrics and
+    losses go back to where the parameters came from.
+
+    `loss(params, indices, step)` gives the summed loss with its graph, and (metrics, count); from gradients
+    and these, `result` makes what `map` gives. None where the algorithm's loss has no graph.
+    """
+
+    map: Callable[[Params, Tensor, int], ChunkResult]
+    evaluate: Callable[[Params, str, Tensor], Metrics]
+    loss: Callable[[Params, Tensor, int], tuple[Tensor, tuple[Metrics, int]]] | None
+    result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
 
 
 def chunk_functions(
     algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
-) -> tuple[MapChunk, EvaluateChunk]:
-    """(map, evaluate) over chunks of task numbers, computed on `device` in `dtype`; parameters come from
-    the CPU and results go back there."""
+) -> ChunkFunctions:
+    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
 
     def batch(values: Batch) -> Batch:
         y = values.y.to(device, dtype) if values.y.is_floating_point() else values.y.to(device)
@@ -28,14 +39,29 @@ def chunk_functions(
         return Episode(batch(support), batch(query))
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
+        home = device_of(params)
         result = algorithm.meta_grad(moved(params, device), episodes("train", indices), step)
-        home = torch.device("cpu")
         return ChunkResult(moved(result.grads, home), moved(result.metrics, home), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
-        return moved(algorithm.evaluate(moved(params, device), episodes(split, indices)), torch.device("cpu"))
+        home = device_of(params)
+        return moved(algorithm.evaluate(moved(params, device), episodes(split, indices)), home)
 
-    return map_chunk, evaluate
+    def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
+        assert algorithm.outcome is not None
+        home = device_of(params)
+        values = algorithm.outcome(moved(params, device), episodes("train", indices), step)
+        return values["loss"].sum().to(home), (moved(summed(values), home), len(indices))
+
+    def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
+        return ChunkResult(grads, *rest)
+
+    return ChunkFunctions(map_chunk, evaluate, None if algorithm.outcome is None else loss, result)
+
+
+def device_of(params: Params) -> torch.device:
+    """Where parameters lie; the CPU where there are none."""
+    return next((value.device for value in params.values()), torch.device("cpu"))
 
 
 def moved(values: Params, device: torch.device) -> Params:

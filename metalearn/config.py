@@ -9,6 +9,7 @@ import inspect
 import itertools
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,12 +246,33 @@ def world_size(config: DictConfig, command: str) -> int:
         raise ConfigError(f"workers={workers}: must be a multiple of launch.nnodes={place.nnodes}; it counts all hosts")
     if place.node_rank >= place.nnodes:
         raise ConfigError(f"launch.node_rank={place.node_rank}: must be below launch.nnodes={place.nnodes}")
-    if place.nnodes > 1 and (place.interface is None or not place.master_port):
+    if place.nnodes > 1 and not place.master_port:
         raise ConfigError(
-            f"launch.nnodes={place.nnodes}: several hosts need the network they share and a port; "
-            "type launch.interface=eth0 launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
+            f"launch.nnodes={place.nnodes}: several hosts need a port to meet at; "
+            "type launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
         )
     return workers
+
+
+def check_network(config: DictConfig) -> None:
+    """Checks the network interface that the workers are to use.
+
+    Raises:
+        ConfigError: this host does not have it; or there are several hosts, and none is named.
+    """
+    interface = config.launch.interface
+    own = [name for _, name in socket.if_nameindex()]
+    if interface is not None and interface not in own:
+        raise ConfigError(f"launch.interface={interface}: this host has no such interface; it has {', '.join(own)}")
+    if started_as_rank():
+        several = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
+    else:
+        several = config.launch.nnodes > 1
+    if several and interface is None:
+        raise ConfigError(
+            "launch.interface=null: workers on several hosts need the network that they share; type one of "
+            + ", ".join(f"launch.interface={name}" for name in own if name != "lo")
+        )
 
 
 def resolved(config: DictConfig) -> DictConfig:

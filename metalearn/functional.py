@@ -60,6 +60,11 @@ def descend(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int
     return adapted
 
 
+def summed(values: Metrics) -> Metrics:
+    """Per-task values [t], summed over the tasks and without their graph."""
+    return {name: value.detach().sum() for name, value in values.items()}
+
+
 def leaves(params: Params) -> Params:
     """Fresh leaves with the same values, to differentiate by."""
     return {name: p.detach().requires_grad_() for name, p in params.items()}
@@ -86,8 +91,7 @@ def gradient_learner(
         with torch.enable_grad():
             values = outcome(theta, episode, step)
             grads = torch.autograd.grad(values["loss"].sum(), list(theta.values()))
-        metrics = {name: value.detach().sum() for name, value in values.items()}
-        return ChunkResult(dict(zip(theta, grads, strict=True)), metrics, episode.support.x.shape[0])
+        return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), episode.support.x.shape[0])
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
@@ -108,4 +112,4 @@ def gradient_learner(
 
         return predict
 
-    return Algorithm(model.init, meta_grad, evaluate, adapt, loss)
+    return Algorithm(model.init, meta_grad, evaluate, adapt, loss, outcome)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +14,14 @@ from metalearn.errors import RunError
 from metalearn.evaluation import better, headline, summary
 from metalearn.logging import RunLog
 from metalearn.optimizers import OuterOptimizer
-from metalearn.types import Episode, Metrics, Model, Params, Strategy
+from metalearn.types import ChunkResult, Episode, Model, Params, Strategy
 
 CHUNK_FLOATS = 1_400_000
 """How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`: Omniglot's
 5-way 1-shot episodes with 64 filters then come in chunks of 8."""
 
-Reduce = Callable[[Params, int], Params]
+Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
+"""From the chunks' summed gradients and numbers of tasks, both in chunk order, to the meta-gradient."""
 StartOptimizer = Callable[[Params], torch.optim.Optimizer]
 
 
@@ -124,12 +125,12 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
     for step in range(progress.step + 1, steps + 1):
         began = time.perf_counter()
         tasks = tasks_in_chunks((step - 1) * batch, batch, run.chunk)
-        result = run.strategy.map(learner.params, tasks, step)
+        results = run.strategy.map(learner.params, tasks, step)
         rate = run.outer.rate(step, steps)
-        update(learner, run.reduce(result.grads, result.count), rate, step)
+        update(learner, run.reduce([r.grads for r in results], [r.count for r in results]), rate, step)
         seconds = time.perf_counter() - began
         progress = progress._replace(step=step, seconds=progress.seconds + seconds)
-        run.log.step(step, mean(result.metrics, result.count) | {"lr": rate, "step_seconds": seconds})
+        run.log.step(step, mean(results) | {"lr": rate, "step_seconds": seconds} | run.strategy.cost())
 
         improved = False
         if step % run.settings.val_every == 0 or step == steps:
@@ -167,9 +168,10 @@ def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
     return list(torch.split(torch.arange(first, first + count), size))
 
 
-def mean(sums: Metrics, count: int) -> dict[str, float]:
-    """Per-task means of summed metrics."""
-    return {name: value.item() / count for name, value in sums.items()}
+def mean(results: Sequence[ChunkResult]) -> dict[str, float]:
+    """Per-task means of the chunks' summed metrics."""
+    count = sum(result.count for result in results)
+    return {name: sum(r.metrics[name].item() for r in results) / count for name in results[0].metrics}
 
 
 def update(learner: Learner, grads: Params, rate: float, step: int) -> None:

@@ -68,7 +68,8 @@ class Algorithm(NamedTuple):
 
     `meta_grad(params, episode, step)` sums over the tasks; `evaluate(params, episode)` gives per-task
     values [t, k + 1], column i after i inner steps; `loss(params, episode, step)` is the summed query
-    loss with its graph, or None where there is no such graph.
+    loss with its graph, and `outcome(params, episode, step)` the per-task values [t] behind it, `loss` among
+    them with its graph. Both are None where the meta-gradient is not that of such a graph.
     """
 
     init: Callable[[Generator], Params]
@@ -76,6 +77,7 @@ class Algorithm(NamedTuple):
     evaluate: Callable[[Params, Episode], Metrics]
     adapt: Adapt
     loss: Callable[[Params, Episode, int], Tensor] | None
+    outcome: Callable[[Params, Episode, int], Metrics] | None = None
 
 
 class TaskSource(Protocol):
@@ -92,12 +94,16 @@ class Strategy(Protocol):
         """Whether this process runs the training loop."""
         ...
 
-    def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> ChunkResult:
-        """The chunks' results, added in chunk order."""
+    def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> Sequence[ChunkResult]:
+        """The chunks' results, in chunk order."""
         ...
 
     def evaluate(self, params: Params, split: str, chunks: Sequence[Tensor]) -> Metrics:
         """The values of every task, in task order."""
+        ...
+
+    def cost(self) -> dict[str, float]:
+        """What the last `map` cost this process: bytes sent and received."""
         ...
 
     def close(self, failure: BaseException | None = None) -> None:

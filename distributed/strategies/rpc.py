@@ -1,84 +1,49 @@
-"""RPC map-reduce: rank zero deals chunks out to all workers, itself included, and adds the results."""
+"""RPC map-reduce: rank zero deals chunks out to all workers, itself included; each computes its chunks whole."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from distributed.partition import PartitionFunction, TensorDimensionPartitioner, whole
-from distributed.reduce import add_in_order
-from distributed.remote import remote_sync_call
-from distributed.work import Connect, Strategy, Tensors, Work, from_row, join, to_rows
-from distributed.world import check_timeout, get_world_rank, start_rpc, stop_rpc
-
-ROUND = 4
-"""Chunks that a worker evaluates in one call."""
-
-_work: Work | None = None
-"""What this process computes when it is asked; set before RPC starts."""
+from distributed import chunks as dealing
+from distributed.info import check_timeout
+from distributed.partition import PartitionFunction, whole
+from distributed.work import Connect, Tensors, Work
 
 
-def _here() -> Work:
-    if _work is None:
-        raise RuntimeError("this worker was asked to compute before its strategy was made")
-    return _work
-
-
-def _compute(numbers: Tensor, rows: Tensor, params: Tensors, kind: str, last: int | str) -> list[tuple[int, Any]]:
-    """On a worker: the results of its chunks, each with its number. `last` is the step of a `map`, the
-    split of an `evaluate`."""
-    results = []
-    for number, row in zip(numbers.reshape(-1).tolist(), rows.reshape(numbers.numel(), -1), strict=True):
-        chunk = from_row(row)
-        if kind == "map":
-            results.append((number, _here().map(params, chunk, int(last))))
-        else:
-            results.append((number, _here().evaluate(params, str(last), chunk)))
-    return results
-
-
-def _in_order(parts: Sequence[list[tuple[int, Any]]]) -> list[Any]:
-    """The workers' answers as one list, by the number of the chunk."""
-    return [result for _, result in sorted((pair for part in parts for pair in part), key=lambda pair: pair[0])]
-
-
-def rpc(*, workers: int, partitioner: PartitionFunction, timeout: float) -> Connect:
+def rpc(
+    *, work: Work, workers: int, partitioner: PartitionFunction, timeout: float, device_maps: str = "auto"
+) -> Connect:
     """Rank zero drives and computes too; the others serve until it closes the session.
 
+    The parameters go to each worker once a step.
+
     Args:
+        work: what is computed of a chunk.
         workers: processes in the world.
         partitioner: how the numbers of the chunks are dealt out.
         timeout: seconds that a worker may take for its part.
+        device_maps: `auto`: tensors go from GPU to GPU where every worker has one of its own; `none`: by the CPU.
 
     Raises:
         ValueError: a partitioner that would cut chunks in pieces, or a time limit that is not above 0.
     """
     check_timeout(timeout)
-    if isinstance(partitioner, TensorDimensionPartitioner) and partitioner.dim != 0:
-        raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
+    dealing.check_partitioner(partitioner)
+    dealing.check_device_maps(device_maps)
+    meter = dealing.Meter()
 
-    def call(kind: str, params: Tensors, chunks: Sequence[Tensor], last: int | str) -> list[Any]:
-        plain = {name: value.detach() for name, value in params.items()}
-        args = (torch.arange(len(chunks)), to_rows(chunks), whole(plain), kind, last)
-        try:
-            results: list[Any] = remote_sync_call(_compute, args=args, partitioner=partitioner, reducer=_in_order)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
+    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+        meter.start()
+        shared = (whole(dealing.carried(params)), step)
+        results = dealing.call(_map, partitioner, chunks, lambda numbers: shared, timeout)
+        meter.stop()
         return results
 
-    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:
-        return add_in_order(call("map", params, chunks, step))
+    return lambda: dealing.connect(work, partitioner, timeout, device_maps, map_chunks, meter)
 
-    def evaluate(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        # In rounds, so that the time limit is one on a few chunks, however many tasks there are.
-        rounds = range(0, len(chunks), workers * ROUND)
-        return join([v for i in rounds for v in call("evaluate", params, chunks[i : i + workers * ROUND], split)])
 
-    def connect(work: Work) -> Strategy:
-        global _work
-        _work = work
-        start_rpc(timeout=timeout)
-        return Strategy(get_world_rank() == 0, map_chunks, evaluate, stop_rpc)
-
-    return connect
+def _map(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> list[tuple[int, Any]]:
+    """On a worker: the results of its chunks, each with its number."""
+    work = dealing.work_here()
+    return [(number, work.map(params, chunk, step)) for number, chunk in zip(numbers, chunks, strict=True)]

@@ -3,13 +3,14 @@
 import sys
 
 import distributed as todist
+from distributed import session
 from tests.distributed import remote_functions
 
 
 def serve() -> None:
     """Does what it is asked until rank zero is done."""
-    todist.world.start_rpc(timeout=20)
-    todist.world.stop_rpc()
+    session.start_rpc(timeout=20)
+    session.stop_rpc()
 
 
 @todist.auto_init_rpc()

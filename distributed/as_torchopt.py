@@ -1,0 +1,59 @@
+"""Runs a program that was written for `torchopt.distributed`, unchanged, on this package.
+
+    torchrun --nproc_per_node=2 -m distributed.as_torchopt program.py --its arguments
+
+From Python, before the program's modules are imported: `distributed.as_torchopt.install()`.
+"""
+
+import importlib
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import distributed
+from distributed import api, autograd, world
+
+
+def install() -> None:
+    """Makes `import torchopt.distributed` give this package.
+
+    The rest of torchopt stays as it is where it is installed; where it is not, `torchopt` holds
+    `distributed` and `module_clone` only.
+
+    Raises:
+        RuntimeError: `torchopt.distributed` has been imported already.
+    """
+    known = sys.modules.get("torchopt.distributed")
+    if known is distributed:
+        return
+    if known is not None:
+        raise RuntimeError("torchopt.distributed has been imported already; call install() before")
+    sys.modules["torchopt.distributed"] = distributed
+    for name, part in (("api", api), ("autograd", autograd), ("world", world)):
+        sys.modules[f"torchopt.distributed.{name}"] = part
+    if importlib.util.find_spec("torchopt") is not None:
+        package = importlib.import_module("torchopt")
+    else:
+        package = ModuleType("torchopt", "Only what the package `distributed` stands in for.")
+        package.__path__ = []
+        package.module_clone = distributed.module_clone  # type: ignore[attr-defined]
+        sys.modules["torchopt"] = package
+    package.distributed = distributed  # type: ignore[attr-defined]
+
+
+def main(argv: list[str]) -> None:
+    """Runs `argv[0]` as the main program, with the rest as its arguments."""
+    if not argv or not Path(argv[0]).is_file():
+        raise SystemExit(
+            f"program={argv[0] if argv else ''}: must be a file; type python -m distributed.as_torchopt program.py"
+        )
+    install()
+    sys.argv = argv
+    sys.path[0] = str(Path(argv[0]).resolve().parent)
+    runpy.run_path(argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,76 @@
+"""Which process is this: read from the environment, as torchrun and `launch` set it."""
+
+import math
+import os
+from typing import NamedTuple
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that a remote call may take where nothing else is said."""
+
+_given_name: str | None = None
+
+
+class WorldInfo(NamedTuple):
+    """This process's place among all, and among those of its host."""
+
+    world_rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @property
+    def rank(self) -> int:
+        return self.world_rank
+
+    @property
+    def worker_name(self) -> str:
+        return _given_name or default_worker_name(**self._asdict())
+
+
+def set_worker_name(name: str | None) -> None:
+    """What this worker is called while a session lasts; None: the default again."""
+    global _given_name
+    _given_name = name
+
+
+def get_world_info() -> WorldInfo:
+    """Read from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; a world of one without them."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    return WorldInfo(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def get_world_rank() -> int:
+    return get_world_info().world_rank
+
+
+get_rank = get_world_rank
+
+
+def get_world_size() -> int:
+    return get_world_info().world_size
+
+
+def get_local_rank() -> int:
+    return get_world_info().local_rank
+
+
+def get_local_world_size() -> int:
+    return get_world_info().local_world_size
+
+
+def default_worker_name(*, world_rank: int, world_size: int, **_: int) -> str:
+    """worker0, worker1, …, zero-padded to the width of the world size."""
+    return f"worker{world_rank:0{len(str(world_size))}d}"
+
+
+def on_one_host() -> bool:
+    """Whether the whole world lies on this host."""
+    info = get_world_info()
+    return info.local_world_size == info.world_size
+
+
+def check_timeout(seconds: float) -> None:
+    """Raises ValueError for what is no time limit."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"timeout={seconds!r}: must be a finite number of seconds above 0; for example timeout=60")

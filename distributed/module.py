@@ -1,0 +1,73 @@
+"""Copies of modules that can be sent to other workers without losing their graph."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+M = TypeVar("M")
+
+_MODES = {
+    "reference": "reference", "ref": "reference",
+    "clone": "clone", "copy": "clone",
+    "deepcopy": "deepcopy", "deepclone": "deepcopy",
+}  # fmt: skip
+
+
+def module_clone(
+    module: M, *, by: str = "reference", detach_buffers: bool = False, device: torch.device | str | int | None = None
+) -> M:
+    """A copy of a module (or of any nesting of tensors); tensors that are shared inside stay shared.
+
+    Args:
+        module: what to copy.
+        by: `reference` shares the tensors with the original; `clone` (or `copy`) gives plain tensors whose
+            graph leads to the originals, which is what can be sent through RPC; `deepcopy` gives parameters
+            of their own, without a graph.
+        detach_buffers: with `reference`: buffers become copies without a graph.
+        device: where the copy's tensors lie; default where they are.
+
+    Raises:
+        ValueError: another `by`.
+        TypeError: neither a module nor tensors.
+    """
+    if by not in _MODES:
+        raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")
+    mode = _MODES[by]
+    new = {"reference": _referred, "clone": _cloned, "deepcopy": _separate}[mode]
+
+    def place(tensor: Tensor) -> Tensor:
+        return new(tensor, tensor.device if device is None else torch.device(device))
+
+    if not isinstance(module, nn.Module):
+        tree: M = pytree.tree_map(lambda leaf: _leaf(leaf, place), module)
+        return tree
+    tensors = {id(p): place(p) for p in module.parameters()}
+    for buffer in module.buffers():
+        placed = place(buffer)
+        tensors[id(buffer)] = placed.detach().clone() if mode == "reference" and detach_buffers else placed
+    return copy.deepcopy(module, memo=tensors)
+
+
+def _leaf(leaf: Any, place: Callable[[Tensor], Tensor]) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"module={leaf!r}: must be a module, or tensors in any nesting")
+    return place(leaf)
+
+
+def _referred(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device)
+
+
+def _cloned(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.clone().to(device)
+
+
+def _separate(tensor: Tensor, device: torch.device) -> Tensor:
+    own = tensor.detach().clone().to(device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(own, requires_grad=tensor.requires_grad)
+    return own.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,283 @@
+"""The side of a remote call that computes: reads the order, runs its items in turn, packs the answer."""
+
+import pickle
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import rpc
+from torch.utils import _pytree as pytree
+
+from distributed import autograd
+from distributed.message import Packed, own_copy, pack, unpack
+from distributed.names import named
+from distributed.partition import Args, KwArgs
+from distributed.session import current, default_timeout
+from distributed.traffic import note_sent
+
+
+class Item(NamedTuple):
+    """One call of the function: its place among all, and what it is called with."""
+
+    number: int
+    args: Args
+    kwargs: KwArgs
+
+
+class Order(NamedTuple):
+    """What a worker is to do. `shared` holds what `SharedValue`s in the items stand for."""
+
+    func: Callable[..., Any]
+    shared: list[Any]
+    items: list[Item]
+
+
+class SharedValue(NamedTuple):
+    """Stands in an item for a value that is sent once for all items."""
+
+    place: int
+
+
+class Source(NamedTuple):
+    """Where a free worker gets its next item: a queue of the caller's."""
+
+    caller: str
+    queue: int
+
+
+class Failure(NamedTuple):
+    """An exception, in a form that always travels."""
+
+    worker: str
+    number: int | None
+    module: str
+    type_name: str
+    args: tuple[Any, ...] | None
+    message: str
+    traceback: str
+
+
+class Answer(NamedTuple):
+    """Pairs (number of the item, result), or a `Failure`; with the anchor that `autograd` needs."""
+
+    packed: Packed
+    anchor: Tensor | None
+
+
+class _Frame(threading.local):
+    """What this thread is computing for: how deep the call is nested, and the anchors of calls it made."""
+
+    depth = 0
+    anchors: list[Tensor] | None = None
+
+
+_frame = _Frame()
+
+
+def depth() -> int:
+    """How deep the call is nested that this thread computes for; 0 where it computes for none."""
+    return _frame.depth
+
+
+def keep_anchor(ctx: int, anchor: Tensor) -> None:
+    """Ties a call made from here to the one that this thread computes for, or to the context."""
+    if _frame.anchors is None:
+        autograd.leave_anchor(ctx, anchor)
+    else:
+        _frame.anchors.append(anchor)
+
+
+@contextmanager
+def _entered(depth: int) -> Iterator[list[Tensor]]:
+    outer = _frame.depth, _frame.anchors
+    _frame.depth, _frame.anchors = depth, []
+    try:
+        yield _frame.anchors
+    finally:
+        _frame.depth, _frame.anchors = outer
+
+
+def serve(depth: int, caller: str, queue: int | None, payload: bytes, carried: list[Any]) -> Answer:
+    """What the caller's message runs on the worker."""
+    source = None if queue is None else Source(caller, queue)
+    return compute(Packed(payload, carried), depth, source, carries=lambda device: _carries(caller, device))
+
+
+def compute_here(order: Packed, depth: int, source: Source | None) -> Answer:
+    """The caller's own part, on copies of its own as on any other worker."""
+    graphs = autograd.current_context() is not None
+    return compute(own_copy(order, graphs=graphs), depth, source, carries=lambda device: True)
+
+
+def compute(packed: Packed, depth: int, source: Source | None, carries: Callable[[torch.device], bool]) -> Answer:
+    """Runs an order to its end, or to the first item that fails."""
+    me = current_name()
+    ctx = autograd.current_context()
+    with _entered(depth) as anchors:
+        try:
+            order = unpack(packed)
+        except Exception as error:  # names that are not here, classes that refuse
+            outcome: Any = failure(error, me, None)
+        else:
+            outcome = _run(order, source, me)
+    answer = _packed(outcome, me, ctx, carries)
+    if ctx is None:
+        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
+        return Answer(Packed(answer.payload, plain), None)
+    return Answer(answer, _anchor(packed.tensors(), anchors, answer.tensors()))
+
+
+def current_name() -> str:
+    return current().name
+
+
+def _run(order: Order, source: Source | None, me: str) -> list[tuple[int, Any]] | Failure:
+    results = []
+    for item in _items(order, source):
+        if isinstance(item, Failure):
+            return item
+        try:
+            results.append((item.number, order.func(*item.args, **item.kwargs)))
+        except BaseException as error:  # an exit there must not leave the caller waiting
+            return failure(error, me, item.number)
+    return results
+
+
+def _items(order: Order, source: Source | None) -> Iterator[Item | Failure]:
+    """The order's own items, then those that its source still has."""
+    yield from (_filled(item, order.shared) for item in order.items)
+    while source is not None:
+        try:
+            pulled = _pull(source)
+            if pulled is None:
+                return
+            yield _filled(unpack(pulled), order.shared)
+        except Exception as error:
+            yield failure(error, current_name(), None)
+            return
+
+
+def _filled(item: Item, shared: Sequence[Any]) -> Item:
+    if not shared:
+        return item
+
+    def fill(leaf: Any) -> Any:
+        return shared[leaf.place] if isinstance(leaf, SharedValue) else leaf
+
+    args, kwargs = pytree.tree_map(fill, (item.args, item.kwargs), is_leaf=lambda node: isinstance(node, SharedValue))
+    return Item(item.number, args, kwargs)
+
+
+# Queues of items that whoever is free takes from
+
+_queues: dict[int, deque[Packed]] = {}
+_last_queue = 0
+_queues_lock = threading.Lock()
+
+
+def open_queue(items: Sequence[Packed]) -> int:
+    """Offers items to free workers; returns the queue's number."""
+    global _last_queue
+    with _queues_lock:
+        _last_queue += 1
+        _queues[_last_queue] = deque(items)
+        return _last_queue
+
+
+def close_queue(queue: int) -> None:
+    """Nothing more is given out."""
+    _queues.pop(queue, None)
+
+
+def take(queue: int, *, leaves_here: bool = True) -> Packed | None:
+    """The next item of a queue of this process, or None if there is none left."""
+    try:
+        packed = _queues[queue].popleft()
+    except (KeyError, IndexError):
+        return None
+    if leaves_here:
+        note_sent(packed.size())
+    return packed
+
+
+def _pull(source: Source) -> Packed | None:
+    if source.caller == current_name():
+        taken = take(source.queue, leaves_here=False)
+        return None if taken is None else own_copy(taken, graphs=autograd.current_context() is not None)
+    pulled: Packed | None = rpc.rpc_sync(source.caller, take, (source.queue,), timeout=default_timeout())
+    return pulled
+
+
+# Answers
+
+
+def _carries(worker: str, device: torch.device) -> bool:
+    return carries(worker, device, any_device=True)
+
+
+def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
+    """Whether tensors on `device` can be sent to `worker`; of answers only the devices' reverse map is known."""
+    mapped = current().device_maps.get(worker, set())
+    return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
+
+
+def _packed(outcome: Any, me: str, ctx: int | None, carries: Callable[[torch.device], bool]) -> Packed:
+    try:
+        return pack(outcome, graphs=ctx is not None, carries=carries)
+    except (TypeError, ValueError) as error:
+        number = None if isinstance(outcome, Failure) else _first_that_fails(outcome, carries)
+        named = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
+        return pack(failure(named, me, number), graphs=False, carries=carries)
+
+
+def _first_that_fails(results: list[tuple[int, Any]], carries: Callable[[torch.device], bool]) -> int | None:
+    for number, value in results:
+        try:
+            pack(value, graphs=False, carries=carries)
+        except (TypeError, ValueError):
+            return number
+    return None
+
+
+def _item(number: int | None) -> str:
+    return "the call" if number is None else f"item {number}"
+
+
+def _anchor(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
+    """An empty sum over one tensor of each message that has to take part in the backward pass."""
+    request = next((t for t in received if t.requires_grad), None)
+    ties = [*([] if request is None else [request]), *nested]
+    if not ties:
+        ties = [t for t in returned if t.requires_grad][:1]
+    return sum((tie.reshape(-1)[:0].sum().cpu() for tie in ties), start=torch.zeros(())) if ties else None
+
+
+# Failures
+
+
+def failure(error: BaseException, worker: str, number: int | None) -> Failure:
+    kind = type(error)
+    args: tuple[Any, ...] | None = error.args
+    try:
+        pickle.dumps(args)
+    except Exception:  # an argument may refuse in any way
+        args = None
+    trace = "".join(traceback.format_exception(error))
+    return Failure(worker, number, kind.__module__, kind.__qualname__, args, str(error), trace)
+
+
+def raise_failure(failed: Failure) -> None:
+    """The worker's exception, of the same type where that can be rebuilt, with where it came from."""
+    try:
+        error = named(failed.module, failed.type_name)(*(failed.args or (failed.message,)))
+        if not isinstance(error, Exception):
+            raise TypeError(f"{failed.type_name} is not an exception")
+    except Exception:  # the class may be unknown here, or take other arguments than it keeps
+        error = RuntimeError(f"{failed.type_name}: {failed.message}")
+    error.add_note(f"raised on {failed.worker} by {_item(failed.number)} of the call:\n{failed.traceback}")
+    raise error
