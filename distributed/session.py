@@ -31,7 +31,7 @@ from distributed.info import (
     on_one_host,
     set_worker_name,
 )
-from distributed.store import INTERFACE_VARIABLES, loopback_interface, process_store
+from distributed.store import INTERFACE_VARIABLES, loopback_interface, meet, process_store
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -149,7 +149,8 @@ def start_rpc(
         device_maps: worker's name → {own device: its device}, for tensors that go from GPU to GPU.
 
     Raises:
-        RuntimeError: RPC is already started, or the others did not come within the time limit.
+        RuntimeError: RPC is already started.
+        ConnectionError: someone did not come within the time limit.
     """
     global _session
     check_timeout(timeout)
@@ -169,7 +170,10 @@ def start_rpc(
     session = Session(name or default_worker_name(**info._asdict()), options, window)
     _session = session
     try:
-        process_store(info.world_rank, info.world_size, timedelta(seconds=session.timeout))
+        patience = timedelta(seconds=session.timeout)
+        # torch counts its starts by process, where the others' processes may be new; and it would wait for weeks.
+        rpc._init_counter = meet(info.world_rank, info.world_size, patience)
+        rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
         with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
             warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
             rpc.init_rpc(

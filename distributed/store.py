@@ -13,6 +13,7 @@ INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IF
 """What tells torch's transports the network interface to use."""
 
 _store: dist.Store | None = None
+_meetings = 0
 
 
 def loopback_interface() -> str:
@@ -37,8 +38,29 @@ def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.
 
 def forget_store() -> None:
     """Lets go of the store, so that this process can join another world."""
-    global _store
-    _store = None
+    global _store, _meetings
+    _store, _meetings = None, 0
+
+
+def meet(world_rank: int, world_size: int, timeout: timedelta) -> int:
+    """Waits until every process of the world has come here as often as this one; returns how often that was before.
+
+    Raises:
+        ConnectionError: someone did not come within `timeout`; the message names who.
+    """
+    global _meetings
+    store = process_store(world_rank, world_size, timeout)
+    keys = [f"meeting{_meetings}/{rank}" for rank in range(world_size)]
+    store.set(keys[world_rank], "here")
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        raise ConnectionError(
+            f"rank {', '.join(missing)} of {world_size} did not come within {timeout.total_seconds():g} s"
+        ) from error
+    _meetings += 1
+    return _meetings - 1
 
 
 def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:

@@ -268,7 +268,7 @@ def check_network(config: DictConfig) -> None:
         several = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
     else:
         several = config.launch.nnodes > 1
-    if several and interface is None:
+    if several and interface is None and not all(name in os.environ for name in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")):
         raise ConfigError(
             "launch.interface=null: workers on several hosts need the network that they share; type one of "
             + ", ".join(f"launch.interface={name}" for name in own if name != "lo")
@@ -337,7 +337,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
             raise ConfigError(f"{group}.{key}: {target} does not take it{_nearest(key, list(accepted))}")
     for name, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
-            raise ConfigError(f"{group}.{name}: missing; {target} needs it")
+            raise ConfigError(f"{group}.{name}: missing; {target} needs it; type {group}.{name}=VALUE")
     try:
         return instantiate(node, _convert_="all", _recursive_=False, **parts)
     except InstantiationException as error:

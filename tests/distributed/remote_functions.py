@@ -92,3 +92,100 @@ def sum_by_task(x: Tensor, factor: float) -> Tensor:
 @todist.parallelize_async(partitioner=1)
 def later(x: Tensor) -> Tensor:
     return x + todist.get_rank()
+
+
+def nested(depth: int, x: Tensor) -> float:
+    """Calls itself on all workers, `depth` deep: WORLD ** depth leaves, each of which gives the sum of x."""
+    if depth == 0:
+        return float(x.sum())
+    everyone = range(todist.get_world_size())
+    return sum(
+        todist.remote_sync_call(
+            nested, args=(depth - 1, x), partitioner=lambda *args: [(w, args, None) for w in everyone]
+        )
+    )
+
+
+def concurrent(calls: int) -> int:
+    """Has `calls` asynchronous calls under way to the next worker, each of which calls back."""
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    futures = [
+        todist.remote_async_call(call_back, args=(todist.get_rank(), i), partitioner=other) for i in range(calls)
+    ]
+    return sum(future.wait()[0] for future in futures)
+
+
+def call_back(caller: int, value: int) -> int:
+    return int(todist.remote_sync_call(same, args=(value,), partitioner=caller)[0])
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def spoil(x: Tensor, values: list[Tensor]) -> Tensor:
+    """Writes to its arguments."""
+    for tensor in (x, *values):
+        tensor.detach().zero_()
+    return x
+
+
+def leave() -> NoReturn:
+    raise SystemExit(3)
+
+
+def slow_on(rank: int, number: Tensor) -> tuple[int, int, float, float]:
+    """Three times as slow on one worker: the item's number, the worker, when it began and ended."""
+    began = time.monotonic()
+    time.sleep(0.15 if todist.get_rank() == rank else 0.05)
+    return int(number), todist.get_rank(), began, time.monotonic()
+
+
+def with_weights(weights: Tensor, number: Tensor) -> Tensor:
+    return weights.sum() + number.sum()
+
+
+class Counter:
+    """Has a method that is called remotely."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    @todist.parallelize(partitioner=1)
+    def plus(self, value: int) -> int:
+        return self.start + value + 100 * todist.get_rank()
+
+
+def product(net: Any, x: Tensor) -> Tensor:
+    return net(x).square().sum()
+
+
+def constant(x: Tensor) -> Tensor:
+    return torch.ones(())
+
+
+class Holder:
+    """Hides a parameter where no walk over containers finds it."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+
+
+def of_holder(holder: Holder, x: Tensor) -> Tensor:
+    return (holder.parameter * x).square().sum()
+
+
+def product_elsewhere(net: Any, x: Tensor, hops: int) -> Tensor:
+    """Passes the module on to the next worker, `hops` times."""
+    if hops == 0:
+        return product(net, x)
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    return todist.remote_sync_call(product_elsewhere, args=(net, x, hops - 1), partitioner=other)[0]
+
+
+def inner_sgd(net: Any, x: Tensor) -> Tensor:
+    """The loss after an inner step that is differentiated through."""
+    params = list(net.parameters())
+    grads = torch.autograd.grad(product(net, x), params, create_graph=True)
+    adapted = [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
+    return (x @ adapted[0].T + adapted[1]).square().sum()

@@ -1,61 +1,21 @@
 """The distributed layer on real processes: pytest itself is rank zero, the other ranks are started once."""
 
-import contextlib
 import copy
-import os
 import pickle
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import distributed as todist
-from distributed import session, store
+from distributed.parallel import parallelize
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
 from distributed.reduce import add_in_order, mean_reducer, sum_reducer
-from distributed.parallel import parallelize
 from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
-from tests.runs import ROOT
-
-WORLD = 3
-
-
-def environment(rank: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A world of three; this process is rank zero."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "serve"]
-    others = [subprocess.Popen(command, env=os.environ | environment(rank, port)) for rank in range(1, WORLD)]
-    before = dict(os.environ)
-    os.environ.update(environment(0, port) | {store.STORE_FD: str(os.dup(listener.fileno()))})
-    try:
-        session.start_rpc(timeout=20)
-        yield others
-        session.stop_rpc()
-        assert [process.wait(20) for process in others] == [0] * len(others)
-    finally:
-        for process in others:
-            process.kill()
-            process.wait()
-        listener.close()
-        os.environ.clear()
-        os.environ.update(before)
-        store.forget_store()
+from tests.distributed.worlds import WORLD, run_program
 
 
 def test_who_is_who(workers: list[subprocess.Popen[bytes]]) -> None:
@@ -205,32 +165,6 @@ def test_bad_partitioners_are_named(workers: list[subprocess.Popen[bytes]]) -> N
     ]
 
 
-def test_all_that_listens_is_on_loopback(workers: list[subprocess.Popen[bytes]]) -> None:
-    for process in [os.getpid(), *(worker.pid for worker in workers)]:
-        addresses = listening(process)
-        assert addresses, "RPC listens somewhere"
-        assert all(address in ("127.0.0.1", "::1") for address in addresses), (process, addresses)
-
-
-def listening(pid: int) -> list[str]:
-    """The addresses that a process listens on, from /proc."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            target = str(descriptor.readlink())
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    addresses = []
-    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                words = bytes.fromhex(fields[1].split(":")[0])
-                raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                addresses.append(socket.inet_ntop(family, raw))
-    return addresses
-
-
 def test_rank_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, expected in ((0, ["zero", None, None, "not 2", "all"]), (2, [None, "others", "2", None, "all"])):
         monkeypatch.setenv("RANK", str(rank))
@@ -245,37 +179,6 @@ def test_rank_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Programs of their own
-
-
-def run_program(name: str, ranks: int) -> list[tuple[int, str]]:
-    """Exit code and output of every rank of tests/distributed/program.py."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    processes = []
-    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), name]
-    clean = {key: value for key, value in os.environ.items() if key not in environment(0, 0)} | {
-        "PYTHONPATH": str(ROOT)
-    }
-    try:
-        for rank in range(ranks):
-            own = environment(rank, listener.getsockname()[1]) | {
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
-            }
-            fds = (listener.fileno(),) if rank == 0 else ()
-            meeting = {store.STORE_FD: str(listener.fileno())} if rank == 0 else {}
-            processes.append(
-                subprocess.Popen(
-                    command, env=clean | (own | meeting if ranks > 1 else {}), pass_fds=fds, text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                )
-            )  # fmt: skip
-        outputs = [process.communicate(timeout=90)[0] for process in processes]
-        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        listener.close()
 
 
 def test_start_and_stop_can_be_repeated() -> None:

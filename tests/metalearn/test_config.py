@@ -16,7 +16,12 @@ from metalearn.errors import ConfigError
 from tests.runs import ROOT, Start
 
 OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]
-SUITABLE = {("model", "mlp"): ["dataset=sinusoid"], ("dataset", "sinusoid"): ["model=mlp"]}
+SUITABLE = {
+    ("model", "mlp"): ["dataset=sinusoid"],
+    ("dataset", "sinusoid"): ["model=mlp"],
+    ("partitioner", "function"): ["partitioner.name=tests.own_functions.deal_backwards"],
+    ("reducer", "function"): ["reducer.name=tests.own_functions.mean"],
+}
 
 
 @pytest.fixture(autouse=True)

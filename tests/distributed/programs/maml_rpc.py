@@ -27,9 +27,7 @@ def inner_loop(reference, number, x, y):
     """Adapts by two differentiable steps; returns the outer loss and how far it is from where it began."""
     net = reference.to_here()
     first, second = net[0], net[2]
-    (w1, b1), (w2, b2), (w3, b3) = [
-        (layer.weight, layer.bias) for layer in (first, second, net[4])
-    ]
+    (w1, b1), (w2, b2), (w3, b3) = [(layer.weight, layer.bias) for layer in (first, second, net[4])]
 
     def forward(p, inputs):
         h = torch.tanh(inputs @ p[0].T + p[1])

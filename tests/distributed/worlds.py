@@ -1,0 +1,76 @@
+"""Starts worlds of real processes for the tests of the distributed layer."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from distributed import session, store
+from tests.runs import ROOT
+
+WORLD = 3
+"""Ranks of the world that most tests share."""
+
+
+def environment(rank: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+@contextmanager
+def world() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A world of `WORLD` ranks: this process is rank zero, the others serve."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "serve"]
+    others = [subprocess.Popen(command, env=os.environ | environment(rank, port)) for rank in range(1, WORLD)]
+    before = dict(os.environ)
+    os.environ.update(environment(0, port) | {store.STORE_FD: str(os.dup(listener.fileno()))})
+    try:
+        session.start_rpc(timeout=20)
+        yield others
+        session.stop_rpc()
+        assert [process.wait(20) for process in others] == [0] * len(others)
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+        listener.close()
+        os.environ.clear()
+        os.environ.update(before)
+        store.forget_store()
+
+
+def run_program(name: str, ranks: int, *arguments: str) -> list[tuple[int, str]]:
+    """Exit code and output of every rank of tests/distributed/program.py."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    processes = []
+    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), name, *arguments]
+    clean = {key: value for key, value in os.environ.items() if key not in environment(0, 0)} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    try:
+        for rank in range(ranks):
+            own = environment(rank, listener.getsockname()[1]) | {
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+            }
+            fds = (listener.fileno(),) if rank == 0 else ()
+            meeting = {store.STORE_FD: str(listener.fileno())} if rank == 0 else {}
+            processes.append(
+                subprocess.Popen(
+                    command, env=clean | (own | meeting if ranks > 1 else {}), pass_fds=fds, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        listener.close()
