@@ -82,6 +82,8 @@ def _is_being_defined(func: Callable[..., Any]) -> bool:
         found = named(func.__module__, func.__qualname__)
     except AttributeError:
         return True
+    except ImportError:
+        return False  # of a module that was not imported by its name
     return found is not func and inspect.unwrap(found) is not inspect.unwrap(func)
 
 

@@ -171,9 +171,11 @@ def start_rpc(
     _session = session
     try:
         patience = timedelta(seconds=session.timeout)
-        # torch counts its starts by process, where the others' processes may be new; and it would wait for weeks.
+        # torch counts its starts and gatherings by process, where the others may be new; and it would wait for weeks.
         rpc._init_counter = meet(info.world_rank, info.world_size, patience)
         rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
+        rpc_api._all_gather_sequence_id.clear()
+        rpc_api._all_gather_sequence_id_to_states.clear()
         with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
             warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
             rpc.init_rpc(

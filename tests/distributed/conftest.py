@@ -6,8 +6,8 @@ import pytest
 from tests.distributed.worlds import world
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A world of three; this process is rank zero."""
+    """A world of three for all tests of this folder; this process is rank zero."""
     with world() as others:
         yield others

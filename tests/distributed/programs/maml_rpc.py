@@ -38,14 +38,14 @@ def inner_loop(reference, number, x, y):
     start = loss = (forward(theta, x[:5]) - y[:5]).square().mean()
     for _ in range(2):
         grads = torch.autograd.grad(loss, theta, create_graph=True)
-        theta = [p - 0.05 * g for p, g in zip(theta, grads)]
+        theta = [p - 0.05 * g for p, g in zip(theta, grads, strict=True)]
         loss = (forward(theta, x[:5]) - y[:5]).square().mean()
     outer = (forward(theta, x[5:]) - y[5:]).square().mean()
     return outer, (start - loss).detach(), number
 
 
 def mean_of_tuples(results):
-    outers, gains, numbers = zip(*results)
+    outers, gains, numbers = zip(*results, strict=True)
     assert sorted(numbers) == list(range(len(numbers)))
     return torch.stack(outers).mean(), torch.stack(gains).mean()
 
