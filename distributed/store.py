@@ -55,7 +55,10 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> int:
     try:
         store.wait(keys, timeout)
     except RuntimeError as error:
-        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        try:
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        except RuntimeError:  # rank zero has given up and taken the store with it
+            raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming") from error
         raise ConnectionError(
             f"rank {', '.join(missing)} of {world_size} did not come within {timeout.total_seconds():g} s"
         ) from error

@@ -1,6 +1,7 @@
 """Programs that the tests run on several ranks: python program.py NAME."""
 
 import sys
+import time
 
 import distributed as todist
 from distributed import session
@@ -49,5 +50,68 @@ def one() -> None:
     print(main(), todist.get_world_info())
 
 
+def strategies() -> None:
+    """Every strategy by remote calls gives what `local` gives, for even and uneven numbers of chunks."""
+    import torch
+
+    from distributed import partition
+    from distributed.strategies.local import local
+    from distributed.strategies.rpc import rpc
+    from distributed.strategies.rpc_autograd import rpc_autograd
+    from tests.distributed.chunk_work import PARAMS, WORK
+
+    workers = todist.get_world_size()
+    partitioners = {
+        "batch": partition.batch_partitioner,
+        "exclusive": partition.exclusive_batch_partitioner,
+        "dynamic": partition.dynamic_partitioner(),
+        "backwards": partition.function(name="tests.own_functions.deal_backwards"),
+    }
+    alone = local(work=WORK, workers=1, partitioner=partition.batch_partitioner, timeout=20)()
+    for factory in (rpc, rpc_autograd):
+        for name, partitioner in partitioners.items():
+            strategy = factory(work=WORK, workers=workers, partitioner=partitioner, timeout=20)()
+            if strategy.drives:
+                for count in (1, 3, 7):
+                    chunks = list(torch.arange(2 * count - 1).split(2))
+                    ours, theirs = strategy.map(PARAMS, chunks, 4), alone.map(PARAMS, chunks, 4)
+                    for (grads, loss, size), (their_grads, their_loss, their_size) in zip(ours, theirs, strict=True):
+                        assert size == their_size and torch.equal(loss, their_loss)
+                        assert grads.keys() == their_grads.keys()
+                        assert all(torch.equal(grads[key], their_grads[key]) for key in grads), factory
+                    values = strategy.evaluate(PARAMS, "val", chunks)
+                    assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
+                    if factory is rpc and workers > 1 and count == 7:
+                        size = sum(p.numel() * p.element_size() for p in PARAMS.values())
+                        cost = strategy.cost()
+                        elsewhere = workers - 1
+                        assert size * elsewhere <= cost["bytes_sent"] < (size + 4000) * elsewhere, (cost, size)
+                        assert 0 < cost["bytes_received"] <= 7 * (size + 1000), (cost, size)
+            strategy.close()
+            print(factory.__name__, name, "ok")
+
+
+def failing_main() -> None:
+    """Rank 1's main function fails while rank zero goes on calling rank 2."""
+
+    @todist.auto_init_rpc()
+    def main() -> None:
+        if todist.get_rank() == 1:
+            raise OSError("rank 1 is out of order")
+        while todist.get_rank() == 0:
+            todist.remote_sync_call(remote_functions.rank, partitioner=2)
+            time.sleep(0.05)
+
+    main()
+
+
+def somebody_missing() -> None:
+    """Rank 1 never comes."""
+    if todist.get_rank() != 1:
+        session.start_rpc(timeout=2)
+
+
+PROGRAMS = (serve, twice, init_fails, one, strategies, failing_main, somebody_missing)
+
 if __name__ == "__main__":
-    {"serve": serve, "twice": twice, "init_fails": init_fails, "one": one}[sys.argv[1]]()
+    {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()

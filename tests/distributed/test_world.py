@@ -201,3 +201,17 @@ def test_a_world_of_one_needs_no_torchrun() -> None:
     ((code, output),) = run_program("one", 1)
     assert code == 0, output
     assert "[0] WorldInfo(world_rank=0, world_size=1" in output
+
+
+def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
+    results = run_program("failing_main", 3)
+    assert all(code != 0 for code, _ in results), results
+    assert "worker1 has failed: OSError: rank 1 is out of order" in results[0][1]
+    assert "stopped by worker0" in results[2][1]
+
+
+def test_who_does_not_come_is_named() -> None:
+    results = run_program("somebody_missing", 3)
+    assert [code for code, _ in results] == [1, 0, 1]
+    assert "rank 1 of 3 did not come within 2 s" in results[0][1]
+    assert "rank 1 of 3 did not come" in results[2][1] or "rank 0 of 3 has left" in results[2][1]
