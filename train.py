@@ -108,8 +108,9 @@ def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequen
         ConfigError: a value that is not allowed, of a key that belongs to no component.
     """
     configs.check_top_level(config)
+    workers = configs.world_size(config, " ".join(overrides))
     configs.check_network(config)
-    return Job(config, run_dir, experiment, list(overrides), configs.world_size(config, " ".join(overrides)))
+    return Job(config, run_dir, experiment, list(overrides), workers)
 
 
 def check_sweep(overrides: Sequence[str]) -> None:

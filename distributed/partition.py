@@ -133,7 +133,6 @@ def dim_partitioner(
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
 
 
-@dataclass(frozen=True)
 class DynamicPartitioner:
     """One call a sample, each for whichever worker is free first; a slow worker gets fewer.
 
@@ -144,18 +143,16 @@ class DynamicPartitioner:
         keepdim: whether a sample keeps the dimension (of size 1).
     """
 
-    dim: int = 0
-    keepdim: bool = True
+    def __init__(self, dim: int = 0, *, keepdim: bool = True) -> None:
+        self._fixed = TensorDimensionPartitioner(dim, exclusive=True, keepdim=keepdim)
+        self.dim = dim
 
-    def __post_init__(self) -> None:
-        self._fixed()
-
-    def _fixed(self) -> TensorDimensionPartitioner:
-        return TensorDimensionPartitioner(self.dim, exclusive=True, keepdim=self.keepdim)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dim}, keepdim={self._fixed.keepdim})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
         once = pytree.tree_map(lambda leaf: leaf if _is_cut(leaf) else Whole(_value(leaf)), (args, kwargs))
-        return [(None, part_args, part_kwargs) for _, part_args, part_kwargs in self._fixed()(*once[0], **once[1])]
+        return [(None, part_args, part_kwargs) for _, part_args, part_kwargs in self._fixed(*once[0], **once[1])]
 
 
 def _is_cut(leaf: Any) -> bool:
@@ -168,7 +165,7 @@ def _value(leaf: Any) -> Any:
 
 def dynamic_partitioner(dim: int = 0, *, keepdim: bool = True) -> PartitionFunction:
     """A `DynamicPartitioner`, which see."""
-    return DynamicPartitioner(dim, keepdim)
+    return DynamicPartitioner(dim, keepdim=keepdim)
 
 
 batch_partitioner = TensorDimensionPartitioner(0)

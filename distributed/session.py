@@ -31,7 +31,7 @@ from distributed.info import (
     on_one_host,
     set_worker_name,
 )
-from distributed.store import INTERFACE_VARIABLES, loopback_interface, meet, process_store
+from distributed.store import INTERFACE_VARIABLES, loopback_interface, meet
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -112,13 +112,13 @@ def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
 # Start
 
 
+_meeting: dist.Store | None = None
+
+
 def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    assert _meeting is not None
     info = get_world_info()
-    yield (
-        process_store(info.world_rank, info.world_size, timedelta(seconds=default_timeout())),
-        info.world_rank,
-        info.world_size,
-    )
+    yield _meeting, info.world_rank, info.world_size
 
 
 dist.register_rendezvous_handler(_SCHEME, _rendezvous)
@@ -152,7 +152,7 @@ def start_rpc(
         RuntimeError: RPC is already started.
         ConnectionError: someone did not come within the time limit.
     """
-    global _session
+    global _session, _meeting
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
@@ -171,8 +171,9 @@ def start_rpc(
     _session = session
     try:
         patience = timedelta(seconds=session.timeout)
+        _meeting = meet(info.world_rank, info.world_size, patience)
         # torch counts its starts and gatherings by process, where the others may be new; and it would wait for weeks.
-        rpc._init_counter = meet(info.world_rank, info.world_size, patience)
+        rpc._init_counter = 0
         rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
         rpc_api._all_gather_sequence_id.clear()
         rpc_api._all_gather_sequence_id_to_states.clear()

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import time
+import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -12,8 +14,9 @@ STORE_FD = "DISTRIBUTED_STORE_FD"
 INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What tells torch's transports the network interface to use."""
 
+_POLL_SECONDS = 0.005
+
 _store: dist.Store | None = None
-_meetings = 0
 
 
 def loopback_interface() -> str:
@@ -38,32 +41,63 @@ def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.
 
 def forget_store() -> None:
     """Lets go of the store, so that this process can join another world."""
-    global _store, _meetings
-    _store, _meetings = None, 0
+    global _store
+    _store = None
 
 
-def meet(world_rank: int, world_size: int, timeout: timedelta) -> int:
-    """Waits until every process of the world has come here as often as this one; returns how often that was before.
+def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Waits until every process of the world has come here; returns a store for what they do together next.
+
+    It is empty, also where the launcher gives the world's store to the processes of a restart, with all that
+    those before them have left in it: rank zero calls, everyone answers with a number of its own, and only
+    who finds that very number acknowledged has met rank zero, and not what is left of an earlier one.
 
     Raises:
         ConnectionError: someone did not come within `timeout`; the message names who.
     """
-    global _meetings
     store = process_store(world_rank, world_size, timeout)
-    keys = [f"meeting{_meetings}/{rank}" for rank in range(world_size)]
-    store.set(keys[world_rank], "here")
+    if world_size == 1:
+        return dist.PrefixStore(uuid.uuid4().hex, store)
+    deadline = time.monotonic() + timeout.total_seconds()
     try:
-        store.wait(keys, timeout)
-    except RuntimeError as error:
-        try:
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        except RuntimeError:  # rank zero has given up and taken the store with it
-            raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming") from error
-        raise ConnectionError(
-            f"rank {', '.join(missing)} of {world_size} did not come within {timeout.total_seconds():g} s"
-        ) from error
-    _meetings += 1
-    return _meetings - 1
+        call = _call(store, world_size, deadline) if world_rank == 0 else _answer(store, world_rank, deadline)
+    except dist.DistError as error:
+        raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming: {error}") from error
+    if call is None:
+        raise ConnectionError(f"rank 0 of {world_size} did not come within {timeout.total_seconds():g} s")
+    return dist.PrefixStore(call, store)
+
+
+def _call(store: dist.Store, world_size: int, deadline: float) -> str:
+    """Rank zero's part: the call that everyone has answered."""
+    call = uuid.uuid4().hex
+    began = time.monotonic()
+    store.set("call", call)
+    missing = set(range(1, world_size))
+    while missing:
+        for rank in [rank for rank in missing if store.check([f"{call}/{rank}"])]:
+            store.set(f"{call}/{store.get(f'{call}/{rank}').decode()}", "seen")
+            missing.remove(rank)
+        if missing and time.monotonic() > deadline:
+            names = ", ".join(map(str, sorted(missing)))
+            raise ConnectionError(f"rank {names} of {world_size} did not come within {deadline - began:.0f} s")
+        time.sleep(_POLL_SECONDS)
+    return call
+
+
+def _answer(store: dist.Store, world_rank: int, deadline: float) -> str | None:
+    """The others' part: the call that they have answered and been seen at."""
+    answer = uuid.uuid4().hex
+    answered = None
+    while time.monotonic() < deadline:
+        call = store.get("call").decode() if store.check(["call"]) else None
+        if call is not None and call != answered:
+            store.set(f"{call}/{world_rank}", answer)
+            answered = call
+        if call is not None and store.check([f"{call}/{answer}"]):
+            return call
+        time.sleep(_POLL_SECONDS)
+    return None
 
 
 def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:

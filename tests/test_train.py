@@ -23,6 +23,11 @@ TINY = (
 )  # fmt: skip
 """Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""
 
+OWN_FUNCTIONS = (
+    "partitioner=function", "partitioner.name=tests.own_functions.deal_backwards",
+    "reducer=function", "reducer.name=tests.own_functions.mean",
+)  # fmt: skip
+
 OUTPUTS = Path("outputs/maml_glyphs")
 
 
@@ -90,18 +95,30 @@ def test_tensorboard_has_scalars_and_hyperparameters(reference: Path) -> None:
         (["strategy=rpc", "workers=1"], None),
         (["strategy=rpc", "workers=2"], None),
         (["partitioner=exclusive"], 2),
+        (["strategy=rpc_autograd", "workers=2", "partitioner=dynamic"], None),
+        (["workers=2", *OWN_FUNCTIONS], None),
     ],
-    ids=["rpc-1", "rpc-2", "torchrun-2-exclusive"],
+    ids=["rpc-1", "rpc-2", "torchrun-2-exclusive", "rpc-autograd-dynamic", "own-functions"],
 )
 def test_every_way_to_run_gives_the_same_bits(
     overrides: list[str], torchrun: int | None, reference: Path, start: Start, tmp_path: Path
 ) -> None:
-    good(start(*TINY, *overrides, torchrun=torchrun).wait())
+    good(start(*TINY, *overrides, torchrun=torchrun, PYTHONPATH=str(ROOT)).wait())
     run_dir = tmp_path / OUTPUTS / "seed0"
     assert params_of(run_dir) == params_of(reference)
-    same = [{k: v for k, v in row.items() if k not in ("step_seconds", "tasks_per_second")} for row in metrics(run_dir)]
+    rows = metrics(run_dir)
+    cost = ("step_seconds", "tasks_per_second", "bytes_sent", "bytes_received")
+    same = [{k: v for k, v in row.items() if k not in cost} for row in rows]
     assert same == [{k: row[k] for k in mine} for row, mine in zip(metrics(reference), same, strict=True)]
     assert sorted(path.name for path in (tmp_path / "outputs").glob("*/*")) == ["seed0"]
+    if "strategy=rpc" in overrides:  # the parameters travel once a worker, the gradients once a chunk
+        size = sum(
+            p.numel() * p.element_size() for p in load_file(run_dir / "checkpoints/last/params.safetensors").values()
+        )
+        elsewhere = 1 if "workers=2" in overrides else 0
+        trained = [row for row in rows if row["split"] == "train"]
+        assert all(size * elsewhere <= row["bytes_sent"] <= (size + 1500) * elsewhere for row in trained), trained[0]
+        assert all(row["bytes_received"] <= 2 * (size + 1500) * elsewhere for row in trained), trained[0]
 
 
 def ranks_of(program: Program) -> list[int]:

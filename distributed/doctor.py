@@ -1,0 +1,274 @@
+"""Examines the world that it is started in: every operation, against a known answer, with its latency and bandwidth.
+
+Called on every rank; rank zero gets the report.
+"""
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import rpc
+
+from distributed import autograd
+from distributed.groups import start_process_group, stop_process_group
+from distributed.info import get_world_info
+from distributed.listening import announcement, everyone
+from distributed.remote import remote_sync_call
+from distributed.session import current, gather, start_rpc, stop_rpc
+
+SMALL, LARGE = 1, 1 << 20
+"""Numbers of float32 values that latency and bandwidth are measured with."""
+
+REPEATS = 10
+
+
+class Check(NamedTuple):
+    """One operation: whether its answer was right (None: the backend lacks it), seconds for a small message, bytes
+    of a large message per second, and what else there is to say."""
+
+    name: str
+    ok: bool | None
+    latency: float | None = None
+    bandwidth: float | None = None
+    note: str = ""
+
+
+class Report(NamedTuple):
+    """What was found: the operations, one description a worker, and who listens where."""
+
+    checks: list[Check]
+    workers: dict[str, dict[str, Any]]
+    listening: dict[str, list[str]]
+    announcement: str
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok is not False for check in self.checks)
+
+
+Operation = Callable[[int], bool]
+"""Runs once with so many values; says whether the answer was right."""
+
+
+def examine(*, timeout: float = 30.0) -> Report | None:
+    """Runs every check. The report on rank zero, None elsewhere.
+
+    Args:
+        timeout: seconds that one operation may take.
+    """
+    backend = start_process_group(timeout=timeout)
+    try:
+        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        own = [measured(name, operation, backend) for name, operation in collectives(device).items()]
+    finally:
+        stop_process_group()
+    start_rpc(timeout=timeout)
+    failure: BaseException | None = None
+    try:
+        by_worker = list(gather(own).values())
+        if get_world_info().rank != 0:
+            return None
+        checks = [worst(of_all) for of_all in zip(*by_worker, strict=True)]
+        checks += [measured(name, operation, "RPC") for name, operation in remote_operations().items()]
+        checks.append(hidden_parameters())
+        names = current().workers
+        found = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in names])
+        listening = {name: [str(listener) for listener in where] for name, where in everyone().items()}
+        return Report(checks, dict(zip(names, found, strict=True)), listening, announcement())
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        stop_rpc(failure)
+
+
+def measured(name: str, operation: Operation, backend: str) -> Check:
+    """Runs an operation with a small and a large message."""
+    try:
+        right = operation(SMALL) and operation(LARGE)
+        latency, transfer = (_seconds(operation, size) for size in (SMALL, LARGE))
+    except NotImplementedError:
+        return Check(name, None, note=f"{backend} does not have it")
+    except Exception as error:
+        first = str(error).splitlines()[0]
+        if "not support" in first or "not implemented" in first:
+            return Check(name, None, note=f"{backend} does not have it")
+        return Check(name, False, note=f"{type(error).__name__}: {first}")
+    return Check(name, right, latency, 4 * LARGE / transfer, "" if right else "wrong answer")
+
+
+def _seconds(operation: Operation, size: int) -> float:
+    """The median of several runs."""
+    taken = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        operation(size)
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[REPEATS // 2]
+
+
+def worst(of_all: Sequence[Check]) -> Check:
+    """What the workers found, as one: wrong if wrong anywhere, as slow as the slowest."""
+    bad = next((check for check in of_all if check.ok is False), None)
+    if bad is not None:
+        return bad
+    return max(of_all, key=lambda check: check.latency or 0.0)
+
+
+def collectives(device: torch.device) -> dict[str, Operation]:
+    """The operations of the default process group, each on every rank. Rank r contributes r + 1."""
+    info = get_world_info()
+    rank, size = info.world_rank, info.world_size
+    total = size * (size + 1) / 2
+
+    def own(count: int) -> Tensor:
+        return torch.full((count,), rank + 1.0, device=device)
+
+    def slots(count: int) -> list[Tensor]:
+        return [torch.empty(count, device=device) for _ in range(size)]
+
+    def holds(tensor: Tensor, value: float) -> bool:
+        return bool((tensor == value).all())
+
+    def each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
+        return all(holds(tensor, i + 1) for i, tensor in enumerate(tensors))
+
+    def send_recv(count: int) -> bool:
+        """Around the ring, rank zero first."""
+        x = torch.empty(count, device=device)
+        if rank == 0:
+            dist.send(own(count), 1)
+            dist.recv(x, size - 1)
+        else:
+            dist.recv(x, rank - 1)
+            dist.send(own(count), (rank + 1) % size)
+        return holds(x, (rank - 1) % size + 1)
+
+    def broadcast(count: int) -> bool:
+        x = own(count)
+        dist.broadcast(x, src=0)
+        return holds(x, 1)
+
+    def scatter(count: int) -> bool:
+        x = torch.empty(count, device=device)
+        parts = [torch.full((count,), i + 1.0, device=device) for i in range(size)] if rank == 0 else None
+        dist.scatter(x, parts, src=0)
+        return holds(x, rank + 1)
+
+    def gather_(count: int) -> bool:
+        parts = slots(count) if rank == 0 else None
+        dist.gather(own(count), parts, dst=0)
+        return parts is None or each_of_its_rank(parts)
+
+    def reduce(count: int) -> bool:
+        x = own(count)
+        dist.reduce(x, dst=0)
+        return rank != 0 or holds(x, total)
+
+    def all_reduce(count: int) -> bool:
+        x = own(count)
+        dist.all_reduce(x)
+        return holds(x, total)
+
+    def all_gather(count: int) -> bool:
+        parts = slots(count)
+        dist.all_gather(parts, own(count))
+        return each_of_its_rank(parts)
+
+    def reduce_scatter(count: int) -> bool:
+        x = torch.empty(count, device=device)
+        dist.reduce_scatter(x, [own(count) for _ in range(size)])
+        return holds(x, total)
+
+    def all_to_all(count: int) -> bool:
+        parts = slots(count)
+        dist.all_to_all(parts, [own(count) for _ in range(size)])
+        return each_of_its_rank(parts)
+
+    operations: dict[str, Operation] = {
+        "broadcast": broadcast, "scatter": scatter, "gather": gather_, "reduce": reduce, "all_reduce": all_reduce,
+        "all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_to_all": all_to_all,
+    }  # fmt: skip
+    if size > 1:
+        operations = {"send/recv": send_recv} | operations
+    return operations
+
+
+def remote_operations() -> dict[str, Operation]:
+    """From rank zero to the last worker (in a world of one: to itself)."""
+    last = current().workers[-1]
+
+    def round_trip(count: int) -> bool:
+        return bool((rpc.rpc_sync(last, _same, (torch.ones(count),)) == 1).all())
+
+    def remote_call(count: int) -> bool:
+        (result,) = remote_sync_call(_same, args=(torch.ones(count),), partitioner=last)
+        return bool((result == 1).all())
+
+    def rref_fetch(count: int) -> bool:
+        reference = rpc.remote(last, _ones, (count,))
+        return bool((reference.to_here() == 1).all())
+
+    def backward(count: int) -> bool:
+        """The gradient of Σ w² is 2 w."""
+        weight = nn.Parameter(torch.arange(count, dtype=torch.float32))
+        with autograd.context() as ctx:
+            (loss,) = remote_sync_call(_sum_of_squares, args=(weight,), partitioner=last)
+            (gradient,) = autograd.grad(ctx, loss, weight)
+        return gradient is not None and torch.equal(gradient, 2 * weight.detach())
+
+    return {
+        "RPC round trip": round_trip, "remote call": remote_call, "RRef fetch": rref_fetch,
+        "distributed backward": backward,
+    }  # fmt: skip
+
+
+def hidden_parameters() -> Check:
+    """Shows what no layer above torch can mend: parameters inside an `rpc.RRef` lose their graph on the way."""
+    name = "parameters in rpc.RRef"
+    workers = current().workers
+    if len(workers) == 1:
+        return Check(name, None, note="needs two workers")
+    net = nn.Linear(2, 1)
+    with autograd.context() as ctx:
+        losses = remote_sync_call(_loss_of_reference, args=(rpc.RRef(net),), partitioner=workers[-1])
+        lost = not losses[0].requires_grad or autograd.grad(ctx, losses, net.weight, allow_unused=True) == (None,)
+    advice = "send the module itself, or rpc.RRef(module_clone(net, by='clone'))"
+    return Check(name, True, note=f"torch detaches them: {advice}" if lost else "keep their graph in this torch")
+
+
+def _ones(count: int) -> Tensor:
+    return torch.ones(count)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    return x.square().sum()
+
+
+def _loss_of_reference(reference: Any) -> Tensor:
+    loss: Tensor = reference.to_here()(torch.ones(1, 2)).sum()
+    return loss
+
+
+def describe() -> dict[str, Any]:
+    """This worker: where it runs, on what, with how many threads."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in gpus],
+    }

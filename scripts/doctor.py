@@ -1,0 +1,81 @@
+"""Examines the world that it is started in: operations, latency, bandwidth, listeners, versions, threads, GPUs.
+
+    python scripts/doctor.py                              a world of one
+    python scripts/doctor.py --workers 2                  two workers, started as `train.py workers=2` starts them
+    torchrun --nproc_per_node=2 scripts/doctor.py         the world that torchrun makes
+
+Exit code 0 if all is well, 1 if anything is wrong.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+from distributed import launch  # noqa: E402 (the path and the threads come first)
+from distributed.doctor import Check, Report, examine  # noqa: E402
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=1, help="ranks to start on this host")
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds that one operation may take")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    options = parser.parse_args()
+    if options.workers < 1 or options.timeout <= 0:
+        parser.error("--workers and --timeout must be above 0")
+    if "RANK" not in os.environ and options.workers > 1:
+        command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
+        return launch.launch(command, launch.Place(options.workers), say=lambda text: print(text, file=sys.stderr))
+    launch.die_with_parent()
+    try:
+        report = examine(timeout=options.timeout)
+    except (RuntimeError, ConnectionError) as error:
+        print(f"error: rank {os.environ.get('RANK', 0)}: {error}", file=sys.stderr)
+        return 1
+    if report is None:
+        return 0
+    print(as_json(report) if options.json else as_text(report))
+    return 0 if report.ok else 1
+
+
+def as_json(report: Report) -> str:
+    return json.dumps(
+        {
+            "ok": report.ok,
+            "checks": [check._asdict() for check in report.checks],
+            "workers": report.workers,
+            "listening": report.listening,
+        },
+        indent=2,
+    )
+
+
+def as_text(report: Report) -> str:
+    lines = [f"{'operation':24} {'':8} {'latency':>10} {'bandwidth':>12}", *map(_row, report.checks), ""]
+    for name, found in report.workers.items():
+        gpus = ", ".join(found["gpus"]) or "no GPU"
+        lines.append(
+            f"{name}: {found['host']}, process {found['pid']}, Python {found['python']}, torch {found['torch']}, "
+            f"{found['threads']} threads of {found['cores']} cores, {gpus}"
+        )
+    return "\n".join([*lines, report.announcement, "all is well" if report.ok else "something is wrong"])
+
+
+def _row(check: Check) -> str:
+    state = {True: "ok", False: "WRONG", None: "-"}[check.ok]
+    latency = f"{check.latency * 1e6:.0f} µs" if check.latency is not None else ""
+    bandwidth = f"{check.bandwidth / 1e6:.0f} MB/s" if check.bandwidth is not None else ""
+    return f"{check.name:24} {state:8} {latency:>10} {bandwidth:>12}  {check.note}".rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
