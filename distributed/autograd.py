@@ -47,6 +47,8 @@ class context:  # noqa: N801 (the name is the original's)
 
 def current_context() -> int | None:
     """The context that this thread is in."""
+    if autograd._get_debug_info()["num_autograd_contexts"] == "0":
+        return None  # ten times as fast as the error below
     try:
         return int(autograd._current_context()._context_id())
     except RuntimeError:

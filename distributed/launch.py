@@ -14,7 +14,10 @@ from typing import NamedTuple
 from distributed.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
 
 GRACE_SECONDS = 10.0
-"""How long the other ranks may take to end after one has failed."""
+"""How long the first rank may take to say what has failed, and all may take to end when they are stopped."""
+
+END_SECONDS = 2.0
+"""How long the others may take to end after the first has."""
 
 _PARENT = "DISTRIBUTED_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1
@@ -175,10 +178,11 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Whoever still runs is asked to stop, then made to."""
+    """Whoever still runs is asked to stop, then made to; soon where the first rank, which they serve, has ended."""
+    patience = GRACE_SECONDS if ranks and ranks[0].poll() is None else END_SECONDS
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in ranks:
             if process.poll() is None:
                 process.send_signal(number)
-        if _wait_until(lambda: all(process.poll() is not None for process in ranks), GRACE_SECONDS):
+        if _wait_until(lambda: all(process.poll() is not None for process in ranks), patience):
             return

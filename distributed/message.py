@@ -6,12 +6,15 @@ named before anything is sent, and bytes can be counted.
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
+
+from distributed.partition import Whole
 
 
 class Packed(NamedTuple):
@@ -33,29 +36,24 @@ Carries = Callable[[torch.device], bool]
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, *, graphs: bool, carries: Carries) -> None:
+    def __init__(self, file: io.BytesIO, *, graphs: bool, carries: Carries, shared: Sequence[Whole]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.carried: list[Any] = []
         self._graphs = graphs
         self._carries = carries
-        self._places: dict[int, int] = {}
-        self._seen: list[Any] = []  # kept alive, so that no id is used twice
+        self._shared = {id(whole): place for place, whole in enumerate(shared)}
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def reducer_override(self, obj: Any) -> Any:
+        """Called once for every object that is no plain Python value."""
         if type(obj) is Tensor or (self._graphs and isinstance(obj, nn.Parameter) and obj.requires_grad):
-            if id(obj) not in self._places:
-                self._keep(obj, self._sendable(obj))
-            return self._places[id(obj)]
-        if isinstance(obj, rpc.PyRRef):
-            if id(obj) not in self._places:
-                self._keep(obj, obj)
-            return self._places[id(obj)]
-        return None
-
-    def _keep(self, original: Any, value: Any) -> None:
-        self._places[id(original)] = len(self.carried)
-        self._seen.append(original)
-        self.carried.append(value)
+            self.carried.append(self._sendable(obj))
+        elif isinstance(obj, rpc.PyRRef):
+            self.carried.append(obj)
+        elif id(obj) in self._shared and isinstance(obj, Whole):
+            return _shared_value, (self._shared[id(obj)],)
+        else:
+            return NotImplemented
+        return _carried_value, (len(self.carried) - 1,)
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         """A plain tensor with a storage of its own size, and with its graph where graphs travel."""
@@ -70,29 +68,33 @@ class _Pickler(pickle.Pickler):
         return plain
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, packed: Packed) -> None:
-        super().__init__(io.BytesIO(packed.payload))
-        self._carried = packed.carried
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._carried[pid]
+_reading: ContextVar[tuple[Sequence[Any], Sequence[Any]]] = ContextVar("reading")
+"""What the message that this thread unpacks came with: carried and shared values."""
 
 
-def pack(value: Any, *, graphs: bool, carries: Carries) -> Packed:
+def _carried_value(place: int) -> Any:
+    return _reading.get()[0][place]
+
+
+def _shared_value(place: int) -> Any:
+    return _reading.get()[1][place]
+
+
+def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] = ()) -> Packed:
     """`value` as a message.
 
     Args:
         value: functions and classes in it are sent by name.
         graphs: whether parameters go as tensors with their graph, as under a distributed autograd context.
         carries: which devices the transport takes tensors from.
+        shared: what the receiver has already; only its place is sent.
 
     Raises:
         ValueError: a tensor on a device that the transport cannot carry.
         TypeError: something that cannot be pickled.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file, graphs=graphs, carries=carries)
+    pickler = _Pickler(file, graphs=graphs, carries=carries, shared=shared)
     try:
         pickler.dump(value)
     except ValueError:
@@ -102,13 +104,17 @@ def pack(value: Any, *, graphs: bool, carries: Carries) -> Packed:
     return Packed(file.getvalue(), pickler.carried)
 
 
-def unpack(packed: Packed) -> Any:
-    """The value that was packed, with functions and classes found by name here.
+def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
+    """The value that was packed, with functions and classes found by name here, and `shared` put in.
 
     Raises:
         Exception: what cannot be found, or refuses to be made.
     """
-    return _Unpickler(packed).load()
+    outer = _reading.set((packed.carried, shared))
+    try:
+        return pickle.Unpickler(io.BytesIO(packed.payload)).load()  # noqa: S301 (from a worker of this world)
+    finally:
+        _reading.reset(outer)
 
 
 def own_copy(packed: Packed, *, graphs: bool) -> Packed:

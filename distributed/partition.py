@@ -1,7 +1,6 @@
 """Partitioners: who gets which part of a call's arguments."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,11 +20,18 @@ PartitionFunction = Callable[..., Sequence[Part]]
 Partitioner = int | str | PartitionFunction
 
 
-@dataclass(frozen=True)
 class Whole:
     """A value that every worker gets uncut, and once however many items it runs; it arrives unwrapped."""
 
-    value: Any
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _unwrapped, (self.value,)
+
+
+def _unwrapped(value: Any) -> Any:
+    return value
 
 
 def whole(value: Any) -> Any:

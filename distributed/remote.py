@@ -5,6 +5,8 @@ exceeds the number of threads that serve them, and no number of items can block 
 be nested: see `session`.
 """
 
+import functools
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,13 +17,13 @@ from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed import autograd, worker
-from distributed.info import check_timeout, get_world_rank
+from distributed.info import check_timeout
 from distributed.message import Packed, pack, unpack
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
 from distributed.session import MAX_DEPTH, Session, current
 from distributed.traffic import note_received, note_sent
-from distributed.worker import Answer, Failure, Item, Order, SharedValue, Source
+from distributed.worker import Answer, Failure, Item, Order, Source
 from distributed.world import get_worker_id
 
 T = TypeVar("T")
@@ -51,16 +53,24 @@ class _Call:
         if self._depth > MAX_DEPTH:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
         self._ctx = autograd.current_context()
-        self._me = get_world_rank()
+        self._me = session.rank
         items, free, shared = _dealt_out(partitioner, args or (), kwargs or {})
         self._expected = len(free) + sum(map(len, items.values()))
         takers = [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][: len(free)]
-        orders = {rank: Order(func, shared, items.get(rank, [])) for rank in [*items, *takers]}
+        orders = {
+            rank: Order(func, items.get(rank, []), shared if rank in takers else []) for rank in [*items, *takers]
+        }
         packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        self._queue = worker.open_queue([self._pack_item(item) for item in free]) if free else None
+        self._queue = worker.open_queue([self._pack_item(item, shared) for item in free]) if free else None
         self._source = None if self._queue is None else Source(session.name, self._queue)
         self._own = packed.pop(self._me, None) if own_part_here else None
-        self.futures = {rank: self._send(session, rank, order, rank in takers) for rank, order in packed.items()}
+        self._sent: dict[int, tuple[Future[Answer], threading.Semaphore]] = {}
+        for rank, order in packed.items():
+            self._send(session, rank, order, takes=rank in takers)
+
+    @property
+    def futures(self) -> list[Future[Answer]]:
+        return [future for future, _ in self._sent.values()]
 
     def _pack(self, order: Order, rank: int) -> Packed:
         """Raises TypeError or ValueError naming what cannot be sent."""
@@ -75,7 +85,7 @@ class _Call:
                 raise type(error)(f"{what}: cannot be sent to {name}: {error}") from error
 
         try:
-            return packed(order)
+            return packed((order.func, [tuple(item) for item in order.items], order.shared))
         except (TypeError, ValueError):
             hint = "; workers find a function by its module and name, so define it with def at the top of a module"
             packed(order.func, f"func={order.func!r}{hint}")
@@ -86,30 +96,34 @@ class _Call:
                 packed(value, "an argument sent whole")
             raise
 
-    def _pack_item(self, item: Item) -> Packed:
+    def _pack_item(self, item: Item, shared: list[Whole]) -> Packed:
         """An item for whoever is free, so without a device of its own."""
+        graphs = self._ctx is not None
         try:
-            return pack(item, graphs=self._ctx is not None, carries=lambda device: device.type == "cpu")
+            return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
         except (TypeError, ValueError) as error:
             raise type(error)(f"item {item.number}: cannot be sent: {error}") from error
 
-    def _send(self, session: Session, rank: int, order: Packed, takes: bool) -> Future[Answer]:
+    def _send(self, session: Session, rank: int, order: Packed, *, takes: bool) -> None:
         slot = session.slots[rank, self._depth]
         if not slot.acquire(timeout=self.timeout):
             raise TimeoutError(f"{self._names[rank]} has been busy with other calls for {self.timeout:g} s")
-        message = (self._depth, session.name, self._queue if takes else None, *order)
+        message = (self._depth, session.name, self._queue if takes else None, self._ctx, *order)
         try:
             future: Future[Answer] = rpc.rpc_async(self._names[rank], worker.serve, message, timeout=self.timeout)
         except RuntimeError as error:
             slot.release()
             raise _worker_error(self._names[rank], error, self.timeout) from error
         note_sent(order.size())
-        future.add_done_callback(lambda done: self._on_done(done, slot.release))
-        return future
+        self._sent[rank] = future, slot
+        if takes:
+            future.add_done_callback(self._stop_dealing_if_failed)
 
-    def _on_done(self, done: Future[Answer], release: Callable[[], None]) -> None:
-        release()
-        if self._queue is not None and isinstance(done, Future) and _has_failed(done):
+    def _stop_dealing_if_failed(self, done: Future[Answer]) -> None:
+        try:
+            done.value()
+        except RuntimeError:
+            assert self._queue is not None
             worker.close_queue(self._queue)  # the others need not go on
 
     def results(self) -> list[Any]:
@@ -128,29 +142,37 @@ class _Call:
 
     def _outcomes(self) -> list[Any]:
         outcomes = []
-        if self._own is not None:
-            outcomes.append(self._read(worker.compute_here(self._own, self._depth, self._source)))
-        for rank, future in self.futures.items():
-            try:
-                answer = future.wait()
-            except RuntimeError as error:
-                raise _worker_error(self._names[rank], error, self.timeout) from error
-            note_received(answer.packed.size())
-            outcomes.append(self._read(answer))
+        try:
+            if self._own is not None:
+                outcomes.append(self._read(worker.compute_here(self._own, self._depth, self._source, self._ctx)))
+            while self._sent:
+                outcomes.append(self._outcome(*self._sent.popitem()))
+        finally:  # where one has failed, the slots of the others are free once they have ended
+            for future, slot in self._sent.values():
+                future.add_done_callback(functools.partial(_release, slot))
         return outcomes
 
+    def _outcome(self, rank: int, sent: tuple[Future[Answer], threading.Semaphore]) -> Any:
+        future, slot = sent
+        try:
+            answer = future.wait()
+        except RuntimeError as error:
+            raise _worker_error(self._names[rank], error, self.timeout) from error
+        finally:
+            slot.release()
+        payload, carried, _ = answer
+        note_received(Packed(payload, carried).size())
+        return self._read(answer)
+
     def _read(self, answer: Answer) -> Any:
-        if self._ctx is not None and answer.anchor is not None:
-            worker.keep_anchor(self._ctx, answer.anchor)
-        return unpack(answer.packed)
+        payload, carried, anchor = answer
+        if self._ctx is not None and anchor is not None:
+            worker.keep_anchor(self._ctx, anchor)
+        return unpack(Packed(payload, carried))
 
 
-def _has_failed(done: Future[Answer]) -> bool:
-    try:
-        done.value()
-    except RuntimeError:
-        return True
-    return False
+def _release(slot: threading.Semaphore, _: Future[Answer]) -> None:
+    slot.release()
 
 
 def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
@@ -164,26 +186,15 @@ def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
 
 def _dealt_out(
     partitioner: Partitioner | None, args: Args, kwargs: KwArgs
-) -> tuple[dict[int, list[Item]], list[Item], list[Any]]:
-    """Each worker's items; those for whoever is free; and the values that items share."""
+) -> tuple[dict[int, list[Item]], list[Item], list[Whole]]:
+    """Each worker's items; those for whoever is free; and the values that these share."""
     items: defaultdict[int, list[Item]] = defaultdict(list)
     free: list[Item] = []
-    shared: list[Any] = []
-    places: dict[int, SharedValue] = {}
-
-    def stand_in(leaf: Any) -> Any:
-        if not isinstance(leaf, Whole):
-            return leaf
-        if id(leaf) not in places:
-            places[id(leaf)] = SharedValue(len(shared))
-            shared.append(leaf.value)
-        return places[id(leaf)]
-
     for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args, kwargs)):
-        own_args, own_kwargs = pytree.tree_map(stand_in, (part_args or (), part_kwargs or {}))
-        item = Item(number, own_args, own_kwargs)
+        item = Item(number, part_args or (), part_kwargs or {})
         (free if name is None else items[get_worker_id(name)]).append(item)
-    return items, free, shared
+    leaves = (leaf for item in free for leaf in pytree.tree_leaves((item.args, item.kwargs)))
+    return items, free, list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Whole)}.values())
 
 
 def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Sequence[Any]:
@@ -268,5 +279,5 @@ def remote_async_call(
         except Exception as error:
             value.set_exception(error)
 
-    torch.futures.collect_all(list(call.futures.values())).add_done_callback(finish)
+    torch.futures.collect_all(call.futures).add_done_callback(finish)
     return value

@@ -60,7 +60,7 @@ class Session:
     """One start of RPC in this process, and who has finished in it (kept by rank zero).
 
     Attributes:
-        name: of this worker.
+        name, rank: of this worker.
         timeout: seconds that a call may take where it does not say.
         device_maps: where tensors on a GPU go on each worker.
         workers: everyone's name, by rank.
@@ -68,6 +68,7 @@ class Session:
 
     def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
         self.name = name
+        self.rank = get_world_rank()
         self.timeout = float(options.rpc_timeout)
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
         self.workers: list[str] = []
@@ -93,9 +94,14 @@ def current() -> Session:
     """
     if _session is None:
         raise RuntimeError("RPC is not started: put @auto_init_rpc() on the program's main function")
-    for failure in _session.failures():
-        raise RuntimeError(failure)
+    if _session.finished:
+        for failure in _session.failures():
+            raise RuntimeError(failure)
     return _session
+
+
+def is_started() -> bool:
+    return _session is not None
 
 
 def default_timeout() -> float:

@@ -5,16 +5,15 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import rpc
-from torch.utils import _pytree as pytree
 
 from distributed import autograd
-from distributed.message import Packed, own_copy, pack, unpack
+from distributed.message import Carries, Packed, own_copy, pack, unpack
 from distributed.names import named
 from distributed.partition import Args, KwArgs
 from distributed.session import current, default_timeout
@@ -30,17 +29,11 @@ class Item(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker is to do. `shared` holds what `SharedValue`s in the items stand for."""
+    """What a worker is to do: its own items, and what those that it takes from a queue have in common."""
 
     func: Callable[..., Any]
-    shared: list[Any]
     items: list[Item]
-
-
-class SharedValue(NamedTuple):
-    """Stands in an item for a value that is sent once for all items."""
-
-    place: int
+    shared: list[Any]
 
 
 class Source(NamedTuple):
@@ -62,83 +55,71 @@ class Failure(NamedTuple):
     traceback: str
 
 
-class Answer(NamedTuple):
-    """Pairs (number of the item, result), or a `Failure`; with the anchor that `autograd` needs."""
-
-    packed: Packed
-    anchor: Tensor | None
+Answer = tuple[bytes, list[Any], Tensor | None]
+"""A packed `Failure`, or packed pairs (number of the item, result); with the anchor that `autograd` needs."""
 
 
-class _Frame(threading.local):
-    """What this thread is computing for: how deep the call is nested, and the anchors of calls it made."""
-
-    depth = 0
-    anchors: list[Tensor] | None = None
-
-
-_frame = _Frame()
+# What this thread is computing for: how deep the call is nested, and the anchors of the calls that it has made.
+# Context variables, since torch's threads are new to Python at every message, and thread-locals are slow to make.
+_depth: ContextVar[int] = ContextVar("depth", default=0)
+_anchors: ContextVar[list[Tensor] | None] = ContextVar("anchors", default=None)
 
 
 def depth() -> int:
     """How deep the call is nested that this thread computes for; 0 where it computes for none."""
-    return _frame.depth
+    return _depth.get()
 
 
 def keep_anchor(ctx: int, anchor: Tensor) -> None:
     """Ties a call made from here to the one that this thread computes for, or to the context."""
-    if _frame.anchors is None:
+    anchors = _anchors.get()
+    if anchors is None:
         autograd.leave_anchor(ctx, anchor)
     else:
-        _frame.anchors.append(anchor)
+        anchors.append(anchor)
 
 
-@contextmanager
-def _entered(depth: int) -> Iterator[list[Tensor]]:
-    outer = _frame.depth, _frame.anchors
-    _frame.depth, _frame.anchors = depth, []
-    try:
-        yield _frame.anchors
-    finally:
-        _frame.depth, _frame.anchors = outer
-
-
-def serve(depth: int, caller: str, queue: int | None, payload: bytes, carried: list[Any]) -> Answer:
+def serve(depth: int, caller: str, queue: int | None, ctx: int | None, payload: bytes, carried: list[Any]) -> Answer:
     """What the caller's message runs on the worker."""
     source = None if queue is None else Source(caller, queue)
-    return compute(Packed(payload, carried), depth, source, carries=lambda device: _carries(caller, device))
+    packed = Packed(payload, carried)
+    return compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
 
 
-def compute_here(order: Packed, depth: int, source: Source | None) -> Answer:
+def compute_here(order: Packed, depth: int, source: Source | None, ctx: int | None) -> Answer:
     """The caller's own part, on copies of its own as on any other worker."""
-    graphs = autograd.current_context() is not None
-    return compute(own_copy(order, graphs=graphs), depth, source, carries=lambda device: True)
+    return compute(own_copy(order, graphs=ctx is not None), depth, source, ctx, carries=lambda device: True)
 
 
-def compute(packed: Packed, depth: int, source: Source | None, carries: Callable[[torch.device], bool]) -> Answer:
+def compute(packed: Packed, depth: int, source: Source | None, ctx: int | None, carries: Carries) -> Answer:
     """Runs an order to its end, or to the first item that fails."""
     me = current_name()
-    ctx = autograd.current_context()
-    with _entered(depth) as anchors:
-        try:
-            order = unpack(packed)
-        except Exception as error:  # names that are not here, classes that refuse
-            outcome: Any = failure(error, me, None)
-        else:
-            outcome = _run(order, source, me)
+    anchors: list[Tensor] = []
+    outer = _depth.set(depth), _anchors.set(anchors)
+    try:
+        func, items, shared = unpack(packed)
+        order = Order(func, [Item(*item) for item in items], shared)
+    except Exception as error:  # names that are not here, classes that refuse
+        outcome: Any = failure(error, me, None)
+    else:
+        outcome = _run(order, source, me, ctx)
+    finally:
+        _depth.reset(outer[0])
+        _anchors.reset(outer[1])
     answer = _packed(outcome, me, ctx, carries)
     if ctx is None:
         plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
-        return Answer(Packed(answer.payload, plain), None)
-    return Answer(answer, _anchor(packed.tensors(), anchors, answer.tensors()))
+        return answer.payload, plain, None
+    return answer.payload, answer.carried, _anchor(packed.tensors(), anchors, answer.tensors())
 
 
 def current_name() -> str:
     return current().name
 
 
-def _run(order: Order, source: Source | None, me: str) -> list[tuple[int, Any]] | Failure:
+def _run(order: Order, source: Source | None, me: str, ctx: int | None) -> list[tuple[int, Any]] | Failure:
     results = []
-    for item in _items(order, source):
+    for item in _items(order, source, ctx):
         if isinstance(item, Failure):
             return item
         try:
@@ -148,29 +129,18 @@ def _run(order: Order, source: Source | None, me: str) -> list[tuple[int, Any]] 
     return results
 
 
-def _items(order: Order, source: Source | None) -> Iterator[Item | Failure]:
+def _items(order: Order, source: Source | None, ctx: int | None) -> Iterator[Item | Failure]:
     """The order's own items, then those that its source still has."""
-    yield from (_filled(item, order.shared) for item in order.items)
+    yield from order.items
     while source is not None:
         try:
-            pulled = _pull(source)
+            pulled = _pull(source, ctx)
             if pulled is None:
                 return
-            yield _filled(unpack(pulled), order.shared)
+            yield Item(*unpack(pulled, order.shared))
         except Exception as error:
             yield failure(error, current_name(), None)
             return
-
-
-def _filled(item: Item, shared: Sequence[Any]) -> Item:
-    if not shared:
-        return item
-
-    def fill(leaf: Any) -> Any:
-        return shared[leaf.place] if isinstance(leaf, SharedValue) else leaf
-
-    args, kwargs = pytree.tree_map(fill, (item.args, item.kwargs), is_leaf=lambda node: isinstance(node, SharedValue))
-    return Item(item.number, args, kwargs)
 
 
 # Queues of items that whoever is free takes from
@@ -205,19 +175,15 @@ def take(queue: int, *, leaves_here: bool = True) -> Packed | None:
     return packed
 
 
-def _pull(source: Source) -> Packed | None:
+def _pull(source: Source, ctx: int | None) -> Packed | None:
     if source.caller == current_name():
         taken = take(source.queue, leaves_here=False)
-        return None if taken is None else own_copy(taken, graphs=autograd.current_context() is not None)
+        return None if taken is None else own_copy(taken, graphs=ctx is not None)
     pulled: Packed | None = rpc.rpc_sync(source.caller, take, (source.queue,), timeout=default_timeout())
     return pulled
 
 
 # Answers
-
-
-def _carries(worker: str, device: torch.device) -> bool:
-    return carries(worker, device, any_device=True)
 
 
 def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
@@ -226,7 +192,7 @@ def carries(worker: str, device: torch.device, *, any_device: bool = False) -> b
     return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
 
 
-def _packed(outcome: Any, me: str, ctx: int | None, carries: Callable[[torch.device], bool]) -> Packed:
+def _packed(outcome: Any, me: str, ctx: int | None, carries: Carries) -> Packed:
     try:
         return pack(outcome, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
@@ -235,7 +201,7 @@ def _packed(outcome: Any, me: str, ctx: int | None, carries: Callable[[torch.dev
         return pack(failure(named, me, number), graphs=False, carries=carries)
 
 
-def _first_that_fails(results: list[tuple[int, Any]], carries: Callable[[torch.device], bool]) -> int | None:
+def _first_that_fails(results: list[tuple[int, Any]], carries: Carries) -> int | None:
     for number, value in results:
         try:
             pack(value, graphs=False, carries=carries)

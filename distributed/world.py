@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from operator import index
-from typing import ParamSpec, SupportsIndex, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import rpc
@@ -19,7 +19,7 @@ from distributed.info import (
     get_world_rank,
     get_world_size,
 )
-from distributed.session import current, gather, start_rpc, stop_rpc
+from distributed.session import current, gather, is_started, start_rpc, stop_rpc
 
 __all__ = [
     "WorldInfo",
@@ -59,16 +59,16 @@ def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name i
         RuntimeError: a name is asked for before RPC is started.
         ValueError: there is no such worker.
     """
-    info = get_world_info()
     if id is None:
-        return info.world_rank
+        return get_world_rank()
     if isinstance(id, str):
         names = current().workers
         if id not in names:
             raise ValueError(f"worker={id!r}: the workers are {', '.join(names)}")
         return names.index(id)
-    if isinstance(id, bool) or not isinstance(id, SupportsIndex) or index(id) not in range(info.world_size):
-        raise ValueError(f"worker={id!r}: the world has the workers 0 to {info.world_size - 1}")
+    size = len(current().workers) if is_started() else get_world_size()
+    if isinstance(id, bool) or not hasattr(id, "__index__") or index(id) not in range(size):
+        raise ValueError(f"worker={id!r}: the world has the workers 0 to {size - 1}")
     return index(id)
 
 

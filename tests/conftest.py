@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,10 +37,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts `train.py` (`torchrun=N` with torchrun) in an empty folder; kills what is left at the end."""
     programs: list[Program] = []
 
-    def start_program(*overrides: str, torchrun: int | None = None, **extra: str) -> Program:
+    def start_program(
+        *overrides: str, torchrun: int | None = None, torchrun_arguments: Sequence[str] = (), **extra: str
+    ) -> Program:
         python = [sys.executable]
         if torchrun is not None:
-            python = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={torchrun}"]
+            own = ["--standalone", f"--nproc_per_node={torchrun}", *torchrun_arguments]
+            python = [sys.executable, "-m", "torch.distributed.run", *own]
         programs.append(Program([*python, str(ROOT / "train.py"), *overrides], tmp_path, extra))
         return programs[-1]
 

@@ -73,3 +73,17 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def ranks_of(program: Program) -> list[int]:
+    """The processes that the program started."""
+    return [
+        int(pid) for pid in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split()
+    ]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import ROOT, Outcome, Program, Start, metrics, until
+from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, until
 
 TINY = (
     "trainer.steps=100", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=50",
@@ -121,20 +121,6 @@ def test_every_way_to_run_gives_the_same_bits(
         assert all(row["bytes_received"] <= 2 * (size + 1500) * elsewhere for row in trained), trained[0]
 
 
-def ranks_of(program: Program) -> list[int]:
-    """The processes that the program started."""
-    return [
-        int(pid) for pid in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split()
-    ]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize(("first", "second"), [(2, 2), (2, 1), (1, 2)])
 def test_killed_and_resumed_equals_uninterrupted(
     first: int, second: int, reference: Path, start: Start, tmp_path: Path
@@ -152,15 +138,6 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert rows == [(row["split"], row["step"]) for row in metrics(reference)]
     events = EventAccumulator(str(run_dir)).Reload().Scalars("train/loss")
     assert [event.step for event in events] == list(range(1, 101))
-
-
-def test_sigkill_of_the_launcher_leaves_no_orphan(start: Start, tmp_path: Path) -> None:
-    program = start(*TINY, "trainer.steps=100000", "workers=2")
-    until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 2, "step 2")
-    ranks = ranks_of(program)
-    assert len(ranks) == 2
-    program.process.send_signal(signal.SIGKILL)
-    until(lambda: not any(map(alive, ranks)), "the end of all ranks", seconds=5)
 
 
 def test_a_dead_worker_ends_the_run_and_is_named(start: Start, tmp_path: Path) -> None:

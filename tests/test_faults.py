@@ -1,0 +1,154 @@
+"""Faults on the real program: who listens, who dies, who hangs, what a user's own functions get wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distributed.doctor import Check, Report, measured, worst
+from distributed.listening import listeners
+from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, until
+
+ENDLESS = (
+    "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100000",
+    "trainer.val_tasks=4", "checkpoint.every=2", "logger.every=1", "model.filters=8",
+)  # fmt: skip
+
+RUN = Path("outputs/maml_glyphs/seed0")
+
+
+def started(program: Program, folder: Path, steps: int = 3) -> list[int]:
+    """The ranks of a run that has made some steps."""
+    until(lambda: len(metrics(folder / RUN)) >= steps, f"step {steps}")
+    return ranks_of(program)
+
+
+def test_a_run_by_our_launcher_listens_on_loopback_only(start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, "workers=2")
+    ranks = started(program, tmp_path)
+    found = {pid: listeners(pid) for pid in [program.process.pid, *ranks]}
+    assert all(found[rank] for rank in ranks), "RPC listens somewhere"
+    assert all(listener.closed for where in found.values() for listener in where), found
+    assert "listening: worker0 on 127.0.0.1" in program.said() and "(all loopback)" in program.said()
+
+
+def test_under_torchrun_only_its_own_store_is_open_and_that_is_told(start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, torchrun=2)
+    ranks = started(program, tmp_path)
+    assert all(listener.closed for rank in ranks for listener in listeners(rank))
+    open_ones = [listener for listener in listeners(program.process.pid) if not listener.closed]
+    said = program.said()
+    assert open_ones and "Open to other hosts: torchrun" in said and "python train.py workers=2" in said
+
+
+def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, "workers=2", "strategy.timeout=4")
+    ranks = started(program, tmp_path)
+    os.kill(ranks[1], signal.SIGSTOP)
+    began = time.monotonic()
+    outcome = program.wait(30)
+    assert time.monotonic() - began < 4 + 5
+    assert outcome.code == 1 and "worker1 did not answer within 4 s" in outcome.text, outcome.text
+    assert "type strategy.timeout=SECONDS" in outcome.text
+    assert not any(map(alive, ranks))
+
+
+@pytest.mark.parametrize("torchrun", [None, 2], ids=["launcher", "torchrun"])
+@pytest.mark.parametrize("who", ["rank zero", "its parent"])
+def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, *([] if torchrun else ["workers=2"]), torchrun=torchrun)
+    ranks = started(program, tmp_path)
+    assert len(ranks) == 2
+    os.kill(ranks[0] if who == "rank zero" else program.process.pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, ranks)), "the end of all ranks", seconds=5)
+    assert program.wait(30).code != 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_restarts_a_failed_run_which_goes_on(rank: int, start: Start, tmp_path: Path) -> None:
+    short = [*ENDLESS, "trainer.steps=60", "trainer.test_tasks=4"]
+    program = start(*short, torchrun=2, torchrun_arguments=["--max-restarts=1"])
+    os.kill(started(program, tmp_path)[rank], signal.SIGKILL)
+    outcome = program.wait()
+    assert outcome.code == 0, outcome.text
+    assert "going on after step" in outcome.text
+    assert json.loads((tmp_path / RUN / "result.json").read_text())["steps"] == 60
+
+
+OWN = [
+    ("partitioner", "deal_twice", "it gave out [1] twice"),
+    ("partitioner", "deal_to_nobody", "worker=7: the world has the workers 0 to 1"),
+    ("reducer", "fail_at_the_third_call", "failed with ArithmeticError: cannot reduce this"),
+    ("reducer", "lose_a_parameter", "must return a dict with a tensor of shape"),
+]
+
+
+@pytest.mark.parametrize(("group", "name", "message"), OWN, ids=[name for _, name, _ in OWN])
+def test_faulty_functions_of_ones_own_end_the_run(
+    group: str, name: str, message: str, start: Start, tmp_path: Path
+) -> None:
+    own = [f"{group}=function", f"{group}.name=tests.own_functions.{name}"]
+    outcome = start(*ENDLESS, "workers=2", *own, PYTHONPATH=str(ROOT)).wait(60)
+    assert outcome.code == 1 and message in outcome.text, outcome.text
+    saved = list((tmp_path / RUN / "checkpoints").glob("step_*/manifest.json"))
+    assert bool(saved) == (name == "fail_at_the_third_call")
+
+
+def test_functions_that_are_not_there_are_found_before_anything_starts(start: Start, tmp_path: Path) -> None:
+    outcome = start(*ENDLESS, "workers=2", "reducer=function", "reducer.name=nowhere.mean").wait(60)
+    assert outcome.code == 2 and "reducer.name=nowhere.mean" in outcome.text, outcome.text
+    assert list(tmp_path.glob("outputs")) == []
+
+
+# The doctor
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, str(ROOT / "scripts/doctor.py"), *arguments]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
+
+
+def test_the_doctor_examines_two_workers() -> None:
+    done = doctor("--workers", "2", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    expected = {
+        "send/recv", "broadcast", "scatter", "gather", "reduce", "all_reduce", "all_gather", "reduce_scatter",
+        "all_to_all", "RPC round trip", "remote call", "RRef fetch", "distributed backward", "parameters in rpc.RRef",
+    }  # fmt: skip
+    assert set(checks) == expected and report["ok"]
+    assert all(check["ok"] is not False for check in checks.values())
+    assert checks["all_reduce"]["latency"] > 0 and checks["all_reduce"]["bandwidth"] > 0
+    assert "torch detaches them" in checks["parameters in rpc.RRef"]["note"]
+    assert set(report["workers"]) == {"worker0", "worker1"} and report["workers"]["worker0"]["threads"] == 1
+    assert all(address.startswith("127.0.0.1:") for where in report["listening"].values() for address in where)
+
+
+def test_the_doctor_alone_prints_a_table() -> None:
+    done = doctor()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is well" in done.stdout and "RPC round trip" in done.stdout
+
+
+def test_what_is_wrong_is_told() -> None:
+    def fails(count: int) -> bool:
+        raise RuntimeError("broken cable\nand more")
+
+    def lacks(count: int) -> bool:
+        raise RuntimeError("ProcessGroup gloo does not support reduce_scatter")
+
+    assert measured("a", lambda count: count == 1, "gloo")[:2] == ("a", False)
+    assert measured("b", fails, "gloo") == Check("b", False, note="RuntimeError: broken cable")
+    assert measured("c", lacks, "gloo") == Check("c", None, note="gloo does not have it")
+    good = Check("d", True, 0.1, 1.0)
+    assert worst([good, good._replace(latency=0.2)]).latency == 0.2
+    bad = good._replace(ok=False)
+    assert worst([good, bad, good]) == bad
+    assert not Report([good, bad], {}, {}, "").ok and Report([good], {}, {}, "").ok
