@@ -65,8 +65,12 @@ class _Call:
         self._source = None if self._queue is None else Source(session.name, self._queue)
         self._own = packed.pop(self._me, None) if own_part_here else None
         self._sent: dict[int, tuple[Future[Answer], threading.Semaphore]] = {}
-        for rank, order in packed.items():
-            self._send(session, rank, order, takes=rank in takers)
+        try:
+            for rank, order in packed.items():
+                self._send(session, rank, order, takes=rank in takers)
+        except BaseException:
+            self._abandon()
+            raise
 
     @property
     def futures(self) -> list[Future[Answer]]:
@@ -128,11 +132,7 @@ class _Call:
 
     def results(self) -> list[Any]:
         """Waits for all and puts the results in order of the items."""
-        try:
-            outcomes = self._outcomes()
-        finally:
-            if self._queue is not None:
-                worker.close_queue(self._queue)
+        outcomes = self._outcomes()
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         if failures:
             worker.raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
@@ -147,10 +147,16 @@ class _Call:
                 outcomes.append(self._read(worker.compute_here(self._own, self._depth, self._source, self._ctx)))
             while self._sent:
                 outcomes.append(self._outcome(*self._sent.popitem()))
-        finally:  # where one has failed, the slots of the others are free once they have ended
-            for future, slot in self._sent.values():
-                future.add_done_callback(functools.partial(_release, slot))
+        finally:
+            self._abandon()
         return outcomes
+
+    def _abandon(self) -> None:
+        """Nothing more is dealt out; the slots of what is still under way are free once it has ended."""
+        if self._queue is not None:
+            worker.close_queue(self._queue)
+        for future, slot in self._sent.values():
+            future.add_done_callback(functools.partial(_release, slot))
 
     def _outcome(self, rank: int, sent: tuple[Future[Answer], threading.Semaphore]) -> Any:
         future, slot = sent

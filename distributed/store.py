@@ -64,7 +64,9 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming: {error}") from error
     if call is None:
-        raise ConnectionError(f"rank 0 of {world_size} did not come within {timeout.total_seconds():g} s")
+        raise ConnectionError(
+            f"rank 0 of {world_size} did not come, or had not met all others, within {timeout.total_seconds():g} s"
+        )
     return dist.PrefixStore(call, store)
 
 
@@ -75,13 +77,14 @@ def _call(store: dist.Store, world_size: int, deadline: float) -> str:
     store.set("call", call)
     missing = set(range(1, world_size))
     while missing:
-        for rank in [rank for rank in missing if store.check([f"{call}/{rank}"])]:
-            store.set(f"{call}/{store.get(f'{call}/{rank}').decode()}", "seen")
-            missing.remove(rank)
+        missing = {rank for rank in missing if not store.check([f"{call}/{rank}"])}
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, sorted(missing)))
             raise ConnectionError(f"rank {names} of {world_size} did not come within {deadline - began:.0f} s")
         time.sleep(_POLL_SECONDS)
+    for rank in range(1, world_size):
+        answer = store.get(f"{call}/{rank}").decode()
+        store.set(f"{call}/{answer}", "seen")
     return call
 
 

@@ -248,8 +248,8 @@ def world_size(config: DictConfig, command: str) -> int:
         raise ConfigError(f"launch.node_rank={place.node_rank}: must be below launch.nnodes={place.nnodes}")
     if place.nnodes > 1 and not place.master_port:
         raise ConfigError(
-            f"launch.nnodes={place.nnodes}: several hosts need a port to meet at; "
-            "type launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
+            f"launch.nnodes={place.nnodes}: several hosts need a port to meet at, and the network that they share; "
+            "type launch.interface=eth0 launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
         )
     return workers
 

@@ -193,3 +193,16 @@ def test_an_experiment_with_an_unknown_key_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(configs, "CONF", tmp_path / "conf")
     with pytest.raises(ConfigError, match=r"algorithm\.inner_lrr.*algorithm\.inner_lr"):
         configs.compose_config(["experiment=mine"])
+
+
+def test_several_hosts_need_a_named_interface(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert train.main([]) == 2
+    assert "launch.interface=null: workers on several hosts" in capsys.readouterr().err
+    assert train.main(["launch.interface=nope9"]) == 2
+    assert "launch.interface=nope9: this host has no such interface; it has lo" in capsys.readouterr().err
