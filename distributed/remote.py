@@ -124,11 +124,13 @@ class _Call:
             future.add_done_callback(self._stop_dealing_if_failed)
 
     def _stop_dealing_if_failed(self, done: Future[Answer]) -> None:
+        """The others need not go on."""
         try:
-            done.value()
+            (well, *_) = done.value()
         except RuntimeError:
-            assert self._queue is not None
-            worker.close_queue(self._queue)  # the others need not go on
+            well = False
+        if not well and self._queue is not None:
+            worker.close_queue(self._queue)
 
     def results(self) -> list[Any]:
         """Waits for all and puts the results in order of the items."""
@@ -166,12 +168,14 @@ class _Call:
             raise _worker_error(self._names[rank], error, self.timeout) from error
         finally:
             slot.release()
-        payload, carried, _ = answer
+        (_, payload, carried, _) = answer
         note_received(Packed(payload, carried).size())
         return self._read(answer)
 
     def _read(self, answer: Answer) -> Any:
-        payload, carried, anchor = answer
+        (well, payload, carried, anchor) = answer
+        if not well and self._queue is not None:
+            worker.close_queue(self._queue)
         if self._ctx is not None and anchor is not None:
             worker.keep_anchor(self._ctx, anchor)
         return unpack(Packed(payload, carried))

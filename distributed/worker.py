@@ -55,8 +55,9 @@ class Failure(NamedTuple):
     traceback: str
 
 
-Answer = tuple[bytes, list[Any], Tensor | None]
-"""A packed `Failure`, or packed pairs (number of the item, result); with the anchor that `autograd` needs."""
+Answer = tuple[bool, bytes, list[Any], Tensor | None]
+"""Whether all went well; packed pairs (number of the item, result), or a packed `Failure`; and the anchor that
+`autograd` needs."""
 
 
 # What this thread is computing for: how deep the call is nested, and the anchors of the calls that it has made.
@@ -106,11 +107,11 @@ def compute(packed: Packed, depth: int, source: Source | None, ctx: int | None, 
     finally:
         _depth.reset(outer[0])
         _anchors.reset(outer[1])
-    answer = _packed(outcome, me, ctx, carries)
+    well, answer = _packed(outcome, me, ctx, carries)
     if ctx is None:
         plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
-        return answer.payload, plain, None
-    return answer.payload, answer.carried, _anchor(packed.tensors(), anchors, answer.tensors())
+        return well, answer.payload, plain, None
+    return well, answer.payload, answer.carried, _anchor(packed.tensors(), anchors, answer.tensors())
 
 
 def current_name() -> str:
@@ -124,6 +125,8 @@ def _run(order: Order, source: Source | None, me: str, ctx: int | None) -> list[
             return item
         try:
             results.append((item.number, order.func(*item.args, **item.kwargs)))
+        except KeyboardInterrupt:  # of this process, which computes its own part
+            raise
         except BaseException as error:  # an exit there must not leave the caller waiting
             return failure(error, me, item.number)
     return results
@@ -137,6 +140,9 @@ def _items(order: Order, source: Source | None, ctx: int | None) -> Iterator[Ite
             pulled = _pull(source, ctx)
             if pulled is None:
                 return
+            if ctx is not None:
+                for tensor in [t for t in pulled.tensors() if t.requires_grad][:1]:
+                    keep_anchor(ctx, tensor.reshape(-1)[:0].sum())
             yield Item(*unpack(pulled, order.shared))
         except Exception as error:
             yield failure(error, current_name(), None)
@@ -192,13 +198,13 @@ def carries(worker: str, device: torch.device, *, any_device: bool = False) -> b
     return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
 
 
-def _packed(outcome: Any, me: str, ctx: int | None, carries: Carries) -> Packed:
+def _packed(outcome: Any, me: str, ctx: int | None, carries: Carries) -> tuple[bool, Packed]:
     try:
-        return pack(outcome, graphs=ctx is not None, carries=carries)
+        return not isinstance(outcome, Failure), pack(outcome, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
         number = None if isinstance(outcome, Failure) else _first_that_fails(outcome, carries)
         named = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
-        return pack(failure(named, me, number), graphs=False, carries=carries)
+        return False, pack(failure(named, me, number), graphs=False, carries=carries)
 
 
 def _first_that_fails(results: list[tuple[int, Any]], carries: Carries) -> int | None:

@@ -268,11 +268,8 @@ def check_network(config: DictConfig) -> None:
         several = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
     else:
         several = config.launch.nnodes > 1
-    if (
-        several
-        and interface is None
-        and not all(name in os.environ for name in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"))
-    ):
+    named = interface is not None or {"TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= os.environ.keys()
+    if several and not named:
         raise ConfigError(
             "launch.interface=null: workers on several hosts need the network that they share; type one of "
             + ", ".join(f"launch.interface={name}" for name in own if name != "lo")

@@ -79,7 +79,7 @@ def row(layer: str, tasks: int) -> str:
     return f"yes | {1000 * result['seconds']:.0f} | {result['bytes']:,.0f}"
 
 
-def run(job: str, layer: str, size: int, limit: float = 150.0) -> dict[str, Any]:
+def run(job: str, layer: str, size: int, limit: float = 90.0) -> dict[str, Any]:
     """A job on two processes; its result, or what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"

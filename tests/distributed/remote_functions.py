@@ -189,3 +189,14 @@ def inner_sgd(net: Any, x: Tensor) -> Tensor:
     grads = torch.autograd.grad(product(net, x), params, create_graph=True)
     adapted = [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
     return (x @ adapted[0].T + adapted[1]).square().sum()
+
+
+RUN_HERE: dict[int, int] = {}
+
+
+def fail_on(rank: int, number: Tensor) -> None:
+    """Fails on one worker; on the others it counts."""
+    RUN_HERE[int(number)] = RUN_HERE.get(int(number), 0) + 1
+    if todist.get_rank() == rank:
+        raise OwnError("not on this worker")
+    time.sleep(0.02)

@@ -94,6 +94,13 @@ def test_one_free_item_is_computed_here_and_failures_stop_the_rest() -> None:
     assert remote_sync_call(functions.size_and_rank, args=(torch.arange(1),), partitioner=dynamic) == [(1, 0, "")]
     with pytest.raises(functions.OwnError, match="no good"):
         remote_sync_call(functions.fail, args=(torch.arange(50),), partitioner=dynamic)
+    before = functions.RUN_HERE.copy()
+    with pytest.raises(functions.OwnError):
+        remote_sync_call(functions.fail_on, args=(todist.whole(0), torch.arange(60)), partitioner=dynamic)
+    assert sum(functions.RUN_HERE.values()) - sum(before.values()) == 1
+    with pytest.raises(functions.OwnError):
+        remote_sync_call(functions.fail_on, args=(todist.whole(1), torch.arange(60)), partitioner=dynamic)
+    assert sum(functions.RUN_HERE.values()) - sum(before.values()) < 10
     future = remote_async_call(functions.total, args=(torch.arange(9),), partitioner=dynamic, reducer=sum)
     assert future.wait() == 36
 

@@ -206,3 +206,13 @@ def test_several_hosts_need_a_named_interface(
     assert "launch.interface=null: workers on several hosts" in capsys.readouterr().err
     assert train.main(["launch.interface=nope9"]) == 2
     assert "launch.interface=nope9: this host has no such interface; it has lo" in capsys.readouterr().err
+
+
+def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
+    overrides = ["strategy=rpc_autograd", "workers=2"]
+    composed = configs.compose_config(overrides)
+    parts = train.assemble(train.Job(*composed, overrides, 2))
+    work = train.make_work(composed.config, parts.algorithm._replace(loss=None, outcome=None), parts.source)
+    partitioner = configs.build(composed.config, "partitioner")
+    with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
+        configs.build(composed.config, "strategy", work=work, workers=2, partitioner=partitioner)
