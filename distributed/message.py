@@ -12,20 +12,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_rpc import _invoke_rpc_python_udf
 from torch.distributed import rpc
+from torch.distributed.rpc import internal
+from torch.futures import Future
 
 from distributed.partition import Whole
 
 
 class Packed(NamedTuple):
-    """A value on its way."""
+    """A value on its way; a tensor goes without a payload."""
 
     payload: bytes
     carried: list[Any]
 
     def size(self) -> int:
         """Bytes that it takes, tensors included."""
-        return len(self.payload) + sum(t.numel() * t.element_size() for t in self.tensors())
+        return len(self.payload) + sum(v.nbytes for v in self.carried if isinstance(v, Tensor))
 
     def tensors(self) -> list[Tensor]:
         return [value for value in self.carried if isinstance(value, Tensor)]
@@ -46,7 +49,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Called once for every object that is no plain Python value."""
         if type(obj) is Tensor or (self._graphs and isinstance(obj, nn.Parameter) and obj.requires_grad):
-            self.carried.append(self._sendable(obj))
+            self.carried.append(_sendable(obj, self._carries))
         elif isinstance(obj, rpc.PyRRef):
             self.carried.append(obj)
         elif id(obj) in self._shared and isinstance(obj, Whole):
@@ -55,17 +58,18 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         return _carried_value, (len(self.carried) - 1,)
 
-    def _sendable(self, tensor: Tensor) -> Tensor:
-        """A plain tensor with a storage of its own size, and with its graph where graphs travel."""
-        if not self._carries(tensor.device):
-            raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be carried to that worker; "
-                "send tensor.cpu(), or map the device by device_maps in rpc_backend_options"
-            )
-        plain = tensor.view_as(tensor) if isinstance(tensor, nn.Parameter) else tensor
-        if plain.layout is torch.strided and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size():
-            return plain.clone(memory_format=torch.contiguous_format)
-        return plain
+
+def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
+    """A plain tensor with a storage of its own size, and with its graph where graphs travel."""
+    if not carries(tensor.device):
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be carried to that worker; "
+            "send tensor.cpu(), or map the device by device_maps in rpc_backend_options"
+        )
+    plain = tensor.view_as(tensor) if isinstance(tensor, nn.Parameter) else tensor
+    if plain.layout is torch.strided and plain.untyped_storage().nbytes() > plain.nbytes:
+        return plain.clone(memory_format=torch.contiguous_format)
+    return plain
 
 
 _reading: ContextVar[tuple[Sequence[Any], Sequence[Any]]] = ContextVar("reading")
@@ -93,6 +97,8 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
         ValueError: a tensor on a device that the transport cannot carry.
         TypeError: something that cannot be pickled.
     """
+    if type(value) is Tensor:
+        return Packed(b"", [_sendable(value, carries)])
     file = io.BytesIO()
     pickler = _Pickler(file, graphs=graphs, carries=carries, shared=shared)
     try:
@@ -110,11 +116,44 @@ def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
     Raises:
         Exception: what cannot be found, or refuses to be made.
     """
+    if not packed.payload:
+        return packed.carried[0]
     outer = _reading.set((packed.carried, shared))
     try:
         return pickle.Unpickler(io.BytesIO(packed.payload)).load()  # noqa: S301 (from a worker of this world)
     finally:
         _reading.reset(outer)
+
+
+def send(
+    to: rpc.WorkerInfo, func: Callable[..., Any], args: tuple[Any, ...], packed: Packed, timeout: float
+) -> Future[Any]:
+    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values.
+
+    What `rpc.rpc_async` does, without asking again what we know: that `func` is no TorchScript and what is a tensor.
+    """
+    if len(packed.tensors()) == len(packed.carried):
+        call = internal.PythonUDF(func, (*args, packed.payload, _CARRIED), {})
+        payload, tensors = pickle.dumps(call, pickle.HIGHEST_PROTOCOL), packed.carried
+    else:
+        payload, tensors = internal.serialize(internal.PythonUDF(func, (*args, *packed), {}))
+    future: Future[Any] = _invoke_rpc_python_udf(to, payload, tensors, timeout, False)  # type: ignore[arg-type]
+    return future
+
+
+class _Carried:
+    """Stands in a message for the list of tensors that came with it."""
+
+    def __reduce__(self) -> tuple[Callable[[], list[Tensor]], tuple[()]]:
+        return _carried_tensors, ()
+
+
+def _carried_tensors() -> list[Tensor]:
+    tensors: list[Tensor] = internal._thread_local_tensor_tables.recv_tables
+    return tensors
+
+
+_CARRIED = _Carried()
 
 
 def own_copy(packed: Packed, *, graphs: bool) -> Packed:

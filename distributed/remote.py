@@ -8,22 +8,21 @@ be nested: see `session`.
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed import rpc
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed import autograd, worker
 from distributed.info import check_timeout
-from distributed.message import Packed, pack, unpack
+from distributed.message import Packed, pack, send
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
 from distributed.session import MAX_DEPTH, Session, current
 from distributed.traffic import note_received, note_sent
-from distributed.worker import Answer, Failure, Item, Order, Source
+from distributed.worker import Answer, Failure, Item, Order, Outcome, Source
 from distributed.world import get_worker_id
 
 T = TypeVar("T")
@@ -56,10 +55,9 @@ class _Call:
         self._me = session.rank
         items, free, shared = _dealt_out(partitioner, args or (), kwargs or {})
         self._expected = len(free) + sum(map(len, items.values()))
-        takers = [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][: len(free)]
-        orders = {
-            rank: Order(func, items.get(rank, []), shared if rank in takers else []) for rank in [*items, *takers]
-        }
+        takers = self._takers(len(free))
+        orders = {rank: Order(func, own, []) for rank, own in items.items()}
+        orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
         packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
         self._queue = worker.open_queue([self._pack_item(item, shared) for item in free]) if free else None
         self._source = None if self._queue is None else Source(session.name, self._queue)
@@ -72,6 +70,12 @@ class _Call:
             self._abandon()
             raise
 
+    def _takers(self, free: int) -> list[int]:
+        """Who takes the items for whoever is free: the caller first."""
+        if not free:
+            return []
+        return [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][:free]
+
     @property
     def futures(self) -> list[Future[Answer]]:
         return [future for future, _ in self._sent.values()]
@@ -79,25 +83,15 @@ class _Call:
     def _pack(self, order: Order, rank: int) -> Packed:
         """Raises TypeError or ValueError naming what cannot be sent."""
         name = self._names[rank]
-
-        def packed(value: Any, what: str | None = None) -> Packed:
-            try:
-                return pack(value, graphs=self._ctx is not None, carries=lambda device: worker.carries(name, device))
-            except (TypeError, ValueError) as error:
-                if what is None:
-                    raise
-                raise type(error)(f"{what}: cannot be sent to {name}: {error}") from error
-
+        packed = functools.partial(pack, graphs=self._ctx is not None, carries=functools.partial(worker.carries, name))
         try:
             return packed((order.func, [tuple(item) for item in order.items], order.shared))
         except (TypeError, ValueError):
-            hint = "; workers find a function by its module and name, so define it with def at the top of a module"
-            packed(order.func, f"func={order.func!r}{hint}")
-            for item in order.items:
-                for place, value in [*enumerate(item.args), *item.kwargs.items()]:
-                    packed(value, f"argument {place!r} of item {item.number}")
-            for value in order.shared:
-                packed(value, "an argument sent whole")
+            for what, value in _parts_named(order):
+                try:
+                    packed(value)
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"{what}: cannot be sent to {name}: {error}") from error
             raise
 
     def _pack_item(self, item: Item, shared: list[Whole]) -> Packed:
@@ -112,9 +106,9 @@ class _Call:
         slot = session.slots[rank, self._depth]
         if not slot.acquire(timeout=self.timeout):
             raise TimeoutError(f"{self._names[rank]} has been busy with other calls for {self.timeout:g} s")
-        message = (self._depth, session.name, self._queue if takes else None, self._ctx, *order)
+        head = (self._depth, session.name, self._queue if takes else None, self._ctx)
         try:
-            future: Future[Answer] = rpc.rpc_async(self._names[rank], worker.serve, message, timeout=self.timeout)
+            future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
         except RuntimeError as error:
             slot.release()
             raise _worker_error(self._names[rank], error, self.timeout) from error
@@ -126,23 +120,27 @@ class _Call:
     def _stop_dealing_if_failed(self, done: Future[Answer]) -> None:
         """The others need not go on."""
         try:
-            (well, *_) = done.value()
+            (numbers, *_) = done.value()
         except RuntimeError:
-            well = False
-        if not well and self._queue is not None:
+            numbers = None
+        if numbers is None and self._queue is not None:
             worker.close_queue(self._queue)
 
     def results(self) -> list[Any]:
         """Waits for all and puts the results in order of the items."""
-        outcomes = self._outcomes()
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        ordered: dict[int, Any] = {}
+        failures = []
+        for outcome in self._outcomes():
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+            else:
+                ordered.update(outcome)
         if failures:
             worker.raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
-        ordered = dict(pair for outcome in outcomes for pair in outcome)
         assert len(ordered) == self._expected
         return [ordered[number] for number in sorted(ordered)]
 
-    def _outcomes(self) -> list[Any]:
+    def _outcomes(self) -> list[Outcome]:
         outcomes = []
         try:
             if self._own is not None:
@@ -160,7 +158,7 @@ class _Call:
         for future, slot in self._sent.values():
             future.add_done_callback(functools.partial(_release, slot))
 
-    def _outcome(self, rank: int, sent: tuple[Future[Answer], threading.Semaphore]) -> Any:
+    def _outcome(self, rank: int, sent: tuple[Future[Answer], threading.Semaphore]) -> Outcome:
         future, slot = sent
         try:
             answer = future.wait()
@@ -168,17 +166,27 @@ class _Call:
             raise _worker_error(self._names[rank], error, self.timeout) from error
         finally:
             slot.release()
-        (_, payload, carried, _) = answer
-        note_received(Packed(payload, carried).size())
+        note_received(Packed(answer[1], answer[2]).size())
         return self._read(answer)
 
-    def _read(self, answer: Answer) -> Any:
-        (well, payload, carried, anchor) = answer
-        if not well and self._queue is not None:
+    def _read(self, answer: Answer) -> Outcome:
+        (numbers, _, _, anchor) = answer
+        if numbers is None and self._queue is not None:
             worker.close_queue(self._queue)
         if self._ctx is not None and anchor is not None:
             worker.keep_anchor(self._ctx, anchor)
-        return unpack(Packed(payload, carried))
+        return worker.read_answer(answer)
+
+
+def _parts_named(order: Order) -> Iterator[tuple[str, Any]]:
+    """The values of an order, with what an error calls them."""
+    hint = "; workers find a function by its module and name, so define it with def at the top of a module"
+    yield f"func={order.func!r}{hint}", order.func
+    for item in order.items:
+        for place, value in [*enumerate(item.args), *item.kwargs.items()]:
+            yield f"argument {place!r} of item {item.number}", value
+    for value in order.shared:
+        yield "an argument sent whole", value
 
 
 def _release(slot: threading.Semaphore, _: Future[Answer]) -> None:
@@ -198,6 +206,8 @@ def _dealt_out(
     partitioner: Partitioner | None, args: Args, kwargs: KwArgs
 ) -> tuple[dict[int, list[Item]], list[Item], list[Whole]]:
     """Each worker's items; those for whoever is free; and the values that these share."""
+    if isinstance(partitioner, int | str):
+        return {get_worker_id(partitioner): [Item(0, args, kwargs)]}, [], []
     items: defaultdict[int, list[Item]] = defaultdict(list)
     free: list[Item] = []
     for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args, kwargs)):

@@ -63,7 +63,7 @@ class Session:
         name, rank: of this worker.
         timeout: seconds that a call may take where it does not say.
         device_maps: where tensors on a GPU go on each worker.
-        workers: everyone's name, by rank.
+        workers, infos: everyone's name, and how torch addresses them, by rank.
     """
 
     def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
@@ -72,6 +72,7 @@ class Session:
         self.timeout = float(options.rpc_timeout)
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
         self.workers: list[str] = []
+        self.infos: list[rpc.WorkerInfo] = []
         self.slots: defaultdict[tuple[int, int], threading.Semaphore] = defaultdict(lambda: threading.Semaphore(window))
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
@@ -190,6 +191,7 @@ def start_rpc(
                 rpc_backend_options=options,
             )  # fmt: skip
         infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
+        session.infos = infos
         session.workers = [worker.name for worker in infos]
         set_worker_name(session.name)
     except BaseException:

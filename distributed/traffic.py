@@ -15,21 +15,23 @@ class Traffic(NamedTuple):
 
 
 _lock = threading.Lock()
-_traffic = Traffic(0, 0)
+_sent = 0
+_received = 0
 
 
 def traffic() -> Traffic:
     """What has been sent and received since the process began."""
-    return _traffic
+    with _lock:
+        return Traffic(_sent, _received)
 
 
 def note_sent(size: int) -> None:
-    global _traffic
+    global _sent
     with _lock:
-        _traffic = Traffic(_traffic.sent + size, _traffic.received)
+        _sent += size
 
 
 def note_received(size: int) -> None:
-    global _traffic
+    global _received
     with _lock:
-        _traffic = Traffic(_traffic.sent, _traffic.received + size)
+        _received += size

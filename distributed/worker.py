@@ -55,9 +55,12 @@ class Failure(NamedTuple):
     traceback: str
 
 
-Answer = tuple[bool, bytes, list[Any], Tensor | None]
-"""Whether all went well; packed pairs (number of the item, result), or a packed `Failure`; and the anchor that
-`autograd` needs."""
+Outcome = dict[int, Any] | Failure
+"""The items' results by number, or what has gone wrong."""
+
+Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
+"""The items' numbers and their packed results (of one item the result alone), or None and a packed `Failure`; and
+the anchor that `autograd` needs."""
 
 
 # What this thread is computing for: how deep the call is nested, and the anchors of the calls that it has made.
@@ -101,30 +104,30 @@ def compute(packed: Packed, depth: int, source: Source | None, ctx: int | None, 
         func, items, shared = unpack(packed)
         order = Order(func, [Item(*item) for item in items], shared)
     except Exception as error:  # names that are not here, classes that refuse
-        outcome: Any = failure(error, me, None)
+        outcome: Outcome = failure(error, me, None)
     else:
         outcome = _run(order, source, me, ctx)
     finally:
         _depth.reset(outer[0])
         _anchors.reset(outer[1])
-    well, answer = _packed(outcome, me, ctx, carries)
+    numbers, answer = _packed(outcome, me, ctx, carries)
     if ctx is None:
         plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
-        return well, answer.payload, plain, None
-    return well, answer.payload, answer.carried, _anchor(packed.tensors(), anchors, answer.tensors())
+        return numbers, answer.payload, plain, None
+    return numbers, answer.payload, answer.carried, _anchor(packed.tensors(), anchors, answer.tensors())
 
 
 def current_name() -> str:
     return current().name
 
 
-def _run(order: Order, source: Source | None, me: str, ctx: int | None) -> list[tuple[int, Any]] | Failure:
-    results = []
+def _run(order: Order, source: Source | None, me: str, ctx: int | None) -> Outcome:
+    results = {}
     for item in _items(order, source, ctx):
         if isinstance(item, Failure):
             return item
         try:
-            results.append((item.number, order.func(*item.args, **item.kwargs)))
+            results[item.number] = order.func(*item.args, **item.kwargs)
         except KeyboardInterrupt:  # of this process, which computes its own part
             raise
         except BaseException as error:  # an exit there must not leave the caller waiting
@@ -198,17 +201,30 @@ def carries(worker: str, device: torch.device, *, any_device: bool = False) -> b
     return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
 
 
-def _packed(outcome: Any, me: str, ctx: int | None, carries: Carries) -> tuple[bool, Packed]:
+def _packed(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tuple[tuple[int, ...] | None, Packed]:
+    if isinstance(outcome, Failure):
+        return None, pack(outcome, graphs=False, carries=carries)
+    numbers, values = tuple(outcome), list(outcome.values())
     try:
-        return not isinstance(outcome, Failure), pack(outcome, graphs=ctx is not None, carries=carries)
+        return numbers, pack(values[0] if len(values) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
-        number = None if isinstance(outcome, Failure) else _first_that_fails(outcome, carries)
+        number = _first_that_fails(outcome, carries)
         named = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
-        return False, pack(failure(named, me, number), graphs=False, carries=carries)
+        return None, pack(failure(named, me, number), graphs=False, carries=carries)
 
 
-def _first_that_fails(results: list[tuple[int, Any]], carries: Carries) -> int | None:
-    for number, value in results:
+def read_answer(answer: Answer) -> Outcome:
+    """What `compute` has sent."""
+    numbers, payload, carried, _ = answer
+    values = unpack(Packed(payload, carried))
+    if numbers is None:
+        assert isinstance(values, Failure)
+        return values
+    return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values, strict=True))
+
+
+def _first_that_fails(results: dict[int, Any], carries: Carries) -> int | None:
+    for number, value in results.items():
         try:
             pack(value, graphs=False, carries=carries)
         except (TypeError, ValueError):

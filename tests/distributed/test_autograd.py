@@ -45,6 +45,18 @@ def test_modules_keep_their_graph(net: nn.Linear, clone: bool) -> None:
     assert_equal(grads_of(net), list(expected))
 
 
+def test_torchs_own_context_is_seen(net: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd, "_ever_entered", False)
+    assert autograd.current_context() is None
+    with torch.distributed.autograd.context() as ctx:
+        assert autograd.current_context() == ctx
+        losses = remote_sync_call(functions.product, args=(net, X), partitioner=everywhere)
+        autograd.backward(ctx, losses)
+    expected = torch.autograd.grad(WORLD * functions.product(net, X), list(net.parameters()))
+    assert_equal(grads_of(net), list(expected))
+    assert autograd.current_context() is None
+
+
 def test_a_parameter_hidden_in_an_object_keeps_its_graph() -> None:
     parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
     for worker in range(WORLD):
