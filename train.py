@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -22,44 +22,15 @@ from metalearn.signals import INTERRUPTED, STOPPED, StopSignal
 if TYPE_CHECKING:  # torch is imported only once the keys and choices are known to be right
     import torch
 
-    from distributed.work import Connect, Work
-    from metalearn.checkpoint import Keeper
-    from metalearn.logging import OpenLog
-    from metalearn.optimizers import OuterOptimizer
+    from distributed.work import Work
+    from metalearn.run import Parts
     from metalearn.run_folder import Found
-    from metalearn.trainer import Learner, Progress, Reduce, Settings
-    from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
+    from metalearn.types import Algorithm, Params, Strategy, TaskSource
 
 OK, FAILED, BAD_CONFIG = 0, 1, 2
 _OWN_RANK_SECONDS = 10.0
 
 log = logging.getLogger("metalearn")
-
-
-class Job(NamedTuple):
-    """One run: its config, folder and experiment, the command that repeats it, and its number of workers."""
-
-    config: DictConfig
-    run_dir: Path
-    experiment: str
-    overrides: list[str]
-    workers: int
-
-
-class Parts(NamedTuple):
-    """The components that the config describes; `start` is what the meta-parameters are at the outset."""
-
-    settings: "Settings"
-    source: "TaskSource"
-    model: "Model"
-    start: "Params"
-    algorithm: "Algorithm"
-    device: "torch.device"
-    outer: "OuterOptimizer"
-    reduce: "Reduce"
-    connect: "Connect"
-    keeper: "Keeper"
-    open_log: "OpenLog"
 
 
 # From the command line to a run
@@ -101,7 +72,7 @@ def exit_code_of(run: Callable[[], int]) -> int:
         return complain(error, FAILED)
 
 
-def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequence[str]) -> Job:
+def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequence[str]) -> configs.Job:
     """The job that a composed config asks for.
 
     Raises:
@@ -110,7 +81,7 @@ def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequen
     configs.check_top_level(config)
     workers = configs.world_size(config, " ".join(overrides))
     configs.check_network(config)
-    return Job(config, run_dir, experiment, list(overrides), workers)
+    return configs.Job(config, run_dir, experiment, list(overrides), workers)
 
 
 def check_sweep(overrides: Sequence[str]) -> None:
@@ -166,7 +137,7 @@ def set_up_process(threads: int) -> None:
     keep_freed_memory()
 
 
-def run_job(job: Job, *, in_sweep: bool) -> int:
+def run_job(job: configs.Job, *, in_sweep: bool) -> int:
     """Checks every value, then starts the workers, or runs as one of them."""
     set_up_process(job.config.threads)
 
@@ -176,6 +147,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     from metalearn import run_folder
     from metalearn.compute import check_fit
     from metalearn.logging import log_to_terminal
+    from metalearn.run import first_task
 
     torch.set_num_threads(job.config.threads)
     launch.die_with_parent()
@@ -192,7 +164,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     follows = found is None and not run_folder.goes_back(job.run_dir, config["resume"])
     if follows and run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
-    check_fit(parts.model, parts.start, first_task(parts))
+    check_fit(parts.algorithm, parts.model, parts.start, first_task(parts.source), parts.source.classes)
     if job.workers > 1 and not configs.started_as_rank():
         return start_workers(job, found)
     if not leads:
@@ -204,7 +176,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
         return run_by_hydra(lambda config: drive(job, parts, found), sweep=False)
 
 
-def start_workers(job: Job, found: "Found | None") -> int:
+def start_workers(job: configs.Job, found: "Found | None") -> int:
     """Runs this program once a worker, on loopback, and waits."""
     from distributed.launch import CannotListenError, Place, launch
     from metalearn import checkpoint, run_folder
@@ -226,29 +198,35 @@ def start_workers(job: Job, found: "Found | None") -> int:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
 
 
-def assemble(job: Job) -> Parts:
+def assemble(job: configs.Job) -> "Parts":
     """Builds every component, which checks its values; starts and opens nothing.
 
     Raises:
         ConfigError: a value that a component refuses.
     """
+    from distributed.work import Plan
+    from metalearn.run import Parts, check_sizes
+
     config = job.config
     check_device(config.device)
     source = configs.build(config, "dataset")
     model = configs.build(config, "model")
     algorithm = configs.build(config, "algorithm", model=model)
     work = make_work(config, algorithm, source)
-    partitioner = configs.build(config, "partitioner")
+    reduce = configs.build(config, "reducer")
+    plan = Plan(work, job.workers, configs.build(config, "partitioner"), reduce)
+    settings = configs.build(config, "trainer")
+    check_sizes(settings, source)
     return Parts(
-        settings=configs.build(config, "trainer"),
+        settings=settings,
         source=source,
         model=model,
         start=initial_params(config, algorithm),
         algorithm=algorithm,
         device=work.device,
         outer=configs.build(config, "optimizer"),
-        reduce=configs.build(config, "reducer"),
-        connect=configs.build(config, "strategy", work=work, workers=job.workers, partitioner=partitioner),
+        reduce=reduce,
+        connect=configs.build(config, "strategy", plan=plan),
         keeper=configs.build(config, "checkpoint")(job.run_dir),
         open_log=configs.build(config, "logger"),
     )
@@ -273,9 +251,11 @@ def initial_params(config: DictConfig, algorithm: "Algorithm") -> "Params":
 # Running
 
 
-def drive(job: Job, parts: Parts, found: "Found") -> int:
+def drive(job: configs.Job, parts: "Parts", found: "Found") -> int:
     """Rank zero: trains, tests, writes everything."""
     from metalearn.logging import detach, log_to_file
+    from metalearn.run import lead
+    from metalearn.run_folder import announcement
     from metalearn.trainer import Stopped
 
     stop = StopSignal()
@@ -283,8 +263,9 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
     try:
         strategy = connect(parts)
         assert strategy.drives
+        code = OK
         try:
-            code = train_and_test(job, parts, found, strategy, stop)
+            print(announcement(job.run_dir, lead(job, parts, found, strategy, lambda: stop.asked)))
         except Stopped as stopped:
             log.info("%s", stopped)
             code = stop.exit_code
@@ -303,17 +284,23 @@ def drive(job: Job, parts: Parts, found: "Found") -> int:
         stop.forget()
 
 
-def serve(job: Job, parts: Parts) -> int:
-    """The other ranks: compute what rank zero asks for, until it is done."""
+def serve(job: configs.Job, parts: "Parts") -> int:
+    """The other ranks: compute what rank zero asks for, or step along with it, until it is done."""
     from distributed.session import StoppedByLeader
+    from metalearn.run import follow
+    from metalearn.trainer import Stopped
 
     try:
         strategy = connect(parts)
         # Rank zero is asked to stop by the same signals; it saves, then ends this rank too.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+        if strategy.drives:
+            follow(job, parts, strategy)
         strategy.close()
-    except StoppedByLeader as error:
+    except Stopped:
+        return OK
+    except (StoppedByLeader, RunError) as error:
         log.debug("%s", error)  # rank zero has said why
         return FAILED
     except (RuntimeError, ConnectionError) as error:
@@ -322,90 +309,13 @@ def serve(job: Job, parts: Parts) -> int:
     return OK
 
 
-def connect(parts: Parts) -> "Strategy":
+def connect(parts: "Parts") -> "Strategy":
     """Joins this rank to its world, on its own device."""
     import torch
 
     if parts.device.type == "cuda":
         torch.cuda.set_device(parts.device)
     return parts.connect()
-
-
-def train_and_test(job: Job, parts: Parts, found: "Found", strategy: "Strategy", stop: "StopSignal") -> int:
-    """Trains to the end, tests the best checkpoint, writes result and plots."""
-    from metalearn.logging import Span
-    from metalearn.run_folder import announcement, write_result
-    from metalearn.trainer import Run, chunk_size, evaluate, fit
-
-    learner, progress = take_up(job, parts, found)
-    (steps, batch, *_) = parts.settings
-    chunk = chunk_size(parts.settings, parts.model, first_task(parts))
-    config = configs.to_container(job.config)
-    run_log = parts.open_log(job.run_dir, Span(progress.step, steps, batch))
-    run = Run(
-        parts.settings, strategy, parts.outer, parts.reduce, chunk, parts.keeper, run_log, config, lambda: stop.asked
-    )
-    log.info("%s: %d steps, %d workers, %d tasks a chunk", job.run_dir, steps, job.workers, chunk)
-    try:
-        progress = fit(run, learner, progress)
-        best = parts.keeper.best()
-        if best is None:
-            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
-        test = evaluate(run, best.params, "test", parts.settings.test_tasks)
-        run_log.evaluation(progress.step, "test", test)
-        result = {
-            "status": "completed", "experiment": job.experiment, "run": str(job.config.run),
-            "seed": job.config.seed, "steps": progress.step, "seconds": round(progress.seconds, 3),
-            "workers": job.workers, "val": progress.best, "test": test | {"transductive": parts.model.transductive},
-        }  # fmt: skip
-        settings = dict(configs.leaves(config))
-        run_log.result(settings, {f"hparam/test_{k}": v for k, v in test.items() if isinstance(v, int | float)})
-    finally:
-        run_log.close()
-    draw(job, parts, best.params)
-    write_result(job.run_dir, result)
-    print(announcement(job.run_dir, result))
-    return OK
-
-
-def take_up(job: Job, parts: Parts, found: "Found") -> tuple["Learner", "Progress"]:
-    """The learner where the run folder left it, or at its start."""
-    from metalearn.checkpoint import rewind
-    from metalearn.trainer import Progress, begin, restore
-
-    if found.snapshot is None:
-        return begin(parts.start, parts.outer.start), Progress()
-    learner, progress = restore(found.snapshot, parts.outer.start)
-    if found.goes_back:
-        rewind(job.run_dir, progress.step)
-    if parts.keeper.best() is None:  # it belonged to another folder, or to steps that are gone
-        progress = progress._replace(best=None)
-    log.info("going on after step %d", progress.step)
-    return learner, progress
-
-
-def first_task(parts: Parts) -> "Episode":
-    """The first training task. Asking for it finds, verifies and decodes the data.
-
-    Raises:
-        DataError: data that is missing or damaged.
-    """
-    import torch
-
-    return parts.source.episodes("train", torch.tensor([0]))
-
-
-def draw(job: Job, parts: Parts, params: "Params") -> None:
-    """The pictures of a completed run."""
-    import torch
-
-    from metalearn.plots import adaptation, learning_curve
-
-    learning_curve(job.run_dir)
-    episode = parts.source.episodes("test", torch.tensor([0]))
-    if episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,):
-        single = {name: value.float() for name, value in params.items()}
-        adaptation(job.run_dir, parts.algorithm.adapt, single, episode)
 
 
 def make_work(config: DictConfig, algorithm: "Algorithm", source: "TaskSource") -> "Work":
@@ -416,7 +326,8 @@ def make_work(config: DictConfig, algorithm: "Algorithm", source: "TaskSource") 
     from metalearn.compute import chunk_functions
 
     device = own_device(config.device)
-    return Work(*chunk_functions(algorithm, source, device, getattr(torch, config.precision)), device)
+    functions = chunk_functions(algorithm, source, device, getattr(torch, config.precision))
+    return Work(*functions, device, plain=not algorithm.episodic)
 
 
 def check_device(name: str) -> None:

@@ -3,20 +3,23 @@ come back in order."""
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from distributed.cost import Share, told
 from distributed.info import get_world_info, get_world_rank, on_one_host
-from distributed.listening import announcement
+from distributed.listening import announcement, everyone
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
 from distributed.session import DeviceMaps, start_rpc, stop_rpc
 from distributed.traffic import Traffic, traffic
-from distributed.work import Strategy, Tensors, Work, join
+from distributed.work import Plan, Strategy, Tensors, Work, join
 
 ROUND = 4
 """Chunks that a worker evaluates in one call."""
@@ -70,18 +73,32 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | N
     return dealt
 
 
+class Done(NamedTuple):
+    """What a worker has computed of its part: results by the chunks' numbers, its rank, and the seconds it took."""
+
+    results: dict[int, Any]
+    rank: int
+    seconds: float
+
+
+def compute(numbers: list[int], results: Iterable[Any]) -> Done:
+    """On a worker: computes the results of its chunks, one after the other."""
+    began = time.perf_counter()
+    computed = dict(zip(numbers, results, strict=True))
+    return Done(computed, get_world_rank(), time.perf_counter() - began)
+
+
 def call(
-    func: Callable[..., list[tuple[int, Any]]],
+    func: Callable[..., Done],
     partitioner: PartitionFunction,
     chunks: Sequence[Tensor],
     args: Callable[[list[int]], Args],
     timeout: float,
-) -> list[Any]:
-    """The results of all chunks, in order.
+) -> tuple[list[Any], Counter[int]]:
+    """The results of all chunks, in order; and the seconds that each worker has computed, by rank.
 
     Args:
-        func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`; returns
-            pairs (number, result).
+        func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
         partitioner: from the numbers of the chunks to who computes which.
         chunks: the indices of each chunk's samples.
         args: what else a worker needs for its chunks.
@@ -95,7 +112,12 @@ def call(
         answers = remote_sync_call(func, partitioner=lambda: parts)
     except TimeoutError as error:
         raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
-    return [result for _, result in sorted((pair for answer in answers for pair in answer), key=lambda pair: pair[0])]
+    seconds: Counter[int] = Counter()
+    results = {}
+    for done in answers:
+        seconds[done.rank] += done.seconds
+        results.update(done.results)
+    return [results[number] for number in range(len(chunks))], seconds
 
 
 def evaluate(
@@ -106,33 +128,38 @@ def evaluate(
     size = ROUND * get_world_info().world_size
     shared = (whole(carried(params)), split)
     rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    values = [v for part in rounds for v in call(_evaluate, partitioner, part, lambda _: shared, timeout)]
+    values = [v for part in rounds for v in call(_evaluate, partitioner, part, lambda _: shared, timeout)[0]]
     joined: Tensors = brought_home(join(values))
     return joined
 
 
-def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> list[tuple[int, Tensors]]:
-    return [(n, work_here().evaluate(params, split, chunk)) for n, chunk in zip(numbers, chunks, strict=True)]
+def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> Done:
+    return compute(numbers, (work_here().evaluate(params, split, chunk) for chunk in chunks))
 
 
 class Meter:
-    """What the last `map` cost this process."""
+    """What the last step has cost, as rank zero knows it from its own calls and the workers' answers."""
 
     def __init__(self) -> None:
+        self._began = 0.0
         self._before = traffic()
-        self._last = Traffic(0, 0)
+        self._cost: dict[str, float] = {}
 
     def start(self) -> None:
         self._before = traffic()
+        self._began = time.perf_counter()
 
-    def stop(self, backward: Traffic | None = None) -> None:
-        """`backward` is what a backward pass has moved, which does not go through remote calls."""
+    def stop(self, compute: Counter[int], backward: Traffic | None = None) -> None:
+        """`compute` is each worker's seconds; `backward` what a backward pass has moved, which does not go through
+        remote calls."""
+        seconds = time.perf_counter() - self._began
         (sent, received) = traffic().since(self._before)
-        (more_sent, more_received) = backward or Traffic(0, 0)
-        self._last = Traffic(sent + more_sent, received + more_received)
+        (more_sent, more_received) = backward or Traffic(0, Counter())
+        by_rank = received + more_received + Counter({0: sent + more_sent})
+        self._cost = told(seconds, [Share(compute[r], by_rank[r]) for r in range(get_world_info().world_size)])
 
     def cost(self) -> dict[str, float]:
-        return {"bytes_sent": self._last.sent, "bytes_received": self._last.received}
+        return self._cost
 
 
 # GPUs
@@ -171,8 +198,7 @@ def brought_home(values: Any) -> Any:
 
 
 def connect(
-    work: Work,
-    partitioner: PartitionFunction,
+    plan: Plan,
     timeout: float,
     device_maps: str,
     map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
@@ -180,18 +206,18 @@ def connect(
 ) -> Strategy:
     """Starts RPC and tells who listens where; what the strategies' factories give to be called."""
     global _work, _by_gpu
-    _work = work
-    maps = automatic_device_maps() if device_maps == "auto" and work.device.type == "cuda" else {}
+    _work = plan.work
+    maps = automatic_device_maps() if device_maps == "auto" and plan.work.device.type == "cuda" else {}
     _by_gpu = bool(maps)
     start_rpc(timeout=timeout, device_maps=maps)
     leads = get_world_rank() == 0
     if leads:
-        log.info("%s", announcement())
+        log.info("%s", announcement(everyone()))
 
     def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [brought_home(result) for result in map_chunks(params, chunks, step)]
 
     def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return evaluate(partitioner, params, split, chunks, timeout)
+        return evaluate(plan.partitioner, params, split, chunks, timeout)
 
     return Strategy(leads, map_metered, evaluate_chunks, meter.cost, stop_rpc)

@@ -80,7 +80,7 @@ def examine(*, timeout: float = 30.0) -> Report | None:
         names = current().workers
         found = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in names])
         listening = {name: [str(listener) for listener in where] for name, where in everyone().items()}
-        return Report(checks, dict(zip(names, found, strict=True)), listening, announcement())
+        return Report(checks, dict(zip(names, found, strict=True)), listening, announcement(everyone()))
     except BaseException as error:
         failure = error
         raise

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from distributed.info import get_world_size
+import torch.distributed as dist
+
+from distributed.info import default_worker_name, get_world_info, get_world_size
 from distributed.remote import remote_sync_call
 from distributed.session import current
 
@@ -76,13 +78,7 @@ def everyone() -> dict[str, list[Listener]]:
     """What each worker of the session listens on, by name, and torchrun on this host."""
     names = current().workers
     found = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
-    by_name = dict(zip(names, found, strict=True))
-    if started_by_torchrun():
-        try:
-            by_name["torchrun"] = listeners(os.getppid())
-        except OSError:  # another user's
-            by_name["torchrun"] = []
-    return by_name
+    return dict(zip(names, found, strict=True)) | _torchruns_own()
 
 
 def _summary(where: Sequence[Listener]) -> str:
@@ -93,9 +89,28 @@ def _summary(where: Sequence[Listener]) -> str:
     )
 
 
-def announcement() -> str:
+def everyone_in_group() -> dict[str, list[Listener]]:
+    """As `everyone`, for the ranks of a process group, all of which must call it."""
+    size = dist.get_world_size()
+    own: list[Listener] = own_listeners()
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, own)
+    info = get_world_info()._asdict()
+    by_name = {default_worker_name(**info | {"world_rank": rank}): gathered[rank] for rank in range(size)}
+    return by_name | _torchruns_own()
+
+
+def _torchruns_own() -> dict[str, list[Listener]]:
+    if not started_by_torchrun():
+        return {}
+    try:
+        return {"torchrun": listeners(os.getppid())}
+    except OSError:  # another user's
+        return {}
+
+
+def announcement(found: dict[str, list[Listener]]) -> str:
     """One line: who listens where, and how to close what is open to other hosts."""
-    found = everyone()
     line = "; ".join(f"{name} on {_summary(where)}" for name, where in found.items() if where)
     open_to_others = [name for name, where in found.items() if not all(listener.closed for listener in where)]
     if not open_to_others:

@@ -88,18 +88,24 @@ def add_in_order(results: Sequence[T]) -> T:
 # What the trainers reduce by, chosen in config
 
 
-def mean() -> Combine:
+def mean_of_sums(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
     """Σ sums ÷ Σ counts, a mean over samples however unevenly they were dealt out."""
+    return {name: value / sum(counts) for name, value in add_in_order(sums).items()}
 
-    def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
-        return {name: value / sum(counts) for name, value in add_in_order(sums).items()}
 
-    return combine
+def add_up(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
+    """The sum over samples, not divided."""
+    return add_in_order(sums)
+
+
+def mean() -> Combine:
+    """`mean_of_sums`."""
+    return mean_of_sums
 
 
 def total() -> Combine:
-    """The sum over samples, not divided."""
-    return lambda sums, counts: add_in_order(sums)
+    """`add_up`."""
+    return add_up
 
 
 def stack() -> Combine:

@@ -166,7 +166,7 @@ class _Call:
             raise _worker_error(self._names[rank], error, self.timeout) from error
         finally:
             slot.release()
-        note_received(Packed(answer[1], answer[2]).size())
+        note_received(Packed(answer[1], answer[2]).size(), rank)
         return self._read(answer)
 
     def _read(self, answer: Answer) -> Outcome:

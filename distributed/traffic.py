@@ -1,14 +1,15 @@
 """Bytes that remote calls of this process have sent and received, tensors included."""
 
 import threading
+from collections import Counter
 from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """Bytes so far, as the caller of remote calls sees them."""
+    """Bytes so far, as the caller of remote calls sees them; what was received, by the sender's rank."""
 
     sent: int
-    received: int
+    received: Counter[int]
 
     def since(self, earlier: "Traffic") -> "Traffic":
         return Traffic(self.sent - earlier.sent, self.received - earlier.received)
@@ -16,13 +17,13 @@ class Traffic(NamedTuple):
 
 _lock = threading.Lock()
 _sent = 0
-_received = 0
+_received: Counter[int] = Counter()
 
 
 def traffic() -> Traffic:
     """What has been sent and received since the process began."""
     with _lock:
-        return Traffic(_sent, _received)
+        return Traffic(_sent, _received.copy())
 
 
 def note_sent(size: int) -> None:
@@ -31,7 +32,6 @@ def note_sent(size: int) -> None:
         _sent += size
 
 
-def note_received(size: int) -> None:
-    global _received
+def note_received(size: int, rank: int) -> None:
     with _lock:
-        _received += size
+        _received[rank] += size

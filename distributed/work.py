@@ -6,7 +6,31 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from distributed.partition import PartitionFunction
+from distributed.reduce import Combine
+
 Tensors = dict[str, Tensor]
+
+
+class Stage(NamedTuple):
+    """One of the steps that a network is a sequence of, with the names of its parameters: `apply(params, h, known)`
+    takes what the stage before gave, and a number that comes with the inputs."""
+
+    name: str
+    params: tuple[str, ...]
+    apply: Callable[[Tensors, Tensor, int], Tensor]
+
+
+class Pieces(NamedTuple):
+    """A network and its loss, cut into what can be computed in different places.
+
+    `inputs(split, indices)` gives the first stage's input and the number that all stages get;
+    `values(outputs, split, indices)` a value per sample, `loss` among them with its graph.
+    """
+
+    stages: Sequence[Stage]
+    inputs: Callable[[str, Tensor], tuple[Tensor, int]]
+    values: Callable[[Tensor, str, Tensor], Tensors]
 
 
 class Work(NamedTuple):
@@ -15,7 +39,8 @@ class Work(NamedTuple):
     `map(params, indices, step)` gives sums over the chunk's samples, nested in any way, the gradients among
     them; `evaluate(params, split, indices)` gives a value per sample. Where the loss has a graph,
     `loss(params, indices, step)` gives its sum over the chunk, with the graph, and whatever else
-    `result(gradients, rest)` needs to make of it what `map` gives.
+    `result(gradients, rest)` needs to make of it what `map` gives. `plain` says that no gradient is taken
+    inside the loss; `pieces` are given where the network can be cut.
     """
 
     map: Callable[[Tensors, Tensor, int], Any]
@@ -23,12 +48,29 @@ class Work(NamedTuple):
     loss: Callable[[Tensors, Tensor, int], tuple[Tensor, Any]] | None
     result: Callable[[Tensors, Any], Any]
     device: torch.device
+    plain: bool = False
+    pieces: Pieces | None = None
+
+
+class Plan(NamedTuple):
+    """What a strategy is made for: what is computed, by how many workers, how the numbers of the chunks are dealt
+    out, and what makes one gradient of the chunks'."""
+
+    work: Work
+    workers: int
+    partitioner: PartitionFunction
+    reduce: Combine
 
 
 class Close(Protocol):
     def __call__(self, failure: BaseException | None = None) -> None:
         """Ends the session. With `failure`, the others are told to stop at once."""
         ...
+
+
+def as_it_is(value: Any) -> Any:
+    """What a world with one driver makes of the driver's word."""
+    return value
 
 
 class Strategy(NamedTuple):
@@ -39,6 +81,9 @@ class Strategy(NamedTuple):
     evaluate: Callable[[Tensors, str, Sequence[Tensor]], Tensors]
     cost: Callable[[], dict[str, float]]
     close: Close
+    agree: Callable[[bool], bool] = as_it_is
+    share: Callable[[bytes], bytes] = as_it_is
+    home: Any = None
 
 
 Connect = Callable[[], Strategy]

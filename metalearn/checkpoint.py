@@ -6,6 +6,7 @@ counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SH
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -47,6 +48,10 @@ class Keeper(NamedTuple):
     due: Callable[[int], bool]
     save: Callable[[Snapshot, bool], None]
     best: Callable[[], Snapshot | None]
+
+
+KEEPS_NOTHING = Keeper(lambda step: False, lambda snapshot, best: None, lambda: None)
+"""For ranks that step along while rank zero writes."""
 
 
 def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
@@ -121,6 +126,18 @@ def read(path: Path) -> Snapshot:
         return Snapshot(params, state, json.loads((path / "meta.json").read_text()))
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{path}: is not a complete checkpoint ({error})") from error
+
+
+def to_bytes(snapshot: Snapshot) -> bytes:
+    """A snapshot for another process."""
+    buffer = io.BytesIO()
+    torch.save(tuple(snapshot), buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> Snapshot:
+    """What `to_bytes` was given."""
+    return Snapshot(*torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
 def read_named(key: str, path: Path) -> Snapshot:

@@ -69,21 +69,33 @@ def moved(values: Params, device: torch.device) -> Params:
     return {name: value.to(device) for name, value in values.items()}
 
 
-def check_fit(model: Model, params: Params, episode: Episode) -> None:
-    """Tries the model on one task.
+def check_fit(algorithm: Algorithm, model: Model, params: Params, episode: Episode, classes: int | None) -> None:
+    """Tries the model on one task, or one sample, of a source with so many classes.
 
     Raises:
-        ConfigError: it cannot take the task's inputs, or its outputs do not fit the targets.
+        ConfigError: the algorithm learns from something else; the model cannot take the task's inputs, or its
+            outputs do not fit the targets.
     """
+    if algorithm.episodic and not episode.support.x.shape[1]:
+        raise ConfigError(
+            "dataset: it gives plain samples, and this algorithm learns from tasks; type algorithm=supervised, or a "
+            "dataset of tasks, such as dataset=omniglot"
+        )
+    if not algorithm.episodic and episode.support.x.shape[1]:
+        raise ConfigError(
+            "dataset: it gives tasks, and this algorithm learns from plain samples; type dataset=omniglot_characters, "
+            "for example"
+        )
     dtype = next(iter(params.values())).dtype
     query = episode.query
     try:
         with torch.no_grad():
-            outputs = model.apply(per_task(params, 1), query.x[:1].to(dtype), episode.support.x[:1].to(dtype))
+            support = episode.support.x[:1].to(dtype) if algorithm.episodic else None
+            outputs = model.apply(per_task(params, 1), query.x[:1].to(dtype), support)
     except (RuntimeError, IndexError) as error:
         shape = tuple(query.x.shape[2:])
         raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape} ({error})") from error
-    wanted = query.y.shape[2] if query.y.is_floating_point() else int(query.y.max()) + 1
+    wanted = query.y.shape[2] if classes is None else classes
     if outputs.shape[2] != wanted:
         raise ConfigError(
             f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}; "

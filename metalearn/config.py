@@ -60,6 +60,16 @@ class Composed(NamedTuple):
     experiment: str
 
 
+class Job(NamedTuple):
+    """One run: its config, folder and experiment, the command that repeats it, and its number of workers."""
+
+    config: DictConfig
+    run_dir: Path
+    experiment: str
+    overrides: list[str]
+    workers: int
+
+
 # Composing
 
 

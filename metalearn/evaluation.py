@@ -32,12 +32,12 @@ def from_json(values: Any) -> Any:
     return math.nan if values is None else values
 
 
-def summary(values: Metrics) -> dict[str, Any]:
-    """Figures over tasks, after the last inner step, from values [tasks, inner steps + 1].
+def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
+    """Figures over tasks (or samples: `unit`), after the last inner step, from values [tasks, inner steps + 1].
 
     Returns:
-        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks`, and `by_step`: the metric
-        after each inner step, by its number as a string.
+        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks` or `samples`, and `by_step`: the
+        metric after each inner step, by its number as a string.
     """
     metric = headline(values)
     table = values[metric].double()
@@ -48,7 +48,7 @@ def summary(values: Metrics) -> dict[str, Any]:
         metric: last.mean().item(),
         "ci95": 1.96 * spread / math.sqrt(tasks),
         "loss": values["loss"][:, -1].double().mean().item(),
-        "tasks": tasks,
+        unit: tasks,
         "by_step": {str(step): value for step, value in enumerate(table.mean(dim=0).tolist())},
     }
 
@@ -56,6 +56,6 @@ def summary(values: Metrics) -> dict[str, Any]:
 def describe(figures: dict[str, Any]) -> str:
     """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean squared error."""
     metric = headline(figures)
-    if metric == "accuracy":
-        return f"accuracy {figures[metric]:.2%} ± {figures['ci95']:.2%} ({figures['tasks']} tasks)"
-    return f"mse {figures[metric]:.4f} ± {figures['ci95']:.4f} ({figures['tasks']} tasks)"
+    form = ".2%" if metric == "accuracy" else ".4f"
+    unit = "samples" if "samples" in figures else "tasks"
+    return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit})"

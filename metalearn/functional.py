@@ -1,15 +1,18 @@
 """Small pure functions that the algorithms share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
+from metalearn.types import Algorithm, Apply, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage
 
 TaskLoss = Callable[[Params], Tensor]
 """Per-task losses [t] of per-task parameters."""
+
+Outcome = Callable[[Params, Episode, int], Metrics]
+"""From meta-parameters, episode and step to values per task [t], `loss` among them with its graph."""
 
 
 def objective(outputs: Tensor, y: Tensor) -> Metrics:
@@ -21,9 +24,26 @@ def objective(outputs: Tensor, y: Tensor) -> Metrics:
     if y.is_floating_point():
         mse = (outputs - y).square().mean(dim=(1, 2))
         return {"loss": mse, "mse": mse.detach()}
-    losses = F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-    correct = (outputs.detach().argmax(dim=-1) == y).to(outputs.dtype)
-    return {"loss": losses.mean(dim=1), "accuracy": correct.mean(dim=1)}
+    return {name: values.mean(dim=1) for name, values in by_sample(outputs, y).items()}
+
+
+def by_sample(logits: Tensor, y: Tensor) -> Metrics:
+    """Cross-entropy as `loss`, and `accuracy`, of every sample [t, n]; `logits` [t, n, ways], `y` [t, n] integers."""
+    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    return {"loss": losses, "accuracy": (logits.detach().argmax(dim=-1) == y).to(logits.dtype)}
+
+
+def one_after_the_other(stages: Sequence[Stage], *, ignores_support: bool) -> Apply:
+    """A network as the sequence of its stages; normalised by the support set's statistics unless it ignores them."""
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        known = 0 if ignores_support or support_x is None else support_x.shape[1]
+        h = torch.cat([support_x, x], dim=1) if known and support_x is not None else x
+        for stage in stages:
+            h = stage.apply(params, h, known)
+        return h[:, known:]
+
+    return apply
 
 
 def support_loss(model: Model, support: Batch) -> TaskLoss:
@@ -61,8 +81,8 @@ def descend(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int
 
 
 def summed(values: Metrics) -> Metrics:
-    """Per-task values [t], summed over the tasks and without their graph."""
-    return {name: value.detach().sum() for name, value in values.items()}
+    """Per-task values [t], summed over the tasks and without their graph, as float64."""
+    return {name: value.detach().sum().double() for name, value in values.items()}
 
 
 def leaves(params: Params) -> Params:
@@ -70,9 +90,27 @@ def leaves(params: Params) -> Params:
     return {name: p.detach().requires_grad_() for name, p in params.items()}
 
 
+def total_of(outcome: Outcome) -> Callable[[Params, Episode, int], Tensor]:
+    """The summed loss of an outcome, with its graph."""
+    return lambda params, episode, step: outcome(params, episode, step)["loss"].sum()
+
+
+def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResult]:
+    """The gradient of the summed loss of an outcome, and the other values' sums."""
+
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        theta = leaves(params)
+        with torch.enable_grad():
+            values = outcome(theta, episode, step)
+            grads = torch.autograd.grad(values["loss"].sum(), list(theta.values()))
+        return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
+
+    return meta_grad
+
+
 def gradient_learner(
     model: Model,
-    outcome: Callable[[Params, Episode, int], Metrics],
+    outcome: Outcome,
     trajectory: Callable[[Params, Batch, int], Iterator[Params]],
     eval_steps: int,
 ) -> Algorithm:
@@ -82,16 +120,6 @@ def gradient_learner(
     beside it. `trajectory(params, support, steps)` yields the adapted parameters without a graph,
     before the first inner step and after each.
     """
-
-    def loss(params: Params, episode: Episode, step: int) -> Tensor:
-        return outcome(params, episode, step)["loss"].sum()
-
-    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
-        theta = leaves(params)
-        with torch.enable_grad():
-            values = outcome(theta, episode, step)
-            grads = torch.autograd.grad(values["loss"].sum(), list(theta.values()))
-        return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), episode.support.x.shape[0])
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
@@ -112,4 +140,4 @@ def gradient_learner(
 
         return predict
 
-    return Algorithm(model.init, meta_grad, evaluate, adapt, loss, outcome)
+    return Algorithm(model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)

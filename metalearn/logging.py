@@ -31,12 +31,17 @@ class RunLog(NamedTuple):
     close: Callable[[], None]
 
 
+SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settings, f: None, lambda: None)
+"""For ranks that step along while rank zero tells."""
+
+
 class Span(NamedTuple):
-    """The stretch of a run that is to be logged: done so far, the last step, tasks of a step."""
+    """The stretch of a run that is to be logged: done so far, the last step, tasks (or samples: `unit`) of a step."""
 
     done: int
     steps: int
     meta_batch_size: int
+    unit: str = "tasks"
 
 
 OpenLog = Callable[[Path, Span], RunLog]
@@ -76,11 +81,13 @@ def run_log(*, every: int, tensorboard: bool) -> OpenLog:
             if step % every and step != span.steps:
                 return
             means = {name: sum(value[name] for value in pending) / len(pending) for name in values}
-            means["tasks_per_second"] = span.meta_batch_size / means["step_seconds"]
+            means[f"{span.unit}_per_second"] = span.meta_batch_size / means["step_seconds"]
             pending.clear()
             record(step, "train", means)
             quiet = logging.DEBUG if bar is not None else logging.INFO
-            log.log(quiet, "step %d/%d  %s", step, span.steps, _plain(means, _left(step, span, means["step_seconds"])))
+            log.log(
+                quiet, "step %d/%d  %s", step, span.steps, _plain(means, span, _left(step, span, means["step_seconds"]))
+            )
 
         def on_evaluation(step: int, split: str, figures: dict[str, Any]) -> None:
             numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
@@ -138,9 +145,9 @@ def _board(folder: Path, done: int) -> Any:
     return SummaryWriter(str(folder), purge_step=done + 1)
 
 
-def _plain(values: Values, left: str) -> str:
+def _plain(values: Values, span: Span, left: str) -> str:
     parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "mse") if name in values]
-    return "  ".join([*parts, f"{values['tasks_per_second']:.1f} tasks/s", f"{left} left"])
+    return "  ".join([*parts, f"{span.meta_batch_size / values['step_seconds']:.1f} {span.unit}/s", f"{left} left"])
 
 
 def _left(step: int, span: Span, seconds: float) -> str:
@@ -170,7 +177,7 @@ def _bar(span: Span) -> Callable[[int | None, Values], None] | None:
         for name, value in values.items():
             smooth[name] = 0.9 * smooth.get(name, value) + 0.1 * value
         parts = [f"{name} {smooth[name]:.3f}" for name in ("loss", "accuracy") if name in smooth]
-        parts.append(f"{span.meta_batch_size / smooth['step_seconds']:.1f} tasks/s")
+        parts.append(f"{span.meta_batch_size / smooth['step_seconds']:.1f} {span.unit}/s")
         progress.update(task, completed=step, values="  ".join(parts))
 
     return show

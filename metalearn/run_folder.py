@@ -95,8 +95,8 @@ def announcement(run_dir: Path, result: dict[str, Any]) -> str:
     kind = "transductive" if test["transductive"] else "not transductive"
     return (
         f"test {describe(test)}, {kind}\n"
-        f"by inner step  {by_step}\n"
-        f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
+        + (f"by inner step  {by_step}\n" if len(test["by_step"]) > 1 else "")
+        + f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
     )
 
 

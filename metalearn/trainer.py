@@ -56,7 +56,7 @@ class Progress(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run is made of, and stays the same throughout. `chunk` is the number of tasks of a chunk."""
+    """What a run is made of, and stays the same throughout. `chunk` is the number of tasks (`unit`) of a chunk."""
 
     settings: Settings
     strategy: Strategy
@@ -67,6 +67,7 @@ class Run(NamedTuple):
     log: RunLog
     config: dict[str, Any]
     should_stop: Callable[[], bool]
+    unit: str
 
 
 def trainer(
@@ -135,7 +136,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         improved = False
         if step % run.settings.val_every == 0 or step == steps:
             progress, improved = validate(run, learner, progress)
-        stopping = run.should_stop()
+        stopping = run.strategy.agree(run.should_stop())
         if improved or stopping or run.keeper.due(step) or step == steps:
             run.keeper.save(snapshot(learner, progress, run.config), improved)
         if stopping:
@@ -160,7 +161,7 @@ def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, 
 
 def evaluate(run: Run, params: Params, split: str, tasks: int) -> dict[str, Any]:
     """The figures over the first `tasks` tasks of a split."""
-    return summary(run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.chunk)))
+    return summary(run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.chunk)), run.unit)
 
 
 def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:

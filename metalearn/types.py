@@ -44,17 +44,30 @@ class Apply(Protocol):
         ...
 
 
+class Stage(NamedTuple):
+    """One step of a network that is a sequence of them: `apply(params, h, known)` takes what the stage before gave.
+
+    `params` are the names of its own. If `known` is above 0, normalisation statistics are those of the first
+    `known` samples only.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    apply: Callable[[Params, Tensor, int], Tensor]
+
+
 class Model(NamedTuple):
     """A network as pure functions.
 
     `activations` counts the floats that one input leaves behind in a forward pass: what
-    `task_chunk=auto` reckons with.
+    `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be.
     """
 
     init: Callable[[Generator], Params]
     apply: Apply
     transductive: bool
     activations: int
+    stages: tuple[Stage, ...] = ()
 
 
 class Adapt(Protocol):
@@ -64,12 +77,15 @@ class Adapt(Protocol):
 
 
 class Algorithm(NamedTuple):
-    """A meta-learner as a set of pure functions.
+    """A learner as a set of pure functions.
 
     `meta_grad(params, episode, step)` sums over the tasks; `evaluate(params, episode)` gives per-task
     values [t, k + 1], column i after i inner steps; `loss(params, episode, step)` is the summed query
     loss with its graph, and `outcome(params, episode, step)` the per-task values [t] behind it, `loss` among
     them with its graph. Both are None where the meta-gradient is not that of such a graph.
+
+    A learner that is not `episodic` does not adapt: it learns from single samples, and is given one episode
+    whose queries are the samples of a micro-batch. Its values are per sample: read samples for tasks above.
     """
 
     init: Callable[[Generator], Params]
@@ -78,11 +94,30 @@ class Algorithm(NamedTuple):
     adapt: Adapt
     loss: Callable[[Params, Episode, int], Tensor] | None
     outcome: Callable[[Params, Episode, int], Metrics] | None = None
+    episodic: bool = True
+
+    @property
+    def unit(self) -> str:
+        """What it is given, and judged, by the number of."""
+        return "tasks" if self.episodic else "samples"
 
 
 class TaskSource(Protocol):
+    @property
+    def classes(self) -> int | None:
+        """How many classes a label tells apart; None for regression."""
+        ...
+
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        """The tasks numbered `indices` (int64 [t]) of `split`: the same for the same numbers, always."""
+        """The tasks numbered `indices` (int64 [t]) of `split`: the same for the same numbers, always.
+
+        A source of plain samples gives one episode: its queries are the samples so numbered, its support set
+        is empty in training, and later a fixed set of training samples, for normalisation statistics.
+        """
+        ...
+
+    def size(self, split: str) -> int | None:
+        """How many tasks or samples there are to judge a learner by; None: without end."""
         ...
 
 
@@ -95,7 +130,7 @@ class Strategy(Protocol):
         ...
 
     def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> Sequence[ChunkResult]:
-        """The chunks' results, in chunk order."""
+        """The chunks' results, in chunk order; or one result, their sum."""
         ...
 
     def evaluate(self, params: Params, split: str, chunks: Sequence[Tensor]) -> Metrics:
@@ -103,7 +138,15 @@ class Strategy(Protocol):
         ...
 
     def cost(self) -> dict[str, float]:
-        """What the last `map` cost this process: bytes sent and received."""
+        """What the last step cost each worker: seconds in compute, waiting and communication, and bytes sent."""
+        ...
+
+    def agree(self, answer: bool) -> bool:
+        """Rank zero's answer, on every rank that drives."""
+        ...
+
+    def share(self, value: bytes) -> bytes:
+        """Rank zero's value, on every rank that drives."""
         ...
 
     def close(self, failure: BaseException | None = None) -> None:

@@ -1,7 +1,9 @@
 """RPC map-reduce under a distributed autograd context: workers compute losses, and rank zero starts one backward
 pass through all of them."""
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,14 +11,12 @@ from torch import Tensor
 from distributed import autograd
 from distributed import chunks as dealing
 from distributed.info import check_timeout, get_world_rank
-from distributed.partition import PartitionFunction
+from distributed.remote import remote_sync_call
 from distributed.traffic import Traffic
-from distributed.work import Connect, Tensors, Work
+from distributed.work import Connect, Plan, Tensors
 
 
-def rpc_autograd(
-    *, work: Work, workers: int, partitioner: PartitionFunction, timeout: float, device_maps: str = "auto"
-) -> Connect:
+def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     """As `rpc`, but only losses come back from the forward pass, and gradients from the backward pass.
 
     Each chunk gets leaf copies of the parameters of its own, so that its gradient can be told from the
@@ -24,9 +24,7 @@ def rpc_autograd(
     every worker holds the graphs of all its chunks until the backward pass.
 
     Args:
-        work: what is computed of a chunk.
-        workers: processes in the world.
-        partitioner: how the numbers of the chunks are dealt out.
+        plan: what is computed, by how many workers, and how the numbers of the chunks are dealt out.
         timeout: seconds that a worker may take for its part.
         device_maps: `auto`: tensors go from GPU to GPU where every worker has one of its own; `none`: by the CPU.
 
@@ -35,9 +33,9 @@ def rpc_autograd(
             time limit that is not above 0.
     """
     check_timeout(timeout)
-    dealing.check_partitioner(partitioner)
+    dealing.check_partitioner(plan.partitioner)
     dealing.check_device_maps(device_maps)
-    if work.loss is None:
+    if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
     meter = dealing.Meter()
 
@@ -46,35 +44,68 @@ def rpc_autograd(
         plain = dealing.carried(params)
         copies = [{name: p.clone().requires_grad_() for name, p in plain.items()} for _ in chunks]
         with autograd.context() as ctx:
-            results = dealing.call(
-                _losses, partitioner, chunks, lambda numbers: ([copies[i] for i in numbers], step), timeout
+            results, seconds = dealing.call(
+                _losses, plan.partitioner, chunks, lambda numbers: ([copies[i] for i in numbers], step), timeout
             )
             leaves = [leaf for copy in copies for leaf in copy.values()]
             grads = iter(autograd.grad(ctx, [loss for loss, _, _ in results], leaves, allow_unused=True))
         by_chunk = [{name: _or_zeros(next(grads), leaf) for name, leaf in copy.items()} for copy in copies]
-        meter.stop(_backward_traffic(plain, [loss for loss, _, rank in results if rank != get_world_rank()]))
-        return [work.result(grads, rest) for grads, (_, rest, _) in zip(by_chunk, results, strict=True)]
+        ranks = [rank for _, _, rank in results]
+        meter.stop(seconds + _backward_seconds(step, set(ranks), timeout), _backward_traffic(plain, ranks))
+        return [plan.work.result(grads, rest) for grads, (_, rest, _) in zip(by_chunk, results, strict=True)]
 
-    return lambda: dealing.connect(work, partitioner, timeout, device_maps, map_chunks, meter)
+    return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
 
 
-def _losses(
-    numbers: list[int], chunks: list[Tensor], copies: list[Tensors], step: int
-) -> list[tuple[int, tuple[Tensor, Any, int]]]:
-    """On a worker: for each of its chunks the number, and the loss, what comes with it, and this worker's rank."""
-    compute = dealing.work_here().loss
-    assert compute is not None
-    return [
-        (number, (*compute(copy, chunk, step), get_world_rank()))
-        for number, chunk, copy in zip(numbers, chunks, copies, strict=True)
-    ]
+def _losses(numbers: list[int], chunks: list[Tensor], copies: list[Tensors], step: int) -> dealing.Done:
+    """On a worker: the loss of each of its chunks, what comes with it, and this worker's rank."""
+    loss_of = dealing.work_here().loss
+    assert loss_of is not None
+
+    def losses() -> Iterator[tuple[Tensor, Any, int]]:
+        for chunk, copy in zip(chunks, copies, strict=True):
+            loss, rest = loss_of(copy, chunk, step)
+            _watch(step, loss, copy)
+            yield loss, rest, get_world_rank()
+
+    return dealing.compute(numbers, losses())
+
+
+# How long the backward pass takes: it is torch that runs it on a worker, so hooks look on.
+
+_window: tuple[int, float, float] = (0, 0.0, 0.0)
+"""A step, and when its first and its latest gradient were computed here."""
+
+
+def _watch(step: int, loss: Tensor, params: Tensors) -> None:
+    def note(gradient: Tensor) -> None:
+        global _window
+        now = time.perf_counter()
+        (known, began, _) = _window
+        _window = (step, began if known == step else now, now)
+
+    for tensor in (loss, *params.values()):
+        tensor.register_hook(note)
+
+
+def _seconds_of(step: int) -> tuple[int, float]:
+    (known, began, ended) = _window
+    return get_world_rank(), ended - began if known == step else 0.0
+
+
+def _backward_seconds(step: int, ranks: set[int], timeout: float) -> Counter[int]:
+    parts = [(rank, (step,), None) for rank in sorted(ranks)]
+    return Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
 
 
 def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:
     return leaf.new_zeros(leaf.shape) if gradient is None else gradient
 
 
-def _backward_traffic(params: Tensors, losses_elsewhere: Sequence[Tensor]) -> Traffic:
-    """A gradient of each loss out, and one of every parameter back."""
-    size = sum(p.numel() * p.element_size() for p in params.values())
-    return Traffic(sum(loss.element_size() for loss in losses_elsewhere), size * len(losses_elsewhere))
+def _backward_traffic(params: Tensors, ranks: Sequence[int]) -> Traffic:
+    """Reckoned, since torch does not tell: a gradient of each loss out, and one of every parameter back, for every
+    chunk that is not rank zero's own."""
+    size = sum(p.nbytes for p in params.values())
+    chunks = Counter(rank for rank in ranks if rank != get_world_rank())
+    of_losses = next(iter(params.values())).element_size() * chunks.total()
+    return Traffic(of_losses, Counter({rank: size * count for rank, count in chunks.items()}))

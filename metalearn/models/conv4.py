@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.functional import one_after_the_other
 from metalearn.nn import batch_norm, conv2d, from_groups, linear, to_groups
-from metalearn.types import Model, Params
+from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
 
@@ -69,21 +70,24 @@ def conv4(
         params["head.bias"] = torch.zeros(ways)
         return params
 
-    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        tasks = x.shape[0]
-        known = 0 if transductive or support_x is None else support_x.shape[1]
-        h = to_groups(torch.cat([support_x, x], dim=1) if known and support_x is not None else x)
-        for block in range(1, BLOCKS + 1):
-            h = conv2d(h, params[f"conv{block}.weight"], stride=stride, padding=1)
-            scale, shift = params[f"norm{block}.weight"], params[f"norm{block}.bias"]
-            h = act(batch_norm(h, scale, shift, statistics_of=known or None))
-            if downsample == "pool":
-                h = F.max_pool2d(h, 2)
-        h = from_groups(h[known:], tasks)
+    def block(number: int) -> Stage:
+        weight, scale, shift = names = (f"conv{number}.weight", f"norm{number}.weight", f"norm{number}.bias")
+
+        def apply(params: Params, x: Tensor, known: int) -> Tensor:
+            h = conv2d(to_groups(x) if number == 1 else x, params[weight], stride=stride, padding=1)
+            h = act(batch_norm(h, params[scale], params[shift], statistics_of=known or None))
+            return F.max_pool2d(h, 2) if downsample == "pool" else h
+
+        return Stage(f"block{number}", names, apply)
+
+    def head(params: Params, x: Tensor, known: int) -> Tensor:
+        h = from_groups(x, tasks=params["head.weight"].shape[0])
         h = h.mean(dim=(3, 4)) if downsample == "stride" else h.flatten(2)
         return linear(h, params["head.weight"], params["head.bias"])
 
-    return Model(init, apply, transductive, activations=filters * sum(size**2 for size in conv_sizes))
+    stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))
+    activations = filters * sum(size**2 for size in conv_sizes)
+    return Model(init, one_after_the_other(stages, ignores_support=transductive), transductive, activations, stages)
 
 
 def _halved(size: int) -> tuple[list[int], int]:

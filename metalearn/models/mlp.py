@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, whole_number
+from metalearn.functional import one_after_the_other
 from metalearn.nn import linear
-from metalearn.types import Model, Params
+from metalearn.types import Model, Params, Stage
 
 
 def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activation: str = "relu") -> Model:
@@ -43,11 +44,14 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
             params[f"layer{layer}.bias"] = torch.zeros(fan_out)
         return params
 
-    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        h = x.flatten(2)
-        for layer in range(1, len(widths)):
-            h = h if layer == 1 else act(h)
-            h = linear(h, params[f"layer{layer}.weight"], params[f"layer{layer}.bias"])
-        return h
+    def layer(number: int) -> Stage:
+        names = (f"layer{number}.weight", f"layer{number}.bias")
 
-    return Model(init, apply, transductive=False, activations=sum(widths[1:]))
+        def apply(params: Params, x: Tensor, known: int) -> Tensor:
+            return linear(x.flatten(2) if number == 1 else act(x), *(params[name] for name in names))
+
+        return Stage(f"layer{number}", names, apply)
+
+    stages = tuple(map(layer, range(1, len(widths))))
+    apply = one_after_the_other(stages, ignores_support=True)  # there is nothing to normalise
+    return Model(init, apply, transductive=False, activations=sum(widths[1:]), stages=stages)

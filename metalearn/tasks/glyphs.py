@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metalearn.checks import enough_classes, true_or_false, whole_number
 from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
+from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
 from metalearn.types import Episode, TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
@@ -57,9 +58,13 @@ class _Glyphs:
     def __init__(
         self, *, ways: int, shots: int, queries: int, image_size: int, rotations: bool, seed: int, eval_seed: int
     ) -> None:
+        self.classes = ways
         self._ways, self._shots, self._queries = ways, shots, queries
         self._size, self._rotations = image_size, rotations
         self._generator = task_generators(seed, eval_seed)
+
+    def size(self, split: str) -> None:
+        return None
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         drawn = [
@@ -102,3 +107,32 @@ def glyphs(
         ways=ways, shots=shots, queries=queries, image_size=image_size, rotations=rotations, seed=seed,
         eval_seed=eval_seed,
     )  # fmt: skip
+
+
+def glyph_characters(
+    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seed: int,
+    eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """Plain classification of the training characters of `glyphs`.
+
+    Args:
+        ways: characters, the first so many.
+        train_drawings, val_drawings: of each character's 20 drawings, how many train and validate; the rest test.
+        image_size, channels: as for `glyphs`.
+        known, seed, eval_seed: as for `metalearn.samples.samples`.
+
+    Raises:
+        ValueError: more characters or drawings than there are.
+    """
+    whole_number("ways", ways, at_least=2)
+    enough_classes("train", ways, CLASSES["train"])
+    whole_number("image_size", image_size, at_least=8)
+    if channels != 1:
+        raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
+    sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
+
+    def load() -> dict[str, Labelled]:
+        pictures = np.stack([character(_FIRST["train"] + number, image_size) for number in range(ways)])
+        return split_drawings(pictures, train=train_drawings, val=val_drawings)
+
+    return samples(load, sizes, ways, known=known, seed=seed, eval_seed=eval_seed)

@@ -22,6 +22,7 @@ from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
 from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
 from metalearn.errors import DataError
 from metalearn.omniglot_files import Drawings, find_collections
+from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
 from metalearn.types import Episode, TaskSource
 
 DRAWINGS = 20
@@ -116,27 +117,35 @@ def _download(root: Path) -> dict[str, Drawings]:
     return find_collections(root)
 
 
+def decoded(root: Path, size: int, download: bool) -> Images:
+    """Every drawing, [1623, 20, size, size], ink in [0, 255], from the cache where it is there.
+
+    Raises:
+        DataError: pictures missing, unreadable or not the published ones.
+    """
+    shape = (len(characters()), DRAWINGS, size, size)
+    return cached_array(f"omniglot-v{DECODER}-{size}", shape, lambda: _decode(root, size, download))
+
+
 class _Omniglot:
     def __init__(
         self, *, root: Path, split: str, ways: int, shots: int, queries: int, image_size: int, rotations: bool,
         download: bool, seed: int, eval_seed: int,
     ) -> None:  # fmt: skip
         self._root, self._size, self._download = root, image_size, download
+        self.classes = ways
         self._ways, self._shots, self._queries = ways, shots, queries
         self._rotations = rotations and split != "vinyals"
         self._classes = {part: classes_of(split, part, rotations) for part in ("train", "val", "test")}
         self._generator = task_generators(seed, eval_seed)
         self._pictures: Images | None = None
 
-    def _load(self) -> Images:
-        shape = (len(characters()), DRAWINGS, self._size, self._size)
-        return cached_array(
-            f"omniglot-v{DECODER}-{self._size}", shape, lambda: _decode(self._root, self._size, self._download)
-        )
+    def size(self, split: str) -> None:
+        return None
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         if self._pictures is None:
-            self._pictures = self._load()
+            self._pictures = decoded(self._root, self._size, self._download)
         pictures, classes = self._pictures, self._classes[split]
 
         def class_images(label: int) -> Images:
@@ -189,3 +198,37 @@ def omniglot(
         root=Path(root), split=split, ways=ways, shots=shots, queries=queries, image_size=image_size,
         rotations=rotations, download=download, seed=seed, eval_seed=eval_seed,
     )  # fmt: skip
+
+
+def omniglot_characters(
+    *, root: str, split: str, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int,
+    download: bool, known: int, seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """Plain classification of Omniglot's training characters; those of validation and test stay unseen.
+
+    Args:
+        root, image_size, channels, download: as for `omniglot`.
+        split: the list of characters of which the training part is taken; its quarter turns are not.
+        ways: characters, the first so many.
+        train_drawings, val_drawings: of each character's 20 drawings, how many train and validate; the rest test.
+        known, seed, eval_seed: as for `metalearn.samples.samples`.
+
+    Raises:
+        ValueError: more characters or drawings than there are.
+        DataError: when the first sample is made: pictures missing, unreadable or not the published ones.
+    """
+    one_of("split", split, SPLIT_LISTS)
+    true_or_false("download", download)
+    whole_number("image_size", image_size, at_least=8, at_most=105)
+    chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
+    whole_number("ways", ways, at_least=2)
+    enough_classes("train", ways, len(chosen))
+    if channels != 1:
+        raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
+    sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
+
+    def load() -> dict[str, Labelled]:
+        pictures = decoded(Path(root), image_size, download)[chosen[:ways]]
+        return split_drawings(pictures, train=train_drawings, val=val_drawings)
+
+    return samples(load, sizes, ways, known=known, seed=seed, eval_seed=eval_seed)

@@ -19,6 +19,11 @@ class _Sinusoid:
         self._eval_queries = eval_queries
         self._generator = task_generators(seed, eval_seed)
 
+    classes = None
+
+    def size(self, split: str) -> None:
+        return None
+
     def episodes(self, split: str, indices: Tensor) -> Episode:
         queries = self._queries if split == "train" else self._eval_queries
         xs, ys = [], []

@@ -10,6 +10,7 @@ from distributed.strategies import auto
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
+from distributed.work import Plan
 from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program
@@ -48,18 +49,18 @@ def test_partitioners_that_lose_or_repeat_chunks_are_refused(partitioner: Any, m
 
 
 def test_settings_are_checked_before_anything_starts() -> None:
-    batch = partition.batch_partitioner
+    plan = Plan(WORK, 2, partition.batch_partitioner, reduce.mean())
     for factory in (auto, rpc, rpc_autograd):
         with pytest.raises(ValueError, match="timeout=0"):
-            factory(work=WORK, workers=2, partitioner=batch, timeout=0)
+            factory(plan=plan, timeout=0)
         with pytest.raises(ValueError, match=r"type partitioner\.dim=0"):
-            factory(work=WORK, workers=2, partitioner=partition.dynamic_partitioner(1), timeout=5)
+            factory(plan=plan._replace(partitioner=partition.dynamic_partitioner(1)), timeout=5)
         with pytest.raises(ValueError, match="device_maps=some: must be auto or none"):
-            factory(work=WORK, workers=2, partitioner=batch, timeout=5, device_maps="some")
+            factory(plan=plan, timeout=5, device_maps="some")
     with pytest.raises(ValueError, match="type strategy=rpc"):
-        rpc_autograd(work=WORK._replace(loss=None), workers=2, partitioner=batch, timeout=5)
+        rpc_autograd(plan=plan._replace(work=WORK._replace(loss=None)), timeout=5)
     with pytest.raises(ValueError, match="workers=2: strategy=local is one process"):
-        local(work=WORK, workers=2, partitioner=batch, timeout=5)
+        local(plan=plan, timeout=5)
 
 
 def test_gpus_are_mapped_where_every_worker_has_one() -> None:

@@ -1,0 +1,73 @@
+"""Sums over the ranks of a process group that are added in one order, so that their bits do not depend on the ranks.
+
+Every rank has some terms, one rank's all before the next one's. The sum so far goes from rank to rank, each of
+which adds its terms one by one, and then once round, in buckets, so that all links are busy at once. That is
+2·B·(n − 1) bytes in all for B bytes and n ranks, as much as a ring all-reduce sends, which adds in another order
+for every element.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+BUCKET = 1 << 18
+"""Elements that travel at once."""
+
+
+def ordered_sum(terms: Sequence[Tensor], like: Tensor) -> tuple[Tensor, int]:
+    """((t₀ + t₁) + t₂) + … over the terms of all ranks, and the bytes that this rank has sent.
+
+    Args:
+        terms: this rank's, unchanged by this; only the first rank must have one.
+        like: any tensor of their shape [k] and type, which are the same on every rank.
+
+    Raises:
+        RuntimeError: a rank is gone, or does not answer within the group's time limit.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return _added(None, terms), 0
+    last = size - 1
+    shapes = like.split(BUCKET)
+    buckets = list(zip(*(term.split(BUCKET) for term in terms), strict=True)) or [()] * len(shapes)
+    prefixes = [torch.empty_like(shape) for shape in shapes] if rank else []
+    totals = [torch.empty_like(shape) for shape in shapes] if rank != last else []
+    arriving = [dist.irecv(prefix, rank - 1) for prefix in prefixes]
+    coming_back = [dist.irecv(total, (rank - 1) % size) for total in totals]
+    sending, sent = [], 0
+
+    def send(values: Tensor, to: int) -> None:
+        nonlocal sent
+        sending.append((dist.isend(values, to), values))
+        sent += values.nbytes
+
+    for number, bucket in enumerate(buckets):
+        prefix = None
+        if rank:
+            _finish(arriving[number])
+            prefix = prefixes[number]
+        added = _added(prefix, bucket)
+        send(added, (rank + 1) % size)
+        if rank == last:
+            totals.append(added)
+    for total, back in zip(totals, coming_back, strict=False):
+        _finish(back)
+        if rank + 1 < last:
+            send(total, rank + 1)
+    for work, _ in sending:
+        _finish(work)
+    return torch.cat(totals), sent
+
+
+def _added(prefix: Tensor | None, terms: Sequence[Tensor]) -> Tensor:
+    total = terms[0].clone() if prefix is None else prefix
+    for term in terms[1:] if prefix is None else terms:
+        total += term
+    return total
+
+
+def _finish(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()

@@ -1,0 +1,40 @@
+"""Plain classification: no tasks and no adaptation, one network for all samples.
+
+The loss of a step is the mean cross-entropy over its samples. They are computed in micro-batches, which is
+what the trainer's chunks are here: batch normalisation takes its statistics from one micro-batch in
+training, and at test from a fixed set of training samples, unless the model is transductive.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from metalearn.functional import by_sample, gradient_of, per_task, total_of
+from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
+
+
+def supervised(*, model: Model) -> Algorithm:
+    """Learns to classify samples.
+
+    Args:
+        model: the network.
+    """
+
+    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+        (support, query) = episode
+        known = support.x if support.x.shape[1] else None
+        return {name: v[0] for name, v in by_sample(model.apply(per_task(params, 1), query.x, known), query.y).items()}
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        return {name: values.unsqueeze(1) for name, values in outcome(params, episode, 0).items()}
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return model.apply(per_task(params, 1), x, support.x)
+
+        return predict
+
+    return Algorithm(model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, episodic=False)

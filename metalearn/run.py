@@ -1,0 +1,149 @@
+"""A run from its first step to its result, once its parts are made and its workers are there."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from metalearn.checkpoint import KEEPS_NOTHING, Keeper, from_bytes, rewind, to_bytes
+from metalearn.config import Job, leaves, to_container
+from metalearn.errors import ConfigError, RunError
+from metalearn.logging import SILENT, OpenLog, RunLog, Span
+from metalearn.optimizers import OuterOptimizer
+from metalearn.plots import adaptation, learning_curve
+from metalearn.run_folder import Found, write_result
+from metalearn.trainer import (
+    Learner,
+    Progress,
+    Reduce,
+    Run,
+    Settings,
+    begin,
+    chunk_size,
+    evaluate,
+    fit,
+    restore,
+    snapshot,
+)
+from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
+
+Result = dict[str, Any]
+
+log = logging.getLogger("metalearn")
+
+
+class Parts(NamedTuple):
+    """The components that the config describes; `start` is what the meta-parameters are at the outset."""
+
+    settings: Settings
+    source: TaskSource
+    model: Model
+    start: Params
+    algorithm: Algorithm
+    device: torch.device
+    outer: OuterOptimizer
+    reduce: Reduce
+    connect: Callable[[], Strategy]
+    keeper: Keeper
+    open_log: OpenLog
+
+
+def check_sizes(settings: Settings, source: TaskSource) -> None:
+    """Raises ConfigError where more is to be judged by than the source has."""
+    for key, split, wanted in (("val_tasks", "val", settings.val_tasks), ("test_tasks", "test", settings.test_tasks)):
+        size = source.size(split)
+        if size is not None and wanted > size:
+            raise ConfigError(
+                f"trainer.{key}={wanted}: the split '{split}' has {size} samples; type trainer.{key}={size} or fewer"
+            )
+
+
+def first_task(source: TaskSource) -> Episode:
+    """The first training task. Asking for it finds, verifies and decodes the data.
+
+    Raises:
+        DataError: data that is missing or damaged.
+    """
+    return source.episodes("train", torch.tensor([0]))
+
+
+def lead(job: Job, parts: Parts, found: Found, strategy: Strategy, should_stop: Callable[[], bool]) -> Result:
+    """Rank zero: trains to the end, tests the best checkpoint, writes result and plots.
+
+    Raises:
+        Stopped: `should_stop` said so; a checkpoint is saved.
+        RunError: what has been computed is not finite, or a checkpoint is gone.
+    """
+    learner, progress = take_up(job, parts, found)
+    config = to_container(job.config)
+    span = Span(progress.step, parts.settings.steps, parts.settings.meta_batch_size, parts.algorithm.unit)
+    run_log = parts.open_log(job.run_dir, span)
+    run = make_run(job, parts, strategy, parts.keeper, run_log, should_stop)
+    log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, span.steps, job.workers, run.chunk, span.unit)
+    try:
+        strategy.share(to_bytes(snapshot(learner, progress, config)))
+        progress = fit(run, learner, progress)
+        best = parts.keeper.best()
+        if best is None:
+            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
+        test = evaluate(run, best.params, "test", parts.settings.test_tasks)
+        run_log.evaluation(progress.step, "test", test)
+        result = {
+            "status": "completed", "experiment": job.experiment, "run": str(job.config.run),
+            "seed": job.config.seed, "steps": progress.step, "seconds": round(progress.seconds, 3),
+            "workers": job.workers, "val": progress.best, "test": test | {"transductive": parts.model.transductive},
+        }  # fmt: skip
+        figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
+        run_log.result(dict(leaves(config)), figures)
+    finally:
+        run_log.close()
+    draw(job, parts, best.params)
+    write_result(job.run_dir, result)
+    return result
+
+
+def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
+    """The other ranks of a strategy under which all drive: the same steps, and nothing written.
+
+    Raises:
+        Stopped: rank zero was asked to stop.
+        RunError: what has been computed is not finite.
+    """
+    learner, progress = restore(from_bytes(strategy.share(b"")), parts.outer.start)
+    run = make_run(job, parts, strategy, KEEPS_NOTHING, SILENT, lambda: False)
+    fit(run, learner, progress)
+    evaluate(run, learner.params, "test", parts.settings.test_tasks)
+
+
+def make_run(
+    job: Job, parts: Parts, strategy: Strategy, keeper: Keeper, run_log: RunLog, should_stop: Callable[[], bool]
+) -> Run:
+    """What the loop needs on this rank."""
+    return Run(
+        parts.settings, strategy, parts.outer, parts.reduce,
+        chunk_size(parts.settings, parts.model, first_task(parts.source)), keeper, run_log,
+        to_container(job.config), should_stop, parts.algorithm.unit,
+    )  # fmt: skip
+
+
+def take_up(job: Job, parts: Parts, found: Found) -> tuple[Learner, Progress]:
+    """The learner where the run folder left it, or at its start."""
+    if found.snapshot is None:
+        return begin(parts.start, parts.outer.start), Progress()
+    learner, progress = restore(found.snapshot, parts.outer.start)
+    if found.goes_back:
+        rewind(job.run_dir, progress.step)
+    if parts.keeper.best() is None:  # it belonged to another folder, or to steps that are gone
+        progress = progress._replace(best=None)
+    log.info("going on after step %d", progress.step)
+    return learner, progress
+
+
+def draw(job: Job, parts: Parts, params: Params) -> None:
+    """The pictures of a completed run."""
+    learning_curve(job.run_dir)
+    episode = parts.source.episodes("test", torch.tensor([0]))
+    if episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,):
+        single = {name: value.float() for name, value in params.items()}
+        adaptation(job.run_dir, parts.algorithm.adapt, single, episode)
