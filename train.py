@@ -23,9 +23,10 @@ if TYPE_CHECKING:  # torch is imported only once the keys and choices are known 
     import torch
 
     from distributed.work import Work
+    from metalearn.optimizers import OuterOptimizer
     from metalearn.run import Parts
     from metalearn.run_folder import Found
-    from metalearn.types import Algorithm, Params, Strategy, TaskSource
+    from metalearn.types import Algorithm, Model, Params, Strategy, TaskSource
 
 OK, FAILED, BAD_CONFIG = 0, 1, 2
 _OWN_RANK_SECONDS = 10.0
@@ -212,7 +213,9 @@ def assemble(job: configs.Job) -> "Parts":
     source = configs.build(config, "dataset")
     model = configs.build(config, "model")
     algorithm = configs.build(config, "algorithm", model=model)
-    work = make_work(config, algorithm, source)
+    outer = configs.build(config, "optimizer")
+    start = initial_params(config, algorithm)
+    work = make_work(config, algorithm, model, source, start, outer)
     reduce = configs.build(config, "reducer")
     plan = Plan(work, job.workers, configs.build(config, "partitioner"), reduce)
     settings = configs.build(config, "trainer")
@@ -221,10 +224,10 @@ def assemble(job: configs.Job) -> "Parts":
         settings=settings,
         source=source,
         model=model,
-        start=initial_params(config, algorithm),
+        start=start,
         algorithm=algorithm,
         device=work.device,
-        outer=configs.build(config, "optimizer"),
+        outer=outer,
         reduce=reduce,
         connect=configs.build(config, "strategy", plan=plan),
         keeper=configs.build(config, "checkpoint")(job.run_dir),
@@ -318,16 +321,27 @@ def connect(parts: "Parts") -> "Strategy":
     return parts.connect()
 
 
-def make_work(config: DictConfig, algorithm: "Algorithm", source: "TaskSource") -> "Work":
+def make_work(
+    config: DictConfig,
+    algorithm: "Algorithm",
+    model: "Model",
+    source: "TaskSource",
+    start: "Params",
+    outer: "OuterOptimizer",
+) -> "Work":
     """What this rank computes, on its device, in the precision asked for."""
     import torch
 
-    from distributed.work import Work
-    from metalearn.compute import chunk_functions
+    from distributed.work import Pieces, Work
+    from metalearn.compute import chunk_functions, piece_functions, single_stages
 
-    device = own_device(config.device)
-    functions = chunk_functions(algorithm, source, device, getattr(torch, config.precision))
-    return Work(*functions, device, plain=not algorithm.episodic)
+    device, dtype = own_device(config.device), getattr(torch, config.precision)
+    pieces = None
+    if model.stages and not algorithm.episodic:
+        sizes = {name: value.numel() for name, value in start.items()}
+        pieces = Pieces(single_stages(model), *piece_functions(model, source, device, dtype), outer.start, sizes)
+    functions = chunk_functions(algorithm, source, device, dtype)
+    return Work(*functions, device, plain=not algorithm.episodic, pieces=pieces)
 
 
 def check_device(name: str) -> None:

@@ -197,6 +197,19 @@ def brought_home(values: Any) -> Any:
 # The session
 
 
+def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool:
+    """Starts RPC and tells who listens where; whether this is rank zero."""
+    global _work, _by_gpu
+    _work = work
+    maps = automatic_device_maps() if device_maps == "auto" and work.device.type == "cuda" else {}
+    _by_gpu = bool(maps)
+    start_rpc(timeout=timeout, device_maps=maps)
+    leads = get_world_rank() == 0
+    if leads:
+        log.info("%s", announcement(everyone()))
+    return leads
+
+
 def connect(
     plan: Plan,
     timeout: float,
@@ -204,15 +217,8 @@ def connect(
     map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
     meter: Meter,
 ) -> Strategy:
-    """Starts RPC and tells who listens where; what the strategies' factories give to be called."""
-    global _work, _by_gpu
-    _work = plan.work
-    maps = automatic_device_maps() if device_maps == "auto" and plan.work.device.type == "cuda" else {}
-    _by_gpu = bool(maps)
-    start_rpc(timeout=timeout, device_maps=maps)
-    leads = get_world_rank() == 0
-    if leads:
-        log.info("%s", announcement(everyone()))
+    """Starts the session of a strategy that maps chunks: what its factory gives to be called."""
+    leads = start_session(plan.work, timeout, device_maps)
 
     def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [brought_home(result) for result in map_chunks(params, chunks, step)]

@@ -111,7 +111,7 @@ class _Call:
             future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
         except RuntimeError as error:
             slot.release()
-            raise _worker_error(self._names[rank], error, self.timeout) from error
+            raise worker_error(self._names[rank], error, self.timeout) from error
         note_sent(order.size())
         self._sent[rank] = future, slot
         if takes:
@@ -163,7 +163,7 @@ class _Call:
         try:
             answer = future.wait()
         except RuntimeError as error:
-            raise _worker_error(self._names[rank], error, self.timeout) from error
+            raise worker_error(self._names[rank], error, self.timeout) from error
         finally:
             slot.release()
         note_received(Packed(answer[1], answer[2]).size(), rank)
@@ -193,7 +193,8 @@ def _release(slot: threading.Semaphore, _: Future[Answer]) -> None:
     slot.release()
 
 
-def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
+def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
+    """What torch's error of a call to a worker means."""
     first = str(error).splitlines()[0]
     if "timeout" in first.lower() or "timed out" in first.lower():
         return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")

@@ -1,6 +1,6 @@
 """What a strategy carries, in words that need no knowledge of learning."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,25 +12,38 @@ from distributed.reduce import Combine
 Tensors = dict[str, Tensor]
 
 
-class Stage(NamedTuple):
+class Stage(Protocol):
     """One of the steps that a network is a sequence of, with the names of its parameters: `apply(params, h, known)`
     takes what the stage before gave, and a number that comes with the inputs."""
 
-    name: str
-    params: tuple[str, ...]
-    apply: Callable[[Tensors, Tensor, int], Tensor]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def params(self) -> tuple[str, ...]: ...
+
+    @property
+    def apply(self) -> Callable[[Tensors, Tensor, int], Tensor]: ...
 
 
 class Pieces(NamedTuple):
-    """A network and its loss, cut into what can be computed in different places.
+    """A network, its loss and its optimiser, as what can be computed in different places.
 
-    `inputs(split, indices)` gives the first stage's input and the number that all stages get;
-    `values(outputs, split, indices)` a value per sample, `loss` among them with its graph.
+    `inputs(split, indices)` gives the first stage's input [1, known + n, …] and the number `known` that all stages
+    get. From the last one's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
+    `outcome` what `Work.loss` gives. `start(params)` makes an optimiser; `sizes` are the parameters' numbers of
+    elements.
     """
 
     stages: Sequence[Stage]
     inputs: Callable[[str, Tensor], tuple[Tensor, int]]
+    outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, Any]]
     values: Callable[[Tensor, str, Tensor], Tensors]
+    start: Callable[[Tensors], torch.optim.Optimizer]
+    sizes: Mapping[str, int]
+
+    def size(self, stage: Stage) -> int:
+        return sum(self.sizes[name] for name in stage.params)
 
 
 class Work(NamedTuple):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import ConfigError
-from metalearn.functional import per_task, summed
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, TaskSource
+from metalearn.functional import by_sample, per_task, summed
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
 
 
 class ChunkFunctions(NamedTuple):
@@ -25,10 +25,27 @@ class ChunkFunctions(NamedTuple):
     result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
 
 
-def chunk_functions(
-    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
-) -> ChunkFunctions:
-    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
+class PieceFunctions(NamedTuple):
+    """What can be computed of single samples where a network is cut: the inputs [1, known + n, …] of its first stage
+    and how many of them are known samples; and, from the outputs [1, n, …] of its last one, the summed loss with
+    its graph and (metrics, count), or the values of every sample."""
+
+    inputs: Callable[[str, Tensor], tuple[Tensor, int]]
+    outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, tuple[Metrics, int]]]
+    values: Callable[[Tensor, str, Tensor], Metrics]
+
+
+def single_stages(model: Model) -> tuple[Stage, ...]:
+    """The model's stages for parameters without a leading task dimension."""
+
+    def single(stage: Stage) -> Stage:
+        return stage._replace(apply=lambda params, h, known: stage.apply(per_task(params, 1), h, known))
+
+    return tuple(map(single, model.stages))
+
+
+def placed(source: TaskSource, device: torch.device, dtype: torch.dtype) -> Callable[[str, Tensor], Episode]:
+    """The source's episodes, on `device` in `dtype`."""
 
     def batch(values: Batch) -> Batch:
         y = values.y.to(device, dtype) if values.y.is_floating_point() else values.y.to(device)
@@ -37,6 +54,35 @@ def chunk_functions(
     def episodes(split: str, indices: Tensor) -> Episode:
         support, query = source.episodes(split, indices)
         return Episode(batch(support), batch(query))
+
+    return episodes
+
+
+def piece_functions(model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype) -> PieceFunctions:
+    """What is computed at both ends of a network that is cut."""
+    episodes = placed(source, device, dtype)
+
+    def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
+        support, query = episodes(split, indices)
+        known = 0 if model.transductive else support.x.shape[1]
+        return torch.cat([support.x[:, :known], query.x], dim=1), known
+
+    def values(outputs: Tensor, split: str, indices: Tensor) -> Metrics:
+        columns = by_sample(outputs, episodes(split, indices).query.y)
+        return {name: value[0].unsqueeze(1) for name, value in columns.items()}
+
+    def outcome(outputs: Tensor, split: str, indices: Tensor) -> tuple[Tensor, tuple[Metrics, int]]:
+        found = by_sample(outputs, episodes(split, indices).query.y)
+        return found["loss"].sum(), (summed(found), len(indices))
+
+    return PieceFunctions(inputs, outcome, values)
+
+
+def chunk_functions(
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
+) -> ChunkFunctions:
+    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
+    episodes = placed(source, device, dtype)
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
         home = device_of(params)

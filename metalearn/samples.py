@@ -16,8 +16,8 @@ from metalearn.checks import whole_number
 from metalearn.episodes import SPLITS, Images
 from metalearn.types import Batch, Episode, TaskSource
 
-_PERMUTATION = 3
-"""Keeps these generators apart from those of the tasks."""
+_ORDER, _KNOWN = 1, 2
+"""Last words of the generators' seeds, which keep them apart from each other and from those of the tasks."""
 
 
 class Labelled(NamedTuple):
@@ -59,7 +59,7 @@ class _Samples:
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
         if (split, epoch) not in self._orders:
             root = self._seed if split == "train" else self._eval_seed
-            order = np.random.default_rng((root, SPLITS[split], _PERMUTATION, epoch)).permutation(size)
+            order = np.random.default_rng((root, SPLITS[split], epoch, _ORDER)).permutation(size)
             self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
             self._orders[split, epoch] = order
         return int(self._orders[split, epoch][place])
@@ -73,9 +73,9 @@ class _Samples:
         return Batch(x.unsqueeze(0), torch.from_numpy(classes[numbers]).unsqueeze(0))
 
     def _known_samples(self) -> Batch:
-        """Training samples spread over the whole set, the same for every run."""
+        """Training samples spread over the whole set, the same whatever was trained on."""
         if self._support is None:
-            rng = np.random.default_rng((self._eval_seed, SPLITS["train"], _PERMUTATION))
+            rng = np.random.default_rng((self._eval_seed, SPLITS["train"], 0, _KNOWN))
             chosen = rng.permutation(self._sizes["train"])[: self._known]
             self._support = self._batch("train", chosen.tolist())
         return self._support

@@ -123,20 +123,24 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         RunError: a loss or gradient is not finite; the step is not applied.
     """
     (steps, batch, *_) = run.settings
+    if run.strategy.home is not None:
+        run.strategy.home.push(learner.params, learner.optimizer.state_dict())
     for step in range(progress.step + 1, steps + 1):
         began = time.perf_counter()
         tasks = tasks_in_chunks((step - 1) * batch, batch, run.chunk)
-        results = run.strategy.map(learner.params, tasks, step)
         rate = run.outer.rate(step, steps)
-        update(learner, run.reduce([r.grads for r in results], [r.count for r in results]), rate, step)
+        results = advance(run, learner, tasks, step, rate)
         seconds = time.perf_counter() - began
         progress = progress._replace(step=step, seconds=progress.seconds + seconds)
         run.log.step(step, mean(results) | {"lr": rate, "step_seconds": seconds} | run.strategy.cost())
 
-        improved = False
-        if step % run.settings.val_every == 0 or step == steps:
-            progress, improved = validate(run, learner, progress)
         stopping = run.strategy.agree(run.should_stop())
+        judging = step % run.settings.val_every == 0 or step == steps
+        if judging or stopping or run.keeper.due(step):
+            bring_home(run, learner)
+        improved = False
+        if judging:
+            progress, improved = validate(run, learner, progress)
         if improved or stopping or run.keeper.due(step) or step == steps:
             run.keeper.save(snapshot(learner, progress, run.config), improved)
         if stopping:
@@ -145,6 +149,32 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         progress, improved = validate(run, learner, progress)
         run.keeper.save(snapshot(learner, progress, run.config), improved)
     return progress
+
+
+def advance(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int, rate: float) -> Sequence[ChunkResult]:
+    """One step, by this process or where the parameters live.
+
+    Raises:
+        RunError: a gradient is not finite; the step is not applied.
+    """
+    if run.strategy.home is None:
+        results = run.strategy.map(learner.params, tasks, step)
+        update(learner, run.reduce([r.grads for r in results], [r.count for r in results]), rate, step)
+        return results
+    try:
+        return run.strategy.home.advance(tasks, step, rate)
+    except FloatingPointError as error:
+        raise RunError(f"step {step}: {error}; the step is not applied. A lower optimizer.lr may help") from error
+
+
+def bring_home(run: Run, learner: Learner) -> None:
+    """Puts into the learner what is newer where the parameters live."""
+    if run.strategy.home is not None:
+        params, state = run.strategy.home.pull()
+        with torch.no_grad():
+            for name, param in learner.params.items():
+                param.copy_(params[name])
+        learner.optimizer.load_state_dict(state)
 
 
 def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, bool]:

@@ -1,7 +1,7 @@
 """The words that every part of the program shares."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 
@@ -121,12 +121,38 @@ class TaskSource(Protocol):
         ...
 
 
+class Home(Protocol):
+    """Where the parameters live under a strategy that steps them where they are. An optimiser's state is a
+    `state_dict` over the parameters sorted by name."""
+
+    def push(self, params: Params, optimizer: dict[str, Any]) -> None:
+        """Sends parameters and optimiser's state there."""
+        ...
+
+    def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> Sequence[ChunkResult]:
+        """One step at `rate`; the chunks' results without gradients.
+
+        Raises:
+            FloatingPointError: a gradient is not finite; the step is not applied.
+        """
+        ...
+
+    def pull(self) -> tuple[Params, dict[str, Any]]:
+        """Parameters and optimiser's state as they are now."""
+        ...
+
+
 class Strategy(Protocol):
     """How chunks of tasks travel to whoever computes them."""
 
     @property
     def drives(self) -> bool:
         """Whether this process runs the training loop."""
+        ...
+
+    @property
+    def home(self) -> Home | None:
+        """None where the loop itself steps the parameters."""
         ...
 
     def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> Sequence[ChunkResult]:

@@ -1,0 +1,267 @@
+"""A network cut into consecutive shards, each on its own worker behind an RRef.
+
+Micro-batches go from shard to shard, several at once, so that all workers have work; the backward pass comes back
+the same way by distributed autograd, and torch's DistributedOptimizer steps every shard where it is. Rank zero
+holds the first shard, tells the others what to do, and fetches the parameters for a checkpoint.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import rpc
+from torch.distributed.optim import DistributedOptimizer
+
+from distributed import autograd
+from distributed.chunks import start_session, work_here
+from distributed.cost import Share, told
+from distributed.info import check_timeout
+from distributed.reduce import Combine, add_up, mean_of_sums
+from distributed.remote import worker_error
+from distributed.session import current, stop_rpc
+from distributed.shard import Shard, State
+from distributed.work import Connect, Pieces, Plan, Strategy, Tensors, join
+
+
+def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
+    """The network's stages are dealt out over the workers.
+
+    Args:
+        plan: what is computed, by how many workers.
+        timeout: seconds that a worker may take for a micro-batch.
+        cuts: the stages that begin a new shard; `auto`: so that the largest shard has as few parameters as can be.
+        micro_batches: how many are under way at once; each leaves its activations on the workers.
+
+    Raises:
+        ValueError: a network that cannot be cut, or not so; a reducer that needs whole gradients; a number out of
+            range.
+    """
+    check_timeout(timeout)
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or not 1 <= micro_batches <= 8:
+        raise ValueError(f"micro_batches={micro_batches!r}: must be a whole number from 1 to 8; type micro_batches=4")
+    pieces = plan.work.pieces
+    if pieces is None:
+        raise ValueError(
+            "strategy=split: only a network that is a sequence of stages, learning from plain samples, can be cut; "
+            "type algorithm=supervised and model=conv4, for example, or another strategy"
+        )
+    if plan.reduce not in (mean_of_sums, add_up):
+        raise ValueError("strategy=split: no worker sees a whole gradient; type reducer=mean or reducer=sum")
+    ends = shard_ends(pieces, plan.workers, cuts)
+
+    def connect() -> Strategy:
+        leads = start_session(plan.work, timeout)
+        if not leads:
+            return Strategy(False, _no_map, _not_here, dict, stop_rpc)
+        home = Pipeline(ends, plan.reduce, micro_batches, timeout)
+        return Strategy(True, _no_map, home.evaluate, home.cost, home.close, home=home)
+
+    return connect
+
+
+def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto") -> list[int]:
+    """For each worker's shard the number of the stage after its last.
+
+    Raises:
+        ValueError: cuts that leave a shard empty, or do not fit the network or the number of workers.
+    """
+    names = [stage.name for stage in pieces.stages]
+    if workers > len(names):
+        raise ValueError(
+            f"workers={workers}: the network has {len(names)} stages ({', '.join(names)}), and a shard needs one; "
+            f"type workers={len(names)} or fewer"
+        )
+    if isinstance(cuts, str):
+        if cuts != "auto":
+            raise ValueError(f"cuts={cuts!r}: must be auto or a list of stages; type cuts=[{names[-1]}]")
+        return _even_ends(pieces, workers)
+    places = []
+    for name in cuts:
+        if name not in names:
+            raise ValueError(f"cuts={list(cuts)}: there is no stage {name!r}; the stages are {', '.join(names)}")
+        places.append(names.index(name))
+    if len(places) != workers - 1:
+        raise ValueError(
+            f"cuts={list(cuts)}: make {len(places) + 1} shards for {workers} workers; "
+            f"type {workers - 1} of {', '.join(names[1:])}, or cuts=auto"
+        )
+    if any(before >= after for before, after in pairwise([0, *places])):
+        raise ValueError(f"cuts={list(cuts)}: leave a shard empty; the stages in order are {', '.join(names[1:])}")
+    return [*places, len(names)]
+
+
+def _even_ends(pieces: Pieces, workers: int) -> list[int]:
+    """The largest shard as small as can be, by number of parameters."""
+    sizes = [0, *accumulate(pieces.size(stage) for stage in pieces.stages)]
+    count = len(sizes) - 1
+    # best[i]: (the largest of the shards that make up the first i stages, their ends)
+    best: list[tuple[int, list[int]]] = [(sizes[i], [i]) for i in range(count + 1)]
+    for shards in range(2, workers + 1):
+        longer = []
+        for i in range(count + 1):
+            options = [(max(best[j][0], sizes[i] - sizes[j]), [*best[j][1], i]) for j in range(shards - 1, i)]
+            longer.append(min(options, default=best[i]))
+        best = longer
+    return best[count][1]
+
+
+class Pipeline:
+    """Rank zero's view of the shards; see `metalearn.types.Home`."""
+
+    def __init__(self, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float) -> None:
+        self._bounds = list(pairwise([0, *ends]))
+        self._reduce, self._micro_batches, self._timeout = reduce, micro_batches, timeout
+        self._names = current().workers
+        pieces = work_here().pieces
+        assert pieces is not None
+        self._own = [
+            [name for stage in pieces.stages[first:last] for name in stage.params] for first, last in self._bounds
+        ]
+        self._shards: list[Any] = []
+        self._optimizer: Any = None
+        self._cost: dict[str, float] = {}
+
+    def push(self, params: Tensors, optimizer: dict[str, Any]) -> None:
+        """Sends each shard its part of the parameters, and of an optimiser's `state_dict` (by sorted names)."""
+        kept = {name: optimizer["state"][i] for i, name in enumerate(sorted(params)) if i in optimizer["state"]}
+        group = {key: value for key, value in optimizer["param_groups"][0].items() if key != "params"}
+        self._shards = [
+            rpc.remote(worker, _make_shard, (self._reduce, first, last, _part(params, kept, group, own), self._timeout),
+                       timeout=self._timeout)
+            for worker, own, (first, last) in zip(self._names, self._own, self._bounds, strict=True)
+        ]  # fmt: skip
+        refs = [ref for shard in self._shards for ref in self._call(shard).param_refs()]
+        logger = logging.getLogger("torch.distributed.optim.optimizer")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of optimisers that are not TorchScript
+        try:
+            self._optimizer = DistributedOptimizer(_optimizer_here, refs)
+        finally:
+            logger.setLevel(level)
+
+    def _call(self, shard: Any) -> Any:
+        return shard.rpc_sync(timeout=self._timeout)
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        """What a method of every shard returns."""
+        futures = [getattr(shard.rpc_async(timeout=self._timeout), method)(*args) for shard in self._shards]
+        return [self._wait(rank, future) for rank, future in enumerate(futures)]
+
+    def _wait(self, rank: int, future: Any) -> Any:
+        try:
+            return future.wait()
+        except RuntimeError as error:
+            raise _told(self._names[rank], error, self._timeout) from error
+
+    def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> list[Any]:
+        """One step of training; the chunks' results without their gradients.
+
+        Raises:
+            FloatingPointError: a gradient is not finite; the step is not applied.
+            ConnectionError, TimeoutError: a worker does not answer.
+        """
+        began = time.perf_counter()
+        counts = [len(chunk) for chunk in chunks]
+        rests: list[Any] = []
+        for group_start in range(0, len(chunks), self._micro_batches):
+            group = list(enumerate(chunks))[group_start : group_start + self._micro_batches]
+            with autograd.context() as ctx:
+                outcomes = [self._through("train", chunk, number, None) for number, chunk in group]
+                values = [self._wait(len(self._shards) - 1, outcome) for outcome in outcomes]
+                rests += [rest for _, rest in values]
+                self._backward(ctx, [loss for loss, _ in values])
+                self._all("collect", ctx)
+                if group_start + self._micro_batches >= len(chunks):
+                    for name in self._all("prepare", counts, rate):
+                        if name is not None:
+                            raise FloatingPointError(f"the gradient of {name} is not finite")
+                    self._optimizer.step(ctx)
+        shares = self._all("cost")
+        sent = [later.sent for later in shares[1:]] + [0]  # forward, as much as comes back
+        self._cost = told(
+            time.perf_counter() - began,
+            [Share(share.compute, share.sent + forward) for share, forward in zip(shares, sent, strict=True)],
+        )
+        result = work_here().result
+        return [result({}, rest) for rest in rests]
+
+    def _backward(self, ctx: int, losses: list[Tensor]) -> None:
+        try:
+            autograd.backward(ctx, losses)
+        except RuntimeError as error:
+            raise _told("a worker", error, self._timeout) from error
+
+    def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
+        """Sends a micro-batch through all shards; a future of what the last one makes of it."""
+        before = None
+        for place, shard in enumerate(self._shards):
+            last = place == len(self._shards) - 1
+            way = shard.rpc_async(timeout=self._timeout) if last else shard.remote(timeout=self._timeout)
+            before = way.run(before, split, chunk, number, None if params is None else params[place])
+        return before
+
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+        """The values of every sample by these parameters, in order."""
+        parts = [{name: params[name].detach() for name in own} for own in self._own]
+        values = []
+        for first in range(0, len(chunks), self._micro_batches):
+            group = chunks[first : first + self._micro_batches]
+            futures = [self._through(split, chunk, number, parts) for number, chunk in enumerate(group)]
+            values += [self._wait(len(self._shards) - 1, future) for future in futures]
+        return join(values)
+
+    def pull(self) -> tuple[Tensors, dict[str, Any]]:
+        """The parameters of all shards, and one `state_dict` of their optimisers (by sorted names)."""
+        states: list[State] = self._all("state")
+        params = {name: value for state in states for name, value in state.params.items()}
+        kept = {name: value for state in states for name, value in state.kept.items()}
+        numbered = {i: kept[name] for i, name in enumerate(sorted(params)) if name in kept}
+        group = states[0].group | {"params": list(range(len(params)))}
+        return params, {"state": numbered, "param_groups": [group]}
+
+    def cost(self) -> dict[str, float]:
+        return self._cost
+
+    def close(self, failure: BaseException | None = None) -> None:
+        self._shards, self._optimizer = [], None
+        stop_rpc(failure)
+
+
+def _part(params: Tensors, kept: dict[str, Any], group: dict[str, Any], own: Sequence[str]) -> State:
+    values = {name: params[name].detach() for name in own}
+    return State(values, {name: kept[name] for name in own if name in kept}, group)
+
+
+_shard: Shard | None = None
+"""This worker's."""
+
+
+def _make_shard(reduce: Combine, first: int, last: int, state: State, timeout: float) -> Shard:
+    global _shard
+    pieces = work_here().pieces
+    assert pieces is not None
+    _shard = Shard(pieces, reduce, first, last, state, timeout)
+    return _shard
+
+
+def _optimizer_here(params: Sequence[Tensor]) -> Shard:
+    """What DistributedOptimizer makes on each worker: the shard steps its own parameters."""
+    assert _shard is not None
+    return _shard
+
+
+def _told(name: str, error: RuntimeError, timeout: float) -> Exception:
+    told = worker_error(name, error, timeout)
+    hint = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
+    return TimeoutError(f"{told}{hint}") if isinstance(told, TimeoutError) else told
+
+
+def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+    raise RuntimeError("strategy=split: gradients stay where the shards are; home.advance steps them")
+
+
+def _not_here(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+    raise RuntimeError("rank zero drives")

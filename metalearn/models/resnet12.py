@@ -1,0 +1,109 @@
+"""The twelve-layer residual network of few-shot learning.
+
+Oreshkin et al. 2018 (TADAM, arXiv 1805.10123), section 4; widths and leaky ReLU as in Lee et al. 2019
+(MetaOptNet, arXiv 1904.03758), section 4.1.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.functional import one_after_the_other
+from metalearn.nn import batch_norm, conv2d, from_groups, linear, to_groups
+from metalearn.types import Model, Params, Stage
+
+BLOCKS = 4
+LAYERS = ("layer1", "layer2", "layer3", "shortcut")
+"""The convolutions of a block, each with a norm behind it: three of 3×3 in a row, one of 1×1 beside them."""
+
+
+def resnet12(
+    *,
+    ways: int,
+    channels: int,
+    image_size: int,
+    widths: Sequence[int] = (64, 160, 320, 640),
+    activation: str = "leaky_relu",
+    transductive: bool = True,
+) -> Model:
+    """Four residual blocks, each ending in 2×2 max pooling; a spatial mean and a linear head.
+
+    A block is three 3×3 convolutions (no bias: the norm would cancel it) with batch norm, an activation
+    between them, the block's input added through a 1×1 convolution with batch norm, and an activation.
+    There is no DropBlock, which Lee et al. add for regularisation.
+
+    Args:
+        ways: outputs of the linear head.
+        channels: channels of an image.
+        image_size: height and width of an image, in pixels.
+        widths: channels of the four blocks.
+        activation: `leaky_relu` with slope 0.1, `relu`, or `softplus` where a smooth one is wanted.
+        transductive: normalise a batch by its own statistics; if false, queries are normalised by
+            the statistics of the support set.
+
+    Raises:
+        ValueError: an image too small for four poolings, a choice that does not exist, or not four widths.
+    """
+    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
+        whole_number(name, value, at_least=1)
+    if not isinstance(widths, list | tuple) or len(widths) != BLOCKS:
+        raise ValueError(f"widths={widths!r}: must be a list of {BLOCKS} numbers; type widths=[64,160,320,640]")
+    for width in widths:
+        whole_number("widths", width, at_least=1)
+    one_of("activation", activation, ("leaky_relu", "relu", "softplus"))
+    true_or_false("transductive", transductive)
+    if image_size < 2**BLOCKS:
+        raise ValueError(
+            f"image_size={image_size}: must be at least {2**BLOCKS}, since images are halved {BLOCKS} times; "
+            f"type dataset.image_size={2**BLOCKS} or more"
+        )
+    act = {"leaky_relu": partial(F.leaky_relu, negative_slope=0.1), "relu": F.relu, "softplus": F.softplus}[activation]
+
+    def init(generator: Generator) -> Params:
+        params: Params = {}
+        for number, width in enumerate(widths, start=1):
+            for layer in LAYERS:
+                fan_in = width if layer in ("layer2", "layer3") else channels if number == 1 else widths[number - 2]
+                size = 1 if layer == "shortcut" else 3
+                weight, scale, shift = _names(number, layer)
+                std = math.sqrt(2 / (width * size**2))  # He et al. 2015 (arXiv 1502.01852), equation 14
+                params[weight] = torch.empty(width, fan_in, size, size).normal_(0, std, generator=generator)
+                params[scale] = torch.ones(width)
+                params[shift] = torch.zeros(width)
+        params["head.weight"] = torch.empty(ways, widths[-1]).normal_(0, 0.01, generator=generator)
+        params["head.bias"] = torch.zeros(ways)
+        return params
+
+    def block(number: int) -> Stage:
+        def apply(params: Params, x: Tensor, known: int) -> Tensor:
+            def normed(layer: str, x: Tensor) -> Tensor:
+                weight, scale, shift = (params[name] for name in _names(number, layer))
+                h = conv2d(x, weight, padding=0 if layer == "shortcut" else 1)
+                return batch_norm(h, scale, shift, statistics_of=known or None)
+
+            x = to_groups(x) if number == 1 else x
+            h = act(normed("layer1", x))
+            h = act(normed("layer2", h))
+            h = act(normed("layer3", h) + normed("shortcut", x))
+            return F.max_pool2d(h, 2)
+
+        return Stage(f"block{number}", tuple(name for layer in LAYERS for name in _names(number, layer)), apply)
+
+    def head(params: Params, x: Tensor, known: int) -> Tensor:
+        h = from_groups(x, tasks=params["head.weight"].shape[0]).mean(dim=(3, 4))
+        return linear(h, params["head.weight"], params["head.bias"])
+
+    stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))
+    activations = sum(len(LAYERS) * width * (image_size // 2**halvings) ** 2 for halvings, width in enumerate(widths))
+    return Model(init, one_after_the_other(stages, ignores_support=transductive), transductive, activations, stages)
+
+
+def _names(block: int, layer: str) -> tuple[str, str, str]:
+    """The parameters of one convolution and its norm: weight, scale, shift."""
+    prefix = f"block{block}.{layer}"
+    return f"{prefix}.conv.weight", f"{prefix}.norm.weight", f"{prefix}.norm.bias"
