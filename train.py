@@ -148,7 +148,7 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
     from metalearn import run_folder
     from metalearn.compute import check_fit
     from metalearn.logging import log_to_terminal
-    from metalearn.run import first_task
+    from metalearn.run import first_tasks
 
     torch.set_num_threads(job.config.threads)
     launch.die_with_parent()
@@ -165,7 +165,7 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
     follows = found is None and not run_folder.goes_back(job.run_dir, config["resume"])
     if follows and run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
-    check_fit(parts.algorithm, parts.model, parts.start, first_task(parts.source), parts.source.classes)
+    check_fit(parts.algorithm, parts.model, parts.start, first_tasks(parts), parts.source.classes)
     if job.workers > 1 and not configs.started_as_rank():
         return start_workers(job, found)
     if not leads:

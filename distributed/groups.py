@@ -1,5 +1,6 @@
 """torch's process groups (c10d), on the same store as everything else."""
 
+import time
 from datetime import timedelta
 
 import torch
@@ -8,6 +9,10 @@ import torch.distributed as dist
 from distributed.info import check_timeout, get_world_info
 from distributed.session import stay_on_loopback
 from distributed.store import meet
+
+_LOOK_SECONDS = 0.05
+
+_store: dist.Store | None = None
 
 
 def default_backend(device: torch.device | None = None) -> str:
@@ -29,16 +34,37 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
         ConnectionError: someone did not come within the time limit.
         RuntimeError: there is a group already.
     """
+    global _store
     check_timeout(timeout)
     stay_on_loopback()
     info = get_world_info()
     patience = timedelta(seconds=timeout)
     store = meet(info.world_rank, info.world_size, patience)
+    _store = store
     chosen = backend or default_backend(device)
     if chosen == "nccl":
         torch.cuda.set_device(info.local_rank)
     dist.init_process_group(chosen, store=store, rank=info.world_rank, world_size=info.world_size, timeout=patience)
     return chosen
+
+
+def missing_ranks(seconds: float) -> list[int]:
+    """After an operation has failed: who does not say within so many seconds that it is still there. Whoever else
+    has noticed the failure must ask this too."""
+    info = get_world_info()
+    others = [rank for rank in range(info.world_size) if rank != info.world_rank]
+    if len(others) == 1:
+        return others
+    deadline = time.monotonic() + seconds
+    try:
+        assert _store is not None
+        _store.set(f"here/{info.world_rank}", "")
+        while others and time.monotonic() < deadline:
+            others = [rank for rank in others if not _store.check([f"here/{rank}"])]
+            time.sleep(_LOOK_SECONDS)
+        return others
+    except RuntimeError:  # the store has gone with rank zero
+        return [0]
 
 
 def stop_process_group() -> None:

@@ -302,6 +302,18 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
 
+def missing_workers(seconds: float) -> list[str]:
+    """Who does not answer within so many seconds."""
+    futures = {name: rpc.rpc_async(name, _ping, timeout=seconds) for name in current().workers}
+    missing = []
+    for name, future in futures.items():
+        try:
+            future.wait()
+        except RuntimeError:
+            missing.append(name)
+    return missing
+
+
 def _lost(worker: str) -> ConnectionError | None:
     """None if the worker answers."""
     try:

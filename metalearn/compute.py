@@ -136,11 +136,16 @@ def check_fit(algorithm: Algorithm, model: Model, params: Params, episode: Episo
     query = episode.query
     try:
         with torch.no_grad():
-            support = episode.support.x[:1].to(dtype) if algorithm.episodic else None
-            outputs = model.apply(per_task(params, 1), query.x[:1].to(dtype), support)
-    except (RuntimeError, IndexError) as error:
+            support = episode.support.x.to(dtype) if algorithm.episodic else None
+            outputs = model.apply(per_task(params, 1), query.x.to(dtype), support)
+    except (RuntimeError, IndexError, ValueError) as error:
         shape = tuple(query.x.shape[2:])
-        raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape} ({error})") from error
+        few = (
+            ""
+            if algorithm.episodic or query.x.shape[1] > 1
+            else (" in micro-batches of one sample; type a trainer.task_chunk that leaves none over")
+        )
+        raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape}{few} ({error})") from error
     wanted = query.y.shape[2] if classes is None else classes
     if outputs.shape[2] != wanted:
         raise ConfigError(

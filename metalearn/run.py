@@ -59,13 +59,17 @@ def check_sizes(settings: Settings, source: TaskSource) -> None:
             )
 
 
-def first_task(source: TaskSource) -> Episode:
-    """The first training task. Asking for it finds, verifies and decodes the data.
+def first_tasks(parts: Parts) -> Episode:
+    """The first training task; or as many samples as the smallest micro-batch has, but no more than two. Asking for
+    it finds, verifies and decodes the data.
 
     Raises:
         DataError: data that is missing or damaged.
     """
-    return source.episodes("train", torch.tensor([0]))
+    if parts.algorithm.episodic:
+        return parts.source.episodes("train", torch.tensor([0]))
+    left_over = parts.settings.meta_batch_size % chunk_size(parts.settings, parts.model, images=1)
+    return parts.source.episodes("train", torch.arange(1 if left_over == 1 else 2))
 
 
 def lead(job: Job, parts: Parts, found: Found, strategy: Strategy, should_stop: Callable[[], bool]) -> Result:
@@ -120,10 +124,12 @@ def make_run(
     job: Job, parts: Parts, strategy: Strategy, keeper: Keeper, run_log: RunLog, should_stop: Callable[[], bool]
 ) -> Run:
     """What the loop needs on this rank."""
+    (support, query) = first_tasks(parts)
+    images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.episodic else 1
     return Run(
         parts.settings, strategy, parts.outer, parts.reduce,
-        chunk_size(parts.settings, parts.model, first_task(parts.source)), keeper, run_log,
-        to_container(job.config), should_stop, parts.algorithm.unit,
+        chunk_size(parts.settings, parts.model, images), keeper, run_log, to_container(job.config), should_stop,
+        parts.algorithm.unit,
     )  # fmt: skip
 
 

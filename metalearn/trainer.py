@@ -14,7 +14,7 @@ from metalearn.errors import RunError
 from metalearn.evaluation import better, headline, summary
 from metalearn.logging import RunLog
 from metalearn.optimizers import OuterOptimizer
-from metalearn.types import ChunkResult, Episode, Model, Params, Strategy
+from metalearn.types import ChunkResult, Model, Params, Strategy
 
 CHUNK_FLOATS = 1_400_000
 """How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`: Omniglot's
@@ -104,12 +104,11 @@ def trainer(
     return Settings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks)
 
 
-def chunk_size(settings: Settings, model: Model, episode: Episode) -> int:
-    """Tasks that are computed together. `auto` is a formula of model, episode and a constant, never of
-    the machine: as many as fit `CHUNK_FLOATS`, evened out over the meta-batch."""
+def chunk_size(settings: Settings, model: Model, images: int) -> int:
+    """Tasks of so many images that are computed together. `auto` is a formula of model, episode and a constant,
+    never of the machine: as many as fit `CHUNK_FLOATS`, evened out over the meta-batch."""
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
-    images = episode.support.x.shape[1] + episode.query.x.shape[1]
     fitting = max(1, CHUNK_FLOATS // (images * model.activations))
     chunks = math.ceil(settings.meta_batch_size / fitting)
     return math.ceil(settings.meta_batch_size / chunks)

@@ -20,8 +20,9 @@ MAY_IMPORT = {
         "metalearn.episodes",
         "metalearn.cache",
         "metalearn.omniglot_files",
+        "metalearn.samples",
     },
-    "metalearn/models": {"metalearn.types", "metalearn.nn", "metalearn.checks"},
+    "metalearn/models": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
     "metalearn/algorithms": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
 }
 

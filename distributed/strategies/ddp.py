@@ -7,6 +7,7 @@ torch's DistributedDataParallel, whose all-reduce overlaps the backward pass and
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.cost import Share, told
-from distributed.groups import start_process_group, stop_process_group
+from distributed.groups import missing_ranks, start_process_group, stop_process_group
 from distributed.info import check_timeout
 from distributed.listening import announcement, everyone_in_group
 from distributed.ordered_sum import ordered_sum
@@ -27,17 +28,19 @@ from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import add_up, mean_of_sums
 from distributed.work import Connect, Plan, Strategy, Tensors, Work, join
 
-_LAST_WORD_SECONDS = 2.0
+_LAST_WORD_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
 
-def ddp(*, plan: Plan, timeout: float, bucket_mb: float = 25.0) -> Connect:
+def ddp(*, plan: Plan, timeout: float, overlap: bool = True, bucket_mb: float = 25.0) -> Connect:
     """Every rank drives; rank zero alone writes.
 
     Args:
         plan: what is computed, by how many workers.
         timeout: seconds that a rank may take to come to a sum.
+        overlap: send a plain loss through DistributedDataParallel; if false it is added like all others, to the same
+            bits as in one process.
         bucket_mb: size of DistributedDataParallel's buckets, in MiB.
 
     Raises:
@@ -51,13 +54,17 @@ def ddp(*, plan: Plan, timeout: float, bucket_mb: float = 25.0) -> Connect:
         raise ValueError("strategy=ddp: every rank takes a run of consecutive chunks; type partitioner=batch")
     if plan.reduce not in (mean_of_sums, add_up):
         raise ValueError("strategy=ddp: no rank sees the gradients of single chunks; type reducer=mean or reducer=sum")
-    return lambda: _Ranks(plan.work, timeout, bucket_mb).strategy()
+    if not isinstance(overlap, bool):
+        raise ValueError(f"overlap={overlap!r}: must be true or false; type overlap=true")
+    work = plan.work
+    overlapped = overlap and work.plain and work.loss is not None
+    return lambda: _Ranks(work, timeout, bucket_mb if overlapped else None).strategy()
 
 
 class _Ranks:
     """One rank's part of the session."""
 
-    def __init__(self, work: Work, timeout: float, bucket_mb: float) -> None:
+    def __init__(self, work: Work, timeout: float, bucket_mb: float | None) -> None:
         self._work, self._timeout, self._bucket_mb = work, timeout, bucket_mb
         backend = start_process_group(timeout=timeout, device=work.device)
         self._device = work.device if backend == "nccl" else torch.device("cpu")
@@ -78,7 +85,7 @@ class _Ranks:
         began = time.perf_counter()
         own = _runs(chunks, self._size)[self._rank]
         with self._telling():
-            compute = self._overlapped if self._work.plain and self._work.loss else self._in_order
+            compute = self._in_order if self._bucket_mb is None else self._overlapped
             total, share = compute(params, own, chunks, step)
             shares = self._everyones(share)
         self._cost = told(time.perf_counter() - began, shares)
@@ -110,6 +117,7 @@ class _Ranks:
     def _overlapped(
         self, params: Tensors, own: Sequence[Tensor], chunks: Sequence[Tensor], step: int
     ) -> tuple[Any, Share]:
+        assert self._bucket_mb is not None
         if self._module is None or not self._module.holds(params):
             self._module = Overlapped(params, self._work, self._bucket_mb)
         module = self._module
@@ -191,17 +199,20 @@ class _Ranks:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Names the rank that is missing, in place of c10d's message about a socket."""
+        """Names who is missing, which c10d's message about a socket does not."""
         try:
             yield
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and not _is_about_connections(error):
                 raise
-            first = str(error).splitlines()[0]
-            raise ConnectionError(f"{self._missing()} within {self._timeout:g} s: {first}") from error
-
-    def _missing(self) -> str:
-        return "a worker does not answer"
+            names = " and ".join(f"worker{rank}" for rank in missing_ranks(_LAST_WORD_SECONDS)) or "a worker"
+            reason = re.sub(r"\[/[^]]*\] *", "", str(error).splitlines()[0]).partition(". This is typically")[0]
+            if "timed out" in reason.lower():
+                raise TimeoutError(
+                    f"{names} did not answer within {self._timeout:g} s: {reason}; type strategy.timeout=SECONDS to "
+                    f"allow more than {self._timeout:g}"
+                ) from error
+            raise ConnectionError(f"{names} does not answer: {reason}") from error
 
 
 def _nothing(values: Any) -> Any:

@@ -21,9 +21,11 @@ from distributed.cost import Share, told
 from distributed.info import check_timeout
 from distributed.reduce import Combine, add_up, mean_of_sums
 from distributed.remote import worker_error
-from distributed.session import current, stop_rpc
+from distributed.session import current, missing_workers, stop_rpc
 from distributed.shard import Shard, State
 from distributed.work import Connect, Pieces, Plan, Strategy, Tensors, join
+
+_LAST_WORD_SECONDS = 1.0
 
 
 def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
@@ -192,7 +194,8 @@ class Pipeline:
         try:
             autograd.backward(ctx, losses)
         except RuntimeError as error:
-            raise _told("a worker", error, self._timeout) from error
+            names = " and ".join(missing_workers(_LAST_WORD_SECONDS)) or "a worker"
+            raise _told(names, error, self._timeout) from error
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
         """Sends a micro-batch through all shards; a future of what the last one makes of it."""

@@ -1,11 +1,11 @@
 """The twelve-layer residual network of few-shot learning.
 
-Oreshkin et al. 2018 (TADAM, arXiv 1805.10123), section 4; widths and leaky ReLU as in Lee et al. 2019
-(MetaOptNet, arXiv 1904.03758), section 4.1.
+Oreshkin et al. 2018 (TADAM, arXiv 1805.10123); widths and leaky ReLU as in Lee et al. 2019 (MetaOptNet,
+arXiv 1904.03758), section 4.1, and their code.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -20,6 +20,12 @@ from metalearn.types import Model, Params, Stage
 BLOCKS = 4
 LAYERS = ("layer1", "layer2", "layer3", "shortcut")
 """The convolutions of a block, each with a norm behind it: three of 3×3 in a row, one of 1×1 beside them."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "leaky_relu": partial(F.leaky_relu, negative_slope=0.1),
+    "relu": F.relu,
+    "softplus": F.softplus,
+}
 
 
 def resnet12(
@@ -55,14 +61,14 @@ def resnet12(
         raise ValueError(f"widths={widths!r}: must be a list of {BLOCKS} numbers; type widths=[64,160,320,640]")
     for width in widths:
         whole_number("widths", width, at_least=1)
-    one_of("activation", activation, ("leaky_relu", "relu", "softplus"))
+    one_of("activation", activation, tuple(ACTIVATIONS))
     true_or_false("transductive", transductive)
     if image_size < 2**BLOCKS:
         raise ValueError(
             f"image_size={image_size}: must be at least {2**BLOCKS}, since images are halved {BLOCKS} times; "
             f"type dataset.image_size={2**BLOCKS} or more"
         )
-    act = {"leaky_relu": partial(F.leaky_relu, negative_slope=0.1), "relu": F.relu, "softplus": F.softplus}[activation]
+    act = ACTIVATIONS[activation]
 
     def init(generator: Generator) -> Params:
         params: Params = {}

@@ -20,7 +20,8 @@ def torchvision_classifier(*, name: str, ways: int, channels: int, image_size: i
     Batch norm keeps no running statistics: a batch is normalised by its own, or by its support set's, and in
     either case one differentiates through them. Dropout and stochastic depth are off, so that equal inputs
     give equal outputs on every worker; so are the auxiliary outputs of googlenet and inception_v3. Tasks are
-    computed in turn. It cannot be cut into stages.
+    computed in turn. It cannot be cut into stages. The second derivative of a swin_v2 is not finite where it
+    pads its maps, which it does unless `image_size` is a multiple of 256.
 
     Args:
         name: what torchvision calls it, for example `resnet18`.

@@ -11,14 +11,23 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
+from distributed.work import Plan
 from metalearn import config as configs
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Start
 
 OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]
+SUPERVISED = ["experiment=supervised_glyphs"]
 SUITABLE = {
     ("model", "mlp"): ["dataset=sinusoid"],
     ("dataset", "sinusoid"): ["model=mlp"],
+    ("algorithm", "supervised"): SUPERVISED,
+    ("dataset", "omniglot_characters"): SUPERVISED,
+    ("dataset", "glyph_characters"): SUPERVISED,
+    ("dataset", "mnist"): ["experiment=supervised_omniglot"],
+    ("dataset", "fashion_mnist"): ["experiment=supervised_omniglot"],
+    ("dataset", "cifar10"): ["experiment=supervised_omniglot"],
+    ("strategy", "split"): SUPERVISED,
     ("partitioner", "function"): ["partitioner.name=tests.own_functions.deal_backwards"],
     ("reducer", "function"): ["reducer.name=tests.own_functions.mean"],
 }
@@ -41,7 +50,7 @@ def test_every_yaml_composes_and_builds(group: str, option: str) -> None:
     overrides = [*SUITABLE.get((group, option), []), f"{group}={option}"]
     composed = configs.compose_config(overrides)
     configs.check_top_level(composed.config)
-    parts = train.assemble(train.Job(*composed, overrides, 1))
+    parts = train.assemble(configs.Job(*composed, overrides, 1))
     assert parts.settings.steps == composed.config.trainer.steps
 
 
@@ -211,8 +220,9 @@ def test_several_hosts_need_a_named_interface(
 def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     overrides = ["strategy=rpc_autograd", "workers=2"]
     composed = configs.compose_config(overrides)
-    parts = train.assemble(train.Job(*composed, overrides, 2))
-    work = train.make_work(composed.config, parts.algorithm._replace(loss=None, outcome=None), parts.source)
-    partitioner = configs.build(composed.config, "partitioner")
+    parts = train.assemble(configs.Job(*composed, overrides, 2))
+    algorithm = parts.algorithm._replace(loss=None, outcome=None)
+    work = train.make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
+    plan = Plan(work, 2, configs.build(composed.config, "partitioner"), parts.reduce)
     with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
-        configs.build(composed.config, "strategy", work=work, workers=2, partitioner=partitioner)
+        configs.build(composed.config, "strategy", plan=plan)

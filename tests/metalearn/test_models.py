@@ -1,0 +1,332 @@
+"""The residual networks against modules written with torch.nn, and against torchvision's own."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+from metalearn.functional import descend, objective, per_task, support_loss
+from metalearn.models.resnet12 import resnet12
+from metalearn.models.torchvision_classifier import torchvision_classifier
+from metalearn.types import Batch, Model, Params
+
+WIDTHS = (4, 6, 5, 7)
+SIZE = 18  # halved to 9, 4, 2, 1: one map of odd size
+
+
+def small(*, activation: str = "leaky_relu", transductive: bool = True) -> Model:
+    return resnet12(
+        ways=3, channels=2, image_size=SIZE, widths=WIDTHS, activation=activation, transductive=transductive
+    )
+
+
+def vision(name: str, *, ways: int = 3, image_size: int = 32, channels: int = 3, transductive: bool = True) -> Model:
+    return torchvision_classifier(
+        name=name, ways=ways, channels=channels, image_size=image_size, transductive=transductive
+    )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=seeded(seed + sum(shape)))
+
+
+def drawn(model: Model, *, tasks: int, seed: int = 0) -> Params:
+    """Float64 weights of its own for every task, scales and shifts of the norms among them."""
+    generator = seeded(seed)
+    noise = lambda p: 0.1 * torch.randn(tasks, *p.shape, dtype=torch.float64, generator=generator)  # noqa: E731
+    return {name: p.double() + noise(p) for name, p in model.init(generator).items()}
+
+
+def of_task(params: Params, task: int) -> Params:
+    return {name: p[task : task + 1] for name, p in params.items()}
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+class Unit(nn.Module):
+    """A convolution and its norm."""
+
+    def __init__(self, inputs: int, outputs: int, size: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, act: nn.Module) -> None:
+        super().__init__()
+        self.layer1, self.layer2, self.layer3 = (
+            Unit(inputs, outputs, 3),
+            Unit(outputs, outputs, 3),
+            Unit(outputs, outputs, 3),
+        )
+        self.shortcut = Unit(inputs, outputs, 1)
+        self.act, self.pool = act, nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer3(self.act(self.layer2(self.act(self.layer1(x)))))
+        return self.pool(self.act(h + self.shortcut(x)))
+
+
+class ResNet12(nn.Module):
+    """The network of Lee et al. 2019, for one task."""
+
+    def __init__(self, channels: int, widths: tuple[int, ...], ways: int, act: nn.Module) -> None:
+        super().__init__()
+        self.block1, self.block2 = Block(channels, widths[0], act), Block(widths[0], widths[1], act)
+        self.block3, self.block4 = Block(widths[1], widths[2], act), Block(widths[2], widths[3], act)
+        self.head = nn.Linear(widths[3], ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block4(self.block3(self.block2(self.block1(x)))).mean(dim=(2, 3)))
+
+
+def loaded(network: nn.Module, params: Params, task: int) -> nn.Module:
+    """The module with a task's weights, in float64 and training mode; its running statistics stay its own."""
+    assert set(params) == {name for name, _ in network.named_parameters()}
+    network.double().load_state_dict({name: p[task] for name, p in params.items()}, strict=False)
+    return network.train()
+
+
+# ResNet-12
+
+
+@pytest.mark.parametrize(
+    ("activation", "act"), [("leaky_relu", nn.LeakyReLU(0.1)), ("relu", nn.ReLU()), ("softplus", nn.Softplus())]
+)
+def test_resnet12_is_the_module_of_every_task(activation: str, act: nn.Module) -> None:
+    model = small(activation=activation)
+    params, x = drawn(model, tasks=3), normal(3, 5, 2, SIZE, SIZE)
+    reference = [loaded(ResNet12(2, WIDTHS, 3, act), params, task)(x[task]) for task in range(3)]
+    assert_same(model.apply(params, x), torch.stack(reference))
+
+
+def test_resnet12_gives_a_task_beside_others_what_it_gives_it_alone() -> None:
+    for model in (small(), small(transductive=False)):
+        params, x, support = drawn(model, tasks=3), normal(3, 4, 2, SIZE, SIZE), normal(3, 3, 2, SIZE, SIZE)
+        alone = [model.apply(of_task(params, t), x[t : t + 1], support[t : t + 1]) for t in range(3)]
+        assert_same(model.apply(params, x, support), torch.cat(alone))
+
+
+@pytest.mark.parametrize("known", [0, 3])
+def test_resnet12_is_its_stages_each_with_its_own_parameters(known: int) -> None:
+    model = small(transductive=False)
+    params, x = drawn(model, tasks=2), normal(2, 7, 2, SIZE, SIZE)
+    assert [stage.name for stage in model.stages] == ["block1", "block2", "block3", "block4", "head"]
+    assert [name for stage in model.stages for name in stage.params] == list(params)
+    h = x
+    for stage in model.stages:
+        h = stage.apply({name: params[name] for name in stage.params}, h, known)
+    assert torch.equal(h[:, known:], model.apply(params, x[:, known:], x[:, :known]))
+
+
+def test_resnet12_has_the_size_of_the_paper_and_draws_from_the_generator() -> None:
+    model = resnet12(ways=5, channels=3, image_size=84)
+    params = model.init(seeded(1))
+    assert sum(p.numel() for name, p in params.items() if not name.startswith("head")) == 12_424_320
+    variance = params["block3.layer2.conv.weight"].var().item()
+    assert variance == pytest.approx(2 / (320 * 9), rel=0.01)
+    small_model = small()
+    first, again, other = (small_model.init(seeded(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["block1.layer1.conv.weight"], other["block1.layer1.conv.weight"])
+
+
+def test_resnet12_counts_the_outputs_of_its_convolutions() -> None:
+    floats = 0
+
+    def count(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        nonlocal floats
+        floats += output.numel() // 2
+
+    network = ResNet12(2, WIDTHS, 3, nn.ReLU())
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(count)
+    network(torch.zeros(2, 2, SIZE, SIZE))
+    assert small().activations == floats
+
+
+# Normalisation by the support set, of both
+
+
+def resnet12_case(transductive: bool) -> tuple[Model, Tensor, Tensor]:
+    return small(transductive=transductive), normal(2, 4, 2, SIZE, SIZE), normal(2, 3, 2, SIZE, SIZE)
+
+
+def mobilenet_case(transductive: bool) -> tuple[Model, Tensor, Tensor]:
+    """Its norms have an epsilon of 1e-3."""
+    model = vision("mobilenet_v3_small", channels=1, transductive=transductive)
+    return model, normal(2, 4, 1, 33, 33), normal(2, 3, 1, 33, 33)
+
+
+Case = Callable[[bool], tuple[Model, Tensor, Tensor]]
+CASES = [resnet12_case, mobilenet_case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_queries_do_not_see_each_other_unless_transductive(case: Case) -> None:
+    for transductive in (False, True):
+        model, x, support = case(transductive)
+        assert model.transductive is transductive
+        params = drawn(model, tasks=2)
+        others = torch.cat([x[:, :1], 3 * x[:, 1:].flip(1) + 1], dim=1)
+        change = (model.apply(params, x, support) - model.apply(params, others, support))[:, 0].abs().max()
+        assert change > 1e-3 if transductive else change < 1e-10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_query_that_repeats_a_support_image_gets_what_that_image_gets(case: Case) -> None:
+    model, x, support = case(False)
+    params = drawn(model, tasks=2)
+    repeated = torch.cat([x, support[:, 1:2]], dim=1)
+    expected = model.apply(params, support)[:, 1]
+    assert_same(model.apply(params, repeated, support)[:, -1], expected)
+    assert (model.apply(params, repeated)[:, -1] - expected).abs().max() > 1e-3
+    assert_same(model.apply(params, x, support[:, :0]), model.apply(params, x))
+
+
+# torchvision
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_resnet18_is_torchvisions_in_training_mode(channels: int) -> None:
+    model = vision("resnet18", channels=channels)
+    params, x = drawn(model, tasks=2), normal(2, 4, channels, 32, 32)
+    plain = models.resnet18(num_classes=3)
+    pictures = torch.cat([x] * (3 // channels), dim=2)
+    theirs = [loaded(plain, params, task)(pictures[task]) for task in range(2)]
+    assert_same(model.apply(params, x), torch.stack(theirs))
+
+
+def test_resnet18_by_support_is_torchvisions_with_the_statistics_of_the_support() -> None:
+    """Two passes: the support set's statistics are put into the norms layer by layer, then queries follow."""
+    model = vision("resnet18", transductive=False)
+    params, x, support = drawn(model, tasks=1), normal(1, 4, 3, 32, 32), normal(1, 6, 3, 32, 32)
+    plain = loaded(models.resnet18(num_classes=3), params, 0)
+
+    def remember(layer: nn.BatchNorm2d, inputs: tuple[Tensor, ...]) -> None:
+        layer.running_mean = inputs[0].mean(dim=(0, 2, 3))
+        layer.running_var = inputs[0].var(dim=(0, 2, 3), correction=0)
+
+    hooks = [m.register_forward_pre_hook(remember) for m in plain.eval().modules() if isinstance(m, nn.BatchNorm2d)]
+    with torch.no_grad():
+        plain(support[0])
+        for hook in hooks:
+            hook.remove()
+        assert_same(model.apply(params, x, support)[0], plain(x[0]))
+
+
+def test_squeezenet_drops_nothing_out() -> None:
+    model = vision("squeezenet1_1")
+    params, x = drawn(model, tasks=1), normal(1, 4, 3, 32, 32)
+    plain = loaded(models.squeezenet1_1(num_classes=3), params, 0)
+    assert (plain(x[0]) - plain(x[0])).abs().max() > 1e-3
+    assert_same(model.apply(params, x)[0], plain.eval()(x[0]))
+
+
+def test_a_torchvision_model_is_pure() -> None:
+    state = torch.get_rng_state()
+    model = vision("mobilenet_v3_small", transductive=False)
+    first, again, other = (model.init(seeded(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["classifier.0.weight"], other["classifier.0.weight"])
+    generator = seeded(1)
+    assert not torch.equal(model.init(generator)["classifier.0.weight"], model.init(generator)["classifier.0.weight"])
+
+    params, x, support = drawn(model, tasks=2), normal(2, 4, 3, 32, 32), normal(2, 3, 3, 32, 32)
+    before = copy.deepcopy((params, x, support))
+    plain, by_support = model.apply(params, x), model.apply(params, x, support)
+    model.apply(drawn(model, tasks=2, seed=9), support)
+    assert torch.equal(model.apply(params, x), plain)
+    assert torch.equal(model.apply(params, x, support), by_support)
+    assert all(torch.equal(params[name], before[0][name]) for name in params)
+    assert torch.equal(x, before[1]) and torch.equal(support, before[2])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(p.requires_grad for p in first.values())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+@pytest.mark.parametrize("transductive", [True, False])
+def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(name: str, transductive: bool) -> None:
+    """Of the query loss after an inner step: it holds the Hessian, and in it the norms' statistics."""
+    model = vision(name, transductive=transductive)
+    params = {key: p.double() for key, p in model.init(seeded(0)).items()}
+    y = torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1]])
+    support, query = Batch(normal(1, 8, 3, 32, 32), y), Batch(normal(1, 8, 3, 32, 32, seed=1), y)
+    generator = seeded(5)
+    direction = {
+        key: torch.randn(p.shape, dtype=p.dtype, generator=generator) * (p.std(correction=0) + 0.1)
+        for key, p in params.items()
+    }
+
+    def after_a_step(theta: Params, order: int) -> Tensor:
+        adapted = descend(support_loss(model, support), per_task(theta, 1), lr=0.01, steps=1, order=order)
+        return objective(model.apply(adapted, query.x, support.x), query.y)["loss"].sum()
+
+    def along(order: int) -> float:
+        theta = {key: p.detach().requires_grad_() for key, p in params.items()}
+        gradient = torch.autograd.grad(after_a_step(theta, order), list(theta.values()))
+        return float(sum((g * direction[key]).sum() for key, g in zip(theta, gradient, strict=True)))
+
+    def at(distance: float) -> float:
+        return float(after_a_step({key: p + distance * direction[key] for key, p in params.items()}, 0))
+
+    difference = (at(1e-8) - at(-1e-8)) / 2e-8
+    assert along(2) == pytest.approx(difference, rel=1e-4)
+    assert along(1) != pytest.approx(difference, rel=1e-3)
+
+
+def test_a_torchvision_model_counts_the_outputs_of_its_layers() -> None:
+    stem = 3 * 64 * 16**2 + 64 * 8**2  # convolution, norm, activation; pooling
+    first = 2 * 6 * 64 * 8**2  # two blocks of two convolutions, norms and activations
+    others = sum(14 * width * size**2 for width, size in [(128, 4), (256, 2), (512, 1)])  # a shortcut more
+    model = vision("resnet18", ways=7)
+    assert model.activations == stem + first + others + 512 + 7
+    assert model.stages == ()
+
+
+@pytest.mark.parametrize("name", ["googlenet", "densenet121"])
+def test_every_parameter_of_a_torchvision_model_has_a_part_in_the_outputs(name: str) -> None:
+    """Also where torchvision's own has auxiliary outputs."""
+    model = vision(name)
+    params = {key: p.unsqueeze(0).requires_grad_() for key, p in model.init(seeded(0)).items()}
+    outputs = model.apply(params, normal(1, 2, 3, 32, 32).float())
+    assert outputs.shape == (1, 2, 3)
+    torch.autograd.grad(outputs.square().sum(), list(params.values()))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: resnet12(ways=5, channels=1, image_size=15), r"^image_size=15: .* type dataset.image_size=16 or more"),
+        (lambda: resnet12(ways=5, channels=1, image_size=28, widths=(8, 8, 8)), r"^widths=\(8, 8, 8\): .* 4 numbers"),
+        (lambda: resnet12(ways=5, channels=1, image_size=28, widths=(8, 8, 8, 0)), "^widths=0: .* at least 1"),
+        (lambda: small(activation="swish"), "^activation='swish': must be one of leaky_relu, relu, softplus"),
+        (lambda: vision("resnet81"), "^name='resnet81': .* type name=resnet18$"),
+        (lambda: vision("fcn_resnet50"), "^name='fcn_resnet50': torchvision has no such classifier"),
+        (lambda: vision("resnet18", channels=2), "^channels=2: must be one of 3, 1"),
+        (
+            lambda: vision("squeezenet1_1", image_size=16),
+            "^image_size=16: squeezenet1_1 .* type dataset.image_size=224",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], Model], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
