@@ -97,8 +97,8 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             run_dir = Path(whole.hydra.run.dir)
             experiment = str(whole.hydra.runtime.choices.experiment)
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-        for key in _keys(config) - known:
-            _check_key(key, known)
+        for key in sorted(_keys(config) - known):
+            _check_own_key(key, known, experiment)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
         reason = str(error).splitlines()[0]
@@ -172,6 +172,18 @@ def _check_key(key: str, known: set[str]) -> None:
     tail = difflib.get_close_matches(key.rpartition(".")[2], last, n=1, cutoff=0.75)
     hint = _nearest(key, [*sorted(known), *groups()]) or (f"; did you mean {last[tail[0]]}?" if tail else "")
     raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
+
+
+def _check_own_key(key: str, known: set[str], experiment: str) -> None:
+    """As `_check_key`, for a key that the experiment has set."""
+    try:
+        _check_key(key, known)
+    except ConfigError as error:
+        group = key.partition(".")[0]
+        raise ConfigError(
+            f"{error}. experiment={experiment} sets it, so it does not go with this {group}; type another "
+            f"experiment, one of {', '.join(groups()['experiment'])}"
+        ) from error
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:

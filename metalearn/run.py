@@ -124,13 +124,17 @@ def make_run(
     job: Job, parts: Parts, strategy: Strategy, keeper: Keeper, run_log: RunLog, should_stop: Callable[[], bool]
 ) -> Run:
     """What the loop needs on this rank."""
+    return Run(
+        parts.settings, strategy, parts.outer, parts.reduce, chunk_of(parts), keeper, run_log,
+        to_container(job.config), should_stop, parts.algorithm.unit,
+    )  # fmt: skip
+
+
+def chunk_of(parts: Parts) -> int:
+    """Tasks, or samples, that are computed together."""
     (support, query) = first_tasks(parts)
     images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.episodic else 1
-    return Run(
-        parts.settings, strategy, parts.outer, parts.reduce,
-        chunk_size(parts.settings, parts.model, images), keeper, run_log, to_container(job.config), should_stop,
-        parts.algorithm.unit,
-    )  # fmt: skip
+    return chunk_size(parts.settings, parts.model, images)
 
 
 def take_up(job: Job, parts: Parts, found: Found) -> tuple[Learner, Progress]:

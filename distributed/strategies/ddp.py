@@ -26,6 +26,7 @@ from distributed.ordered_sum import ordered_sum
 from distributed.overlapped import Overlapped
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import add_up, mean_of_sums
+from distributed.sockets import tcp_bytes_sent
 from distributed.work import Connect, Plan, Strategy, Tensors, Work, join
 
 _LAST_WORD_SECONDS = 1.0
@@ -67,6 +68,7 @@ class _Ranks:
     def __init__(self, work: Work, timeout: float, bucket_mb: float | None) -> None:
         self._work, self._timeout, self._bucket_mb = work, timeout, bucket_mb
         backend = start_process_group(timeout=timeout, device=work.device)
+        self._backend, self._tcp_bytes = backend, tcp_bytes_sent()
         self._device = work.device if backend == "nccl" else torch.device("cpu")
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
@@ -87,9 +89,17 @@ class _Ranks:
         with self._telling():
             compute = self._in_order if self._bucket_mb is None else self._overlapped
             total, share = compute(params, own, chunks, step)
-            shares = self._everyones(share)
+            shares = self._everyones(share._replace(sent=self._sent_since_asked(share.sent)))
         self._cost = told(time.perf_counter() - began, shares)
         return [total]
+
+    def _sent_since_asked(self, reckoned: float) -> float:
+        """Bytes that this rank has sent since this was last asked, by the kernel's count; else as reckoned."""
+        if self._backend != "gloo":
+            return reckoned
+        now, before = tcp_bytes_sent(), self._tcp_bytes
+        self._tcp_bytes = now
+        return reckoned if now is None or before is None else now - before
 
     def _in_order(
         self, params: Tensors, own: Sequence[Tensor], chunks: Sequence[Tensor], step: int
@@ -99,11 +109,12 @@ class _Ranks:
         results = [self._work.map(params, chunk, step) for chunk in own or chunks[:1]]
         seconds = time.perf_counter() - began
         leaves, form = pytree.tree_flatten(results[0])
+        all_leaves = [pytree.tree_leaves(result) for result in results]
         by_type = {dtype: _places(leaves, dtype) for dtype in sorted({_type(leaf) for leaf in leaves}, key=str)}
         sums: list[Any] = list(leaves)
         sent = 0
         for dtype, places in by_type.items():
-            flat = [self._flat([pytree.tree_leaves(result)[i] for i in places], dtype) for result in results]
+            flat = [self._flat([values[i] for i in places], dtype) for values in all_leaves]
             added, bytes_sent = ordered_sum(flat if own else [], flat[0])
             sent += bytes_sent
             parts = added.split([_count(leaves[i]) for i in places])
@@ -129,7 +140,7 @@ class _Ranks:
         seconds = module.ready - began
         grads = {name: grad.to(params[name].device) for name, grad in module.gradients().items()}
         total = self._everyones_sum(self._added(rests))
-        sent = 2 * (self._size - 1) / self._size * module.reduced_bytes  # what a ring sends; torch does not tell
+        sent = 2 * (self._size - 1) / self._size * module.reduced_bytes  # what a ring sends
         return self._work.result(grads, total), Share(seconds, sent)
 
     def _added(self, rests: Sequence[Any]) -> Any:
