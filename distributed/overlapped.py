@@ -15,26 +15,33 @@ from distributed.work import Tensors, Work
 
 
 class Overlapped:
-    """A plain loss as a DistributedDataParallel module over the parameters of the loop."""
+    """A plain loss as a DistributedDataParallel module over the parameters of the loop.
 
-    def __init__(self, params: Tensors, work: Work, bucket_mb: float) -> None:
+    `chunk` and `step` are for a trial: parameters that the loss does not depend on then, which torch would wait for,
+    have no gradient.
+    """
+
+    def __init__(self, params: Tensors, work: Work, bucket_mb: float, chunk: Tensor, step: int) -> None:
         assert work.loss is not None
-        self.ready = 0.0
-        self.reduced_bytes = 0
-        self._names = list(params)
+        self.rounds = Rounds()
         self._sources = params
-        self._device = work.device
-        inner = _Loss({name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}, work)
+        own = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
+        loss, _ = work.loss(dict(own), chunk, step)
+        for parameter, gradient in zip(
+            own.values(), torch.autograd.grad(loss, list(own.values()), allow_unused=True), strict=True
+        ):
+            parameter.requires_grad_(gradient is not None)
+        inner = _Loss(own, work)
         ids = [work.device] if work.device.type == "cuda" else None
         self._inner, self._ddp = inner, DistributedDataParallel(inner, device_ids=ids, bucket_cap_mb=bucket_mb)
-        self._ddp.register_comm_hook(self, _added_up)
+        self._ddp.register_comm_hook(self.rounds, _added_up)
 
     def holds(self, params: Tensors) -> bool:
         return all(params.get(name) is source for name, source in self._sources.items())
 
     def start(self, params: Tensors) -> None:
         """Before the first chunk of a step."""
-        self.reduced_bytes = 0
+        self.rounds.bytes = 0
         with torch.no_grad():
             for name, parameter in self._inner.by_name().items():
                 parameter.grad = None
@@ -49,17 +56,26 @@ class Overlapped:
         return rest
 
     def gradients(self) -> Tensors:
-        return {name: p.grad for name, p in self._inner.by_name().items() if p.grad is not None}
-
-    def note(self, size: int) -> None:
-        self.reduced_bytes += size
-        self.ready = time.perf_counter()
+        named = self._inner.by_name().items()
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
 
 
-def _added_up(module: Overlapped, bucket: dist.GradBucket) -> Future[Tensor]:
+class Rounds:
+    """What has gone round in a step: bytes of gradients, and when the last of them were ready.
+
+    Apart from `Overlapped`, since torch's hook holds on to it, and would hold on to the process group.
+    """
+
+    def __init__(self) -> None:
+        self.ready = 0.0
+        self.bytes = 0
+
+
+def _added_up(rounds: Rounds, bucket: dist.GradBucket) -> Future[Tensor]:
     """A bucket of gradients, added over the ranks."""
     values = bucket.buffer()
-    module.note(values.nbytes)
+    rounds.bytes += values.nbytes
+    rounds.ready = time.perf_counter()
     work = dist.all_reduce(values, async_op=True)
     assert work is not None
     future: Future[list[Tensor]] = work.get_future()

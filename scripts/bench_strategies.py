@@ -21,13 +21,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import torch
-from omegaconf import DictConfig
+import torch  # noqa: E402 (the path comes first, here and below)
+from omegaconf import DictConfig  # noqa: E402
 
-import train
-from distributed.strategies.split import shard_ends
-from metalearn import config as configs
-from metalearn.run import Parts, chunk_of
+import train  # noqa: E402
+from distributed.strategies.split import shard_ends  # noqa: E402
+from metalearn import config as configs  # noqa: E402
+from metalearn.run import Parts, chunk_of  # noqa: E402
 
 WARM_UP = 20
 """Steps that do not count."""
@@ -54,7 +54,8 @@ class Way(NamedTuple):
 
 
 CASES = (
-    Case("supervised, 128 samples", ("experiment=supervised_omniglot",), 200),
+    Case("supervised, 128 samples", ("experiment=supervised_omniglot",), 150),
+    Case("supervised, 512 samples", ("experiment=supervised_omniglot", "trainer.meta_batch_size=512"), 60),
     Case("MAML, 32 tasks", ("experiment=maml_omniglot",), 60),
 )
 WAYS = (
@@ -101,12 +102,14 @@ def run(case: Case, way: Way) -> Figures:
     """One run, or several at once, whose speeds are added."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(i) for i in range(way.at_once)]
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        processes = [subprocess.Popen(command(case, way, path), **silent) for path in paths]
+        processes = [
+            subprocess.Popen(command(case, way, path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for path in paths
+        ]
         try:
-            for process in processes:
+            for process, path in zip(processes, paths, strict=True):
                 if process.wait(600):
-                    raise SystemExit(f"error: {' '.join(map(str, process.args))}: exit code {process.returncode}")
+                    raise SystemExit(f"error: {' '.join(command(case, way, path))}: exit code {process.returncode}")
         finally:
             for process in processes:
                 process.kill()
@@ -171,6 +174,7 @@ def reckoned(case: Case, way: Way) -> list[float]:
 def activations(config: DictConfig, parts: Parts, workers: int) -> list[float]:
     """What goes forward from each shard, and back to the one before."""
     pieces = train.make_work(config, parts.algorithm, parts.model, parts.source, parts.start, parts.outer).pieces
+    assert pieces is not None
     h, known = pieces.inputs("train", torch.arange(parts.settings.meta_batch_size))
     sizes = []
     for stage in pieces.stages:

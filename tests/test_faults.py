@@ -58,6 +58,47 @@ def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_p
     assert not any(map(alive, ranks))
 
 
+TOGETHER = {
+    "ddp-maml": ("strategy=ddp",),
+    "ddp-supervised": ("strategy=ddp", "experiment=supervised_glyphs", "trainer.meta_batch_size=20"),
+    "split": ("strategy=split", "experiment=supervised_glyphs", "trainer.meta_batch_size=20"),
+}
+
+
+@pytest.mark.parametrize("how", TOGETHER)
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
+def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, *TOGETHER[how], "workers=2", "strategy.timeout=5", "hydra.run.dir=" + str(RUN))
+    ranks = started(program, tmp_path)
+    os.kill(ranks[1], fault)
+    began = time.monotonic()
+    outcome = program.wait(30)
+    assert time.monotonic() - began < (15 if fault == signal.SIGKILL else 5 + 5)
+    assert outcome.code == 1, outcome.text
+    said = "worker1 does not answer" if fault == signal.SIGKILL else "worker1 did not answer within 5 s"
+    assert f"error: {said}" in outcome.text, outcome.text
+    assert not any(map(alive, ranks))
+
+
+@pytest.mark.parametrize("how", ["ddp-supervised", "split"])
+def test_a_stopped_run_has_saved(how: str, start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, *TOGETHER[how], "workers=2", "hydra.run.dir=" + str(RUN))
+    ranks = started(program, tmp_path)
+    program.process.terminate()
+    outcome = program.wait(60)
+    assert outcome.code == 143, outcome.text
+    last = metrics(tmp_path / RUN)[-1]["step"]
+    assert (tmp_path / RUN / f"checkpoints/step_{last:06d}/manifest.json").exists()
+    assert not any(map(alive, ranks))
+
+
+@pytest.mark.parametrize("how", TOGETHER)
+def test_what_is_not_finite_is_not_applied(how: str, start: Start, tmp_path: Path) -> None:
+    bad = ["optimizer.lr=1e30", "trainer.steps=50"]
+    outcome = start(*ENDLESS, *TOGETHER[how], *bad, "workers=2", "hydra.run.dir=" + str(RUN)).wait(60)
+    assert outcome.code == 1 and "is not finite; the step is not applied" in outcome.text, outcome.text
+
+
 @pytest.mark.parametrize("torchrun", [None, 2], ids=["launcher", "torchrun"])
 @pytest.mark.parametrize("who", ["rank zero", "its parent"])
 def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_path: Path) -> None:

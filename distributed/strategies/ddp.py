@@ -25,7 +25,7 @@ from distributed.listening import announcement, everyone_in_group
 from distributed.ordered_sum import ordered_sum
 from distributed.overlapped import Overlapped
 from distributed.partition import TensorDimensionPartitioner
-from distributed.reduce import add_up, mean_of_sums
+from distributed.reduce import add_in_order, add_up, mean_of_sums
 from distributed.sockets import tcp_bytes_sent
 from distributed.work import Connect, Plan, Strategy, Tensors, Work, join
 
@@ -72,6 +72,7 @@ class _Ranks:
         self._device = work.device if backend == "nccl" else torch.device("cpu")
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
+        self._answer = self._agreed = False
         self._cost: dict[str, float] = {}
         listening = everyone_in_group()
         if self._rank == 0:
@@ -88,10 +89,20 @@ class _Ranks:
         own = _runs(chunks, self._size)[self._rank]
         with self._telling():
             compute = self._in_order if self._bucket_mb is None else self._overlapped
-            total, share = compute(params, own, chunks, step)
-            shares = self._everyones(share._replace(sent=self._sent_since_asked(share.sent)))
+            total, shares = compute(params, own, chunks, step)
         self._cost = told(time.perf_counter() - began, shares)
         return [total]
+
+    def _exchange(self, share: Share, values: Sequence[float] = ()) -> tuple[list[Share], list[list[float]]]:
+        """Tells all ranks this one's share of the step, whether it has been asked to stop, and some values more;
+        everyone's shares and values."""
+        row = [*share._replace(sent=self._sent_since_asked(share.sent)), float(self._answer), *values]
+        own = torch.tensor(row, dtype=torch.float64, device=self._device)
+        gathered = [torch.empty_like(own) for _ in range(self._size)]
+        dist.all_gather(gathered, own)
+        rows = torch.stack(gathered).tolist()
+        self._agreed = bool(rows[0][2])
+        return [Share(*row[:2]) for row in rows], [row[3:] for row in rows]
 
     def _sent_since_asked(self, reckoned: float) -> float:
         """Bytes that this rank has sent since this was last asked, by the kernel's count; else as reckoned."""
@@ -103,7 +114,7 @@ class _Ranks:
 
     def _in_order(
         self, params: Tensors, own: Sequence[Tensor], chunks: Sequence[Tensor], step: int
-    ) -> tuple[Any, Share]:
+    ) -> tuple[Any, list[Share]]:
         began = time.perf_counter()
         # A rank without a chunk of its own needs one all the same, to know what a result looks like.
         results = [self._work.map(params, chunk, step) for chunk in own or chunks[:1]]
@@ -120,49 +131,31 @@ class _Ranks:
             parts = added.split([_count(leaves[i]) for i in places])
             for i, part in zip(places, parts, strict=True):
                 sums[i] = _like(leaves[i], part)
-        return pytree.tree_unflatten(sums, form), Share(seconds, sent)
+        shares, _ = self._exchange(Share(seconds, sent))
+        return pytree.tree_unflatten(sums, form), shares
 
     def _flat(self, leaves: Sequence[Any], dtype: torch.dtype) -> Tensor:
         return torch.cat([torch.as_tensor(leaf, dtype=dtype).reshape(-1) for leaf in leaves]).to(self._device)
 
     def _overlapped(
         self, params: Tensors, own: Sequence[Tensor], chunks: Sequence[Tensor], step: int
-    ) -> tuple[Any, Share]:
+    ) -> tuple[Any, list[Share]]:
         assert self._bucket_mb is not None
         if self._module is None or not self._module.holds(params):
-            self._module = Overlapped(params, self._work, self._bucket_mb)
+            self._module = Overlapped(params, self._work, self._bucket_mb, chunks[0], step)
         module = self._module
         began = time.perf_counter()
         module.start(params)
         rests = [module.add_gradient(chunk, step, last=chunk is own[-1]) for chunk in own]
         if not own:
             rests = [_nothing(module.add_gradient(chunks[0], step, last=True, weight=0.0))]
-        seconds = module.ready - began
+        seconds = module.rounds.ready - began
         grads = {name: grad.to(params[name].device) for name, grad in module.gradients().items()}
-        total = self._everyones_sum(self._added(rests))
-        sent = 2 * (self._size - 1) / self._size * module.reduced_bytes  # what a ring sends
-        return self._work.result(grads, total), Share(seconds, sent)
-
-    def _added(self, rests: Sequence[Any]) -> Any:
-        total = rests[0]
-        for rest in rests[1:]:
-            total = pytree.tree_map(lambda a, b: a + b, total, rest)
-        return total
-
-    def _everyones_sum(self, values: Any) -> Any:
-        """Numbers nested in any way, added over the ranks."""
-        leaves, form = pytree.tree_flatten(values)
-        flat = torch.stack([torch.as_tensor(leaf, dtype=torch.float64).cpu() for leaf in leaves]).to(self._device)
-        dist.all_reduce(flat)
-        sums = [type(leaf)(v) if isinstance(leaf, int | float) else leaf.new_tensor(v)
-                for leaf, v in zip(leaves, flat.tolist(), strict=True)]  # fmt: skip
-        return pytree.tree_unflatten(sums, form)
-
-    def _everyones(self, share: Share) -> list[Share]:
-        own = torch.tensor(share, dtype=torch.float64, device=self._device)
-        gathered = [torch.empty_like(own) for _ in range(self._size)]
-        dist.all_gather(gathered, own)
-        return [Share(*row.tolist()) for row in gathered]
+        leaves, form = pytree.tree_flatten(add_in_order(rests))
+        sent = 2 * (self._size - 1) / self._size * module.rounds.bytes  # what a ring sends
+        shares, rows = self._exchange(Share(seconds, sent), [float(leaf) for leaf in leaves])
+        sums = [_number_like(leaf, sum(column)) for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)]
+        return self._work.result(grads, pytree.tree_unflatten(sums, form)), shares
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
         """By rank zero's parameters; each rank computes its part, and all know all values."""
@@ -187,11 +180,9 @@ class _Ranks:
         return {name: copies[name].to(value.device) for name, value in params.items()}
 
     def agree(self, answer: bool) -> bool:
-        """Rank zero's answer."""
-        with self._telling():
-            word = torch.tensor([int(answer)], device=self._device)
-            dist.broadcast(word, 0)
-            return bool(word.item())
+        """Rank zero's answer, as of the step before: it goes round with the sums."""
+        self._answer = answer
+        return self._agreed
 
     def share(self, value: bytes) -> bytes:
         """Rank zero's value."""
@@ -224,6 +215,10 @@ class _Ranks:
                     f"allow more than {self._timeout:g}"
                 ) from error
             raise ConnectionError(f"{names} does not answer: {reason}") from error
+
+
+def _number_like(leaf: Any, value: float) -> Any:
+    return leaf.new_tensor(value) if isinstance(leaf, Tensor) else type(leaf)(value)
 
 
 def _nothing(values: Any) -> Any:

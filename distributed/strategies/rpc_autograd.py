@@ -4,8 +4,10 @@ pass through all of them."""
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from distributed import autograd
@@ -47,14 +49,39 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
             results, seconds = dealing.call(
                 _losses, plan.partitioner, chunks, lambda numbers: ([copies[i] for i in numbers], step), timeout
             )
-            leaves = [leaf for copy in copies for leaf in copy.values()]
-            grads = iter(autograd.grad(ctx, [loss for loss, _, _ in results], leaves, allow_unused=True))
-        by_chunk = [{name: _or_zeros(next(grads), leaf) for name, leaf in copy.items()} for copy in copies]
-        ranks = [rank for _, _, rank in results]
+            ranks = [rank for _, _, rank in results]
+            grads = _gradients(ctx, [loss for loss, _, _ in results], copies, ranks)
         meter.stop(seconds + _backward_seconds(step, set(ranks), timeout), _backward_traffic(plain, ranks))
-        return [plan.work.result(grads, rest) for grads, (_, rest, _) in zip(by_chunk, results, strict=True)]
+        return [plan.work.result(own, rest) for own, (_, rest, _) in zip(grads, results, strict=True)]
 
     return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
+
+
+def _gradients(ctx: int, losses: Sequence[Tensor], copies: Sequence[Tensors], ranks: Sequence[int]) -> list[Tensors]:
+    """Of each loss by its own copy of the parameters.
+
+    Those of this process's own losses are computed beside the distributed backward pass: within it torch would
+    come to them first, and let the other workers wait.
+    """
+    here, elsewhere = (
+        [i for i, rank in enumerate(ranks) if (rank == get_world_rank()) == own] for own in (True, False)
+    )
+
+    def distributed() -> Sequence[Tensor | None]:
+        return autograd.grad(ctx, [losses[i] for i in elsewhere], _leaves(copies, elsewhere), allow_unused=True)
+
+    with ThreadPoolExecutor(1) as beside:
+        others = beside.submit(distributed) if elsewhere else None
+        own: Sequence[Tensor | None] = ()
+        if here:
+            own = torch.autograd.grad([losses[i] for i in here], _leaves(copies, here), allow_unused=True)
+        found = iter([*own, *(others.result() if others is not None else ())])
+    by_chunk = {i: {name: _or_zeros(next(found), p) for name, p in copies[i].items()} for i in [*here, *elsewhere]}
+    return [by_chunk[i] for i in range(len(losses))]
+
+
+def _leaves(copies: Sequence[Tensors], chosen: Sequence[int]) -> list[Tensor]:
+    return [leaf for i in chosen for leaf in copies[i].values()]
 
 
 def _losses(numbers: list[int], chunks: list[Tensor], copies: list[Tensors], step: int) -> dealing.Done:

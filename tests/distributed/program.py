@@ -94,6 +94,53 @@ def strategies() -> None:
             print(factory.__name__, name, "ok")
 
 
+def added_in_order() -> None:
+    """Sums over the ranks of a process group, and all-reduce as a strategy, against one process."""
+    import torch
+
+    from distributed import groups, ordered_sum, partition, reduce
+    from distributed.strategies.ddp import ddp
+    from distributed.strategies.local import local
+    from distributed.work import Plan
+    from tests.distributed.chunk_work import PARAMS, WORK
+
+    ordered_sum.BUCKET = 1000
+    workers, rank = todist.get_world_size(), todist.get_rank()
+    groups.start_process_group(timeout=20, backend="gloo")
+    for size, counts in ((1, [1] * workers), (2500, [3, 1, 2][:workers]), (999, [2, 0, 0][:workers])):
+        generator = torch.Generator().manual_seed(size)
+        terms = [torch.randn(size, generator=generator) * 10.0**i for i in range(sum(counts))]
+        own = terms[sum(counts[:rank]) : sum(counts[: rank + 1])]
+        total, sent = ordered_sum.ordered_sum(own, terms[0])
+        expected = reduce.add_in_order(terms)
+        assert torch.equal(total, expected), (size, counts)
+        assert sent == (4 * size * (2 if rank == 0 and workers > 2 else 1) if workers > 1 else 0)
+    groups.stop_process_group()
+
+    plan = Plan(WORK, workers, partition.dim_partitioner(0), reduce.mean())
+    alone = local(plan=plan._replace(workers=1), timeout=20)()
+    for work in (WORK, WORK._replace(plain=True)):
+        strategy = ddp(plan=plan._replace(work=work), timeout=20)()
+        for count in (1, 3, 7):
+            chunks = list(torch.arange(2 * count - 1).split(2))
+            ((grads, loss, size),) = strategy.map(PARAMS, chunks, 4)
+            sums, losses, sizes = zip(*alone.map(PARAMS, chunks, 4), strict=True)
+            assert size == sum(sizes) and abs(loss.item() - sum(losses).item()) < 1e-9
+            for name, value in reduce.add_in_order(sums).items():
+                assert torch.equal(grads[name], value) or (work.plain and (grads[name] - value).abs().max() < 1e-9)
+            values = strategy.evaluate({k: v * (rank == 0) for k, v in PARAMS.items()}, "val", chunks)
+            assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
+            cost = strategy.cost()
+            assert {name.partition("/")[0] for name in cost} == {f"worker{i}" for i in range(workers)}
+        for answer in (True, False):
+            strategy.agree(answer if rank == 0 else not answer)
+            strategy.map(PARAMS, chunks, 4)
+            assert strategy.agree(False) is answer
+        assert strategy.share(b"of rank zero" if rank == 0 else b"") == b"of rank zero"
+        strategy.close()
+        print("ok")
+
+
 def failing_main() -> None:
     """Rank 1's main function fails while rank zero goes on calling rank 2."""
 
@@ -114,7 +161,7 @@ def somebody_missing() -> None:
         session.start_rpc(timeout=2)
 
 
-PROGRAMS = (serve, twice, init_fails, one, strategies, failing_main, somebody_missing)
+PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, somebody_missing)
 
 if __name__ == "__main__":
     {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()

@@ -1,19 +1,27 @@
 """The strategies against `local`, on real processes; how chunks are dealt out; what is refused."""
 
+import socket
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from distributed import chunks, partition, reduce
+from distributed.cost import Share, told
+from distributed.sockets import tcp_bytes_sent
 from distributed.strategies import auto
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
+from distributed.strategies.split import shard_ends
 from distributed.work import Plan
 from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program
+from tests.runs import until
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -21,6 +29,53 @@ def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     results = run_program("strategies", ranks)
     assert all(code == 0 for code, _ in results), results
     assert results[0][1].count("ok") == 8
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_sums_over_ranks_have_the_bits_of_one_process(ranks: int) -> None:
+    results = run_program("added_in_order", ranks)
+    assert all(code == 0 for code, _ in results), results
+    assert all(text.count("ok") == 2 for _, text in results)
+
+
+def stages_of(*sizes: int) -> Any:
+    return SimpleNamespace(stages=[SimpleNamespace(name=f"s{i}", params=(size,)) for i, size in enumerate(sizes)],
+                           size=lambda stage: stage.params[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (9, 1, 1, 1), (1, 1, 1, 9), (5, 4, 3, 2, 1), (0, 0, 7, 0)])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_the_largest_shard_is_as_small_as_can_be(sizes: tuple[int, ...], workers: int) -> None:
+    def largest(ends: Sequence[int]) -> int:
+        return max(sum(sizes[begin:end]) for begin, end in pairwise([0, *ends]))
+
+    ends = shard_ends(stages_of(*sizes), workers)
+    assert len(ends) == workers == len(set(ends)) and ends == sorted(ends) and ends[-1] == len(sizes)
+    every_way = combinations(range(1, len(sizes)), workers - 1)
+    assert largest(ends) == min(largest([*cuts, len(sizes)]) for cuts in every_way)
+
+
+def test_a_step_is_told_by_its_parts() -> None:
+    figures = told(2.0, [Share(1.5, 10), Share(0.5, 20)])
+    for rank, (waiting, sent) in enumerate(((0.0, 10), (1.0, 20))):
+        parts = {name: figures[f"worker{rank}/{name}_seconds"] for name in ("compute", "waiting", "communication")}
+        assert (
+            sum(parts.values()) == 2.0 and parts["waiting"] == waiting and figures[f"worker{rank}/bytes_sent"] == sent
+        )
+
+
+def test_the_kernel_counts_what_is_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        other, _ = server.accept()
+        with other:
+            before = tcp_bytes_sent()
+            if before is None:
+                pytest.skip("this system does not tell")
+            client.sendall(bytes(100_000))
+            received = 0
+            while received < 100_000:
+                received += len(other.recv(65536))
+            until(lambda: (tcp_bytes_sent() or 0) - before >= 100_000, "the acknowledgement", seconds=5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
