@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd, rpc
 
+from distributed.chunks import brought_home
 from distributed.cost import Share
 from distributed.reduce import Combine
 from distributed.work import Pieces, Tensors
@@ -37,14 +38,28 @@ class Shard:
         reduce: from the micro-batches' summed gradients and numbers of samples to the gradient.
         first, last: this shard's stages.
         state: what it starts from.
+        device: where it computes; what it sends goes by the CPU.
         timeout: seconds that the shard before may take to send.
     """
 
-    def __init__(self, pieces: Pieces, reduce: Combine, first: int, last: int, state: State, timeout: float) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        reduce: Combine,
+        first: int,
+        last: int,
+        state: State,
+        *,
+        device: torch.device,
+        timeout: float,
+    ) -> None:
         self._pieces, self._reduce, self._timeout = pieces, reduce, timeout
         self._stages = pieces.stages[first:last]
         self._ends = last == len(pieces.stages)
-        self._params = {name: value.clone().requires_grad_() for name, value in sorted(state.params.items())}
+        self._device = device
+        self._params = {
+            name: value.to(device, copy=True).requires_grad_() for name, value in sorted(state.params.items())
+        }
         self._optimizer = pieces.start(self._params)
         if state.kept:
             numbered = {i: state.kept[name] for i, name in enumerate(self._params) if name in state.kept}
@@ -85,7 +100,8 @@ class Shard:
                 }
                 if before is not None:
                     self._sent_back += h.nbytes
-            outputs = h
+            params = {name: value.to(self._device) for name, value in params.items()}
+            outputs = h.to(self._device)
             for stage in self._stages:
                 outputs = stage.apply(params, outputs, known)
             if torch.is_grad_enabled():
@@ -96,11 +112,9 @@ class Shard:
 
     def _result(self, outputs: Tensor, split: str, indices: Tensor, known: int) -> Any:
         if not self._ends:
-            return outputs, known
-        outputs = outputs[:, known:]
-        if torch.is_grad_enabled():
-            return self._pieces.outcome(outputs, split, indices)
-        return self._pieces.values(outputs, split, indices)
+            return outputs.cpu(), known
+        judge = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
+        return brought_home(judge(outputs[:, known:], split, indices))
 
     def _watch(self, number: int, outputs: Tensor, inputs: Sequence[Tensor]) -> None:
         """Notes when the backward pass comes to this shard, and when it has computed the latest gradient."""
@@ -143,7 +157,8 @@ class Shard:
         saved = self._optimizer.state_dict()
         kept = {name: saved["state"][i] for i, name in enumerate(self._params) if i in saved["state"]}
         group = {key: value for key, value in saved["param_groups"][0].items() if key != "params"}
-        return State({name: value.detach() for name, value in self._params.items()}, kept, group)
+        state = State({name: value.detach() for name, value in self._params.items()}, kept, group)
+        return State(*brought_home(tuple(state)))
 
 
 def _covered(windows: Any) -> float:

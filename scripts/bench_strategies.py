@@ -54,9 +54,9 @@ class Way(NamedTuple):
 
 
 CASES = (
-    Case("supervised, 128 samples", ("experiment=supervised_omniglot",), 150),
-    Case("supervised, 512 samples", ("experiment=supervised_omniglot", "trainer.meta_batch_size=512"), 60),
-    Case("MAML, 32 tasks", ("experiment=maml_omniglot",), 60),
+    Case("supervised, 128 samples", ("experiment=supervised_omniglot",), 120),
+    Case("supervised, 512 samples", ("experiment=supervised_omniglot", "trainer.meta_batch_size=512"), 50),
+    Case("MAML, 32 tasks", ("experiment=maml_omniglot",), 50),
 )
 WAYS = (
     Way("local", ("strategy=local",), 1),

@@ -101,23 +101,38 @@ def test_distributed_data_parallel_agrees_in_one_step(start: Start, tmp_path: Pa
         torch.testing.assert_close(ones[1][name], value, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("first", ["local", "split"])
-def test_split_and_local_go_on_from_each_other(
-    first: str, alone: dict[str, Path], start: Start, tmp_path: Path
-) -> None:
-    ways = {"local": ["strategy=local"], "split": [*STRATEGIES["split"], "workers=2"]}
-    second = "split" if first == "local" else "local"
+WAYS = {
+    "local": ("strategy=local",),
+    "split": (*STRATEGIES["split"], "workers=2"),
+    "ddp": ("strategy=ddp", "strategy.overlap=false", "workers=2"),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), [("local", "split"), ("split", "ddp"), ("ddp", "local")])
+def test_strategies_go_on_from_each_other(first: str, second: str, start: Start, tmp_path: Path) -> None:
     learner = [*LEARNERS["supervised"], "optimizer.schedule=constant"]
-    completed(start(*learner, "strategy=local", "run=whole"))
-    completed(start(*learner, *ways[first], "trainer.steps=10"))
-    assert "going on after step 10" in completed(start(*learner, *ways[second]))
-    whole = tmp_path / "outputs/supervised_glyphs/whole/checkpoints/last/params.safetensors"
-    assert params(tmp_path) == whole.read_bytes()
+    completed(start(*learner, "strategy=local", "hydra.run.dir=whole"))
+    completed(start(*learner, *WAYS[first], "trainer.steps=10"))
+    assert "going on after step 10" in completed(start(*learner, *WAYS[second]))
+    assert params(tmp_path) == (tmp_path / "whole/checkpoints/last/params.safetensors").read_bytes()
 
 
-def test_more_workers_than_chunks(alone: dict[str, Path], start: Start, tmp_path: Path) -> None:
+def test_a_network_made_to_keep_running_statistics(start: Start, tmp_path: Path) -> None:
+    """torchvision's batch norm: every strategy normalises a micro-batch by its own statistics, and keeps none."""
+    tiny = [override for override in LEARNERS["supervised"] if not override.startswith("model.")]
+    resnet = [*tiny, "model=torchvision", "trainer.steps=2", "trainer.task_chunk=6"]
+    for name, way in (("local", ["strategy=local"]), ("rpc", ["strategy=rpc", "workers=2"]), ("ddp", WAYS["ddp"])):
+        completed(start(*resnet, *way, f"hydra.run.dir={name}"))
+    one, *others = (
+        load_file(tmp_path / name / "checkpoints/last/params.safetensors") for name in ("local", "rpc", "ddp")
+    )
+    assert not [name for name in one if "running" in name or "num_batches" in name]
+    assert all(torch.equal(one[name], other[name]) for other in others for name in one)
+
+
+def test_more_workers_than_chunks(start: Start, tmp_path: Path) -> None:
     """Whoever has no chunk computes nothing that counts."""
-    few = [*LEARNERS["maml"], "trainer.meta_batch_size=2", "trainer.task_chunk=2"]
+    few = [*LEARNERS["maml"], "trainer.meta_batch_size=2", "trainer.task_chunk=2", "trainer.steps=3"]
     runs = {}
     for name, strategy in (("local", "strategy=local"), ("rpc", "strategy=rpc"), ("ddp", "strategy=ddp")):
         completed(start(*few, strategy, f"workers={1 if name == 'local' else 3}", f"hydra.run.dir={name}"))

@@ -131,7 +131,7 @@ class _Ranks:
             parts = added.split([_count(leaves[i]) for i in places])
             for i, part in zip(places, parts, strict=True):
                 sums[i] = _like(leaves[i], part)
-        shares, _ = self._exchange(Share(seconds, sent))
+        shares, _ = self._exchange(Share(seconds if own else 0.0, sent))
         return pytree.tree_unflatten(sums, form), shares
 
     def _flat(self, leaves: Sequence[Any], dtype: torch.dtype) -> Tensor:

@@ -244,9 +244,9 @@ _shard: Shard | None = None
 
 def _make_shard(reduce: Combine, first: int, last: int, state: State, timeout: float) -> Shard:
     global _shard
-    pieces = work_here().pieces
-    assert pieces is not None
-    _shard = Shard(pieces, reduce, first, last, state, timeout)
+    work = work_here()
+    assert work.pieces is not None
+    _shard = Shard(work.pieces, reduce, first, last, state, device=work.device, timeout=timeout)
     return _shard
 
 
