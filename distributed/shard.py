@@ -92,7 +92,8 @@ class Shard:
             What the next shard needs; from the last shard what `Pieces.outcome` or `Pieces.values` gives.
         """
         h, known = self._pieces.inputs(split, indices) if before is None else before.to_here(timeout=self._timeout)
-        with self._one_at_a_time, torch.set_grad_enabled(params is None):
+        training = params is None
+        with self._one_at_a_time, torch.set_grad_enabled(training):
             began = time.perf_counter()
             if params is None:
                 params = self._copies[number] = {
@@ -104,10 +105,11 @@ class Shard:
             outputs = h.to(self._device)
             for stage in self._stages:
                 outputs = stage.apply(params, outputs, known)
-            if torch.is_grad_enabled():
+            if training:
                 self._watch(number, outputs, [*params.values(), *([h] if h.requires_grad else [])])
             result = self._result(outputs, split, indices, known)
-            self._seconds += time.perf_counter() - began
+            if training:
+                self._seconds += time.perf_counter() - began
         return result
 
     def _result(self, outputs: Tensor, split: str, indices: Tensor, known: int) -> Any:
@@ -148,7 +150,7 @@ class Shard:
         return None
 
     def cost(self) -> Share:
-        """Since it was last asked: seconds of computing, and bytes of gradients sent back to the shard before."""
+        """Since it was last asked: seconds of training, and bytes of gradients sent back to the shard before."""
         share = Share(self._seconds + _covered(self._backward.values()), self._sent_back)
         self._seconds, self._backward, self._sent_back = 0.0, {}, 0
         return share

@@ -6,6 +6,7 @@ serve, the chunks' results are added by `ordered_sum`, to the same bits as in on
 torch's DistributedDataParallel, whose all-reduce overlaps the backward pass and adds in an order of its own.
 """
 
+import gc
 import logging
 import re
 import time
@@ -197,6 +198,7 @@ class _Ranks:
 
     def close(self, failure: BaseException | None = None) -> None:
         self._module = None
+        gc.collect()  # DistributedDataParallel refers to itself, and holds the group, whose threads must end with it
         stop_process_group()
 
     @contextmanager
