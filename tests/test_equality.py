@@ -10,6 +10,7 @@ Batches do not divide by the workers, nor by the size of a chunk.
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,17 @@ STRATEGIES = {
     "ddp": ("strategy=ddp",),
     "split": ("strategy=split", "strategy.micro_batches=2"),
 }
+
+
+def is_slow(learner: str, strategy: str, workers: int) -> bool:
+    """What differs from second-order MAML in a few lines of arithmetic is left to ./scripts/test.sh --slow."""
+    return learner == "first-order maml" and (strategy, workers) != ("ddp", 2)
+
+
 TABLE = [
-    (learner, strategy, workers)
-    for learner in LEARNERS
-    for strategy in STRATEGIES
-    for workers in (1, 2)
-    if strategy != "split" or learner == "supervised"
+    pytest.param(*row, marks=pytest.mark.slow if is_slow(*row) else ())
+    for row in product(LEARNERS, STRATEGIES, (1, 2))
+    if row[1] != "split" or row[0] == "supervised"
 ]
 
 
