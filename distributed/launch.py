@@ -16,7 +16,7 @@ from distributed.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
 GRACE_SECONDS = 10.0
 """How long the first rank may take to say what has failed, and all may take to end when they are stopped."""
 
-END_SECONDS = 2.0
+END_SECONDS = 1.0
 """How long the others may take to end after the first has."""
 
 _PARENT = "DISTRIBUTED_LAUNCHER_PID"

@@ -310,8 +310,12 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
 
 
 def missing_workers(seconds: float) -> list[str]:
-    """Who does not answer within so many seconds."""
-    futures = {name: rpc.rpc_async(name, _ping, timeout=seconds) for name in current().workers}
+    """After a call has failed: who does not answer within so many seconds."""
+    session = current()
+    others = [name for name in session.workers if name != session.name]
+    if len(others) == 1:
+        return others
+    futures = {name: rpc.rpc_async(name, _ping, timeout=seconds) for name in others}
     missing = []
     for name, future in futures.items():
         try:
