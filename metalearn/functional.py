@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalearn.nn import laid_out
 from metalearn.types import Algorithm, Apply, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage
 
 TaskLoss = Callable[[Params], Tensor]
@@ -53,7 +54,7 @@ def support_loss(model: Model, support: Batch) -> TaskLoss:
 
 def per_task(params: Params, tasks: int) -> Params:
     """Every parameter with a leading task dimension, sharing memory; gradients add up over the tasks."""
-    return {name: p.expand(tasks, *p.shape) for name, p in params.items()}
+    return {name: laid_out(p).expand(tasks, *p.shape) for name, p in params.items()}
 
 
 def descent(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int) -> Iterator[Params]:
@@ -70,7 +71,7 @@ def descent(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int
             total = loss(params).sum()
             grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
         with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
-            params = {name: p - lr * g for (name, p), g in zip(params.items(), grads, strict=True)}
+            params = {name: p.add(g, alpha=-lr) for (name, p), g in zip(params.items(), grads, strict=True)}
         yield params
 
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.functional import one_after_the_other
-from metalearn.nn import batch_norm, conv2d, from_groups, linear, to_groups
+from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
@@ -55,7 +55,7 @@ def conv4(
         )
     stride, conv_sizes, out_size = (2, *_halved(image_size)) if downsample == "stride" else (1, *_pooled(image_size))
     features = filters if downsample == "stride" else filters * out_size**2
-    act = F.relu if activation == "relu" else F.softplus
+    slope = 0.0 if activation == "relu" else LINEAR
 
     def init(generator: Generator) -> Params:
         params: Params = {}
@@ -74,15 +74,15 @@ def conv4(
         weight, scale, shift = names = (f"conv{number}.weight", f"norm{number}.weight", f"norm{number}.bias")
 
         def apply(params: Params, x: Tensor, known: int) -> Tensor:
-            h = conv2d(to_groups(x) if number == 1 else x, params[weight], stride=stride, padding=1)
-            h = act(batch_norm(h, params[scale], params[shift], statistics_of=known or None))
-            return F.max_pool2d(h, 2) if downsample == "pool" else h
+            h = conv2d(channels_last(x) if number == 1 else x, params[weight], stride=stride, padding=1)
+            h = batch_norm(h, params[scale], params[shift], slope=slope, statistics_of=known or None)
+            h = h if activation == "relu" else F.softplus(h)
+            return max_pool2d(h, 2) if downsample == "pool" else h
 
         return Stage(f"block{number}", names, apply)
 
     def head(params: Params, x: Tensor, known: int) -> Tensor:
-        h = from_groups(x, tasks=params["head.weight"].shape[0])
-        h = h.mean(dim=(3, 4)) if downsample == "stride" else h.flatten(2)
+        h = x.mean(dim=(2, 3)) if downsample == "stride" else x.permute(0, 1, 4, 2, 3).flatten(2)
         return linear(h, params["head.weight"], params["head.bias"])
 
     stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))

@@ -5,8 +5,7 @@ arXiv 1904.03758), section 4.1, and their code.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +13,15 @@ from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.functional import one_after_the_other
-from metalearn.nn import batch_norm, conv2d, from_groups, linear, to_groups
+from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
 LAYERS = ("layer1", "layer2", "layer3", "shortcut")
 """The convolutions of a block, each with a norm behind it: three of 3×3 in a row, one of 1×1 beside them."""
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "leaky_relu": partial(F.leaky_relu, negative_slope=0.1),
-    "relu": F.relu,
-    "softplus": F.softplus,
-}
+SLOPES = {"leaky_relu": 0.1, "relu": 0.0, "softplus": LINEAR}
+"""Activations, and the slope of the leaky ReLU that the norm ends in; softplus comes behind it."""
 
 
 def resnet12(
@@ -61,14 +57,14 @@ def resnet12(
         raise ValueError(f"widths={widths!r}: must be a list of {BLOCKS} numbers; type widths=[64,160,320,640]")
     for width in widths:
         whole_number("widths", width, at_least=1)
-    one_of("activation", activation, tuple(ACTIVATIONS))
+    one_of("activation", activation, tuple(SLOPES))
     true_or_false("transductive", transductive)
     if image_size < 2**BLOCKS:
         raise ValueError(
             f"image_size={image_size}: must be at least {2**BLOCKS}, since images are halved {BLOCKS} times; "
             f"type dataset.image_size={2**BLOCKS} or more"
         )
-    act = ACTIVATIONS[activation]
+    slope = SLOPES[activation]
 
     def init(generator: Generator) -> Params:
         params: Params = {}
@@ -87,21 +83,23 @@ def resnet12(
 
     def block(number: int) -> Stage:
         def apply(params: Params, x: Tensor, known: int) -> Tensor:
-            def normed(layer: str, x: Tensor) -> Tensor:
+            def normed(layer: str, x: Tensor, slope: float) -> Tensor:
                 weight, scale, shift = (params[name] for name in _names(number, layer))
                 h = conv2d(x, weight, padding=0 if layer == "shortcut" else 1)
-                return batch_norm(h, scale, shift, statistics_of=known or None)
+                return batch_norm(h, scale, shift, slope=slope, statistics_of=known or None)
 
-            x = to_groups(x) if number == 1 else x
-            h = act(normed("layer1", x))
-            h = act(normed("layer2", h))
-            h = act(normed("layer3", h) + normed("shortcut", x))
-            return F.max_pool2d(h, 2)
+            def activated(layer: str, x: Tensor) -> Tensor:
+                h = normed(layer, x, slope)
+                return F.softplus(h) if activation == "softplus" else h
+
+            x = channels_last(x) if number == 1 else x
+            h = normed("layer3", activated("layer2", activated("layer1", x)), LINEAR) + normed("shortcut", x, LINEAR)
+            return max_pool2d(F.softplus(h) if activation == "softplus" else F.leaky_relu(h, slope), 2)
 
         return Stage(f"block{number}", tuple(name for layer in LAYERS for name in _names(number, layer)), apply)
 
     def head(params: Params, x: Tensor, known: int) -> Tensor:
-        h = from_groups(x, tasks=params["head.weight"].shape[0]).mean(dim=(3, 4))
+        h = x.mean(dim=(2, 3))
         return linear(h, params["head.weight"], params["head.bias"])
 
     stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))

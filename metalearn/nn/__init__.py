@@ -1,23 +1,14 @@
 """Layers for per-task weights: every task of a chunk runs through its own network, in one call.
 
-Images travel as [n, tasks × channels, height, width], the tasks as channel groups; weights carry a
-leading task dimension.
+Images are [tasks, samples, height, width, channels]; parameters carry a leading task dimension, over which they may
+be expanded. Every layer can be differentiated any number of times. On the CPU convolution and norm are compiled
+kernels (`kernels.c`), elsewhere torch's operations.
 """
 
 from metalearn.nn.conv import conv2d
+from metalearn.nn.layout import channels_last, laid_out
 from metalearn.nn.linear import linear
-from metalearn.nn.norm import batch_norm
+from metalearn.nn.norm import LINEAR, batch_norm
+from metalearn.nn.pool import max_pool2d
 
-__all__ = ["batch_norm", "conv2d", "from_groups", "linear", "to_groups"]
-
-from torch import Tensor
-
-
-def to_groups(x: Tensor) -> Tensor:
-    """[t, n, c, h, w] → [n, t × c, h, w], contiguous."""
-    return x.transpose(0, 1).flatten(1, 2).contiguous()
-
-
-def from_groups(x: Tensor, tasks: int) -> Tensor:
-    """[n, t × c, …] → [t, n, c, …]."""
-    return x.view(x.shape[0], tasks, -1, *x.shape[2:]).transpose(0, 1)
+__all__ = ["LINEAR", "batch_norm", "channels_last", "conv2d", "laid_out", "linear", "max_pool2d"]

@@ -1,63 +1,135 @@
-"""Convolution with a kernel of its own for every task, differentiable any number of times.
+"""Convolution with kernels of its own for every task, differentiable any number of times.
 
 The product y = x ∗ w is linear in x and in w, so its two gradients are again such products. The three
 `autograd.Function`s below are closed under differentiation: each one's backward pass calls only the
 others. torch's own double backward builds convolutions of odd shapes instead, which run slowly.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from metalearn.nn import columns
+from metalearn.nn.layout import rows_of_kernels
+from metalearn.nn.native import GEOMETRY, Kernels, kernels_for
+from metalearn.nn.precision import rounds_products
 
-class _Geometry(NamedTuple):
+FEW_CHANNELS = 16
+"""Inputs of fewer channels have their windows gathered first, so that a product is worth its vector."""
+
+
+class Geometry(NamedTuple):
+    """Of a convolution: the kernels' height and width, the stride, and the zeros padded on every side."""
+
+    height: int
+    width: int
     stride: int
     padding: int
-    groups: int
+
+    def out(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the result."""
+        return (
+            (height + 2 * self.padding - self.height) // self.stride + 1,
+            (width + 2 * self.padding - self.width) // self.stride + 1,
+        )
 
 
 def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:
     """Cross-correlates each task's images with its kernels.
 
     Args:
-        x: [n, t × i, h, w].
-        weight: [t, o, i, kh, kw].
+        x: [t, n, h, w, i].
+        weight: [t, o, i, kh, kw]; may be expanded over the tasks.
 
     Returns:
-        [n, t × o, h', w'].
+        [t, n, h', w', o].
+
+    Raises:
+        ValueError: images and kernels that do not fit each other.
     """
-    geometry = _Geometry(stride, padding, weight.shape[0])
-    result: Tensor = _Product.apply(x, weight.flatten(0, 1), geometry)
+    geometry = Geometry(weight.shape[3], weight.shape[4], stride, padding)
+    if (x.shape[0], x.shape[-1], x.dtype, x.device) != (weight.shape[0], weight.shape[2], weight.dtype, weight.device):
+        raise ValueError(
+            f"images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device}) and kernels "
+            f"[tasks, outputs, channels, height, width] {list(weight.shape)} ({weight.dtype}, {weight.device}) must "
+            "have equal numbers of tasks and channels, one type and one device"
+        )
+    if min(geometry.out(*x.shape[2:4])) < 1:
+        raise ValueError(
+            f"images of {x.shape[2]}×{x.shape[3]} pixels are smaller than kernels of {weight.shape[3]}×"
+            f"{weight.shape[4]}; type a larger dataset.image_size"
+        )
+    if x.shape[-1] < FEW_CHANNELS and geometry != (1, 1, 1, 0):
+        x = columns.windows(F.pad(x, (0, 0) + (padding,) * 4), geometry).flatten(4)
+        weight = weight.permute(0, 1, 3, 4, 2).flatten(2)[..., None, None]
+        geometry = Geometry(1, 1, 1, 0)
+    result: Tensor = _Product.apply(x, weight, geometry)
     return result
 
 
-def _gradient(gy: Tensor, x: Tensor, weight: Tensor, g: _Geometry, *, of_input: bool) -> Tensor:
-    """One of the two first derivatives; of the other operand only its shape is read."""
-    gx, gw, _ = torch.ops.aten.convolution_backward(
-        gy, x, weight, None, [g.stride] * 2, [g.padding] * 2, [1, 1], False, [0, 0], g.groups,
-        [of_input, not of_input, False],
-    )  # fmt: skip
-    result: Tensor = gx if of_input else gw
-    return result
+@lru_cache(maxsize=1024)
+def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
+    """The geometry as kernels.c takes it, for images of shape `x`."""
+    tasks, samples, height, width, inputs = x
+    return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
+
+
+def _kernels(x: Tensor, *vectors_run_over: int) -> Kernels | None:
+    """The compiled kernels, where they can do it: numbers of channels that fill their vectors."""
+    found = None if rounds_products() else kernels_for(x)
+    return found if found is not None and all(c % found.lanes == 0 for c in vectors_run_over) else None
+
+
+def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
+    outputs = weight.shape[1]
+    native = _kernels(x, outputs)
+    if native is None:
+        return columns.product(x, weight, g)
+    x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
+    y = x.new_empty(*x.shape[:2], *g.out(*x.shape[2:4]), outputs)
+    native.product(_numbers(x.shape, outputs, g), x, rows, step, y)
+    return y
+
+
+def _input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
+    native = _kernels(gy, shape[-1], gy.shape[-1])
+    if native is None:
+        return columns.input_gradient(gy, weight, shape, g)
+    gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
+    gx = gy.new_empty(shape)
+    native.input_gradient(_numbers(shape, gy.shape[-1], g), gy, rows, step, gx)
+    return gx
+
+
+def _weight_gradient(gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
+    outputs = gy.shape[-1]
+    native = _kernels(gy, outputs)
+    if native is None:
+        return columns.weight_gradient(gy, x, g)
+    gy, x = gy.contiguous(), x.contiguous()
+    gw = gy.new_empty(x.shape[0], g.height, g.width, x.shape[-1], outputs)
+    native.weight_gradient(_numbers(x.shape, outputs, g), gy, x, gw)
+    return gw.permute(0, 4, 3, 1, 2)
 
 
 class _Product(Function):
     """(x, w) → y."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, g: _Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry = g
-        return torch.conv2d(x, weight, None, g.stride, g.padding, 1, g.groups)
+        return _product(x, weight, g)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gy,) = grads
         x, weight = ctx.saved_tensors
         gx = _InputGradient.apply(gy, weight, x.shape, ctx.geometry) if ctx.needs_input_grad[0] else None
-        gw = _WeightGradient.apply(gy, x, weight.shape, ctx.geometry) if ctx.needs_input_grad[1] else None
+        gw = _WeightGradient.apply(gy, x, ctx.geometry) if ctx.needs_input_grad[1] else None
         return gx, gw, None
 
 
@@ -65,17 +137,17 @@ class _InputGradient(Function):
     """(gy, w) → the derivative of ⟨gy, x ∗ w⟩ by x."""
 
     @staticmethod
-    def forward(ctx: Any, gy: Tensor, weight: Tensor, shape: torch.Size, g: _Geometry) -> Tensor:
+    def forward(ctx: Any, gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
         ctx.save_for_backward(gy, weight)
         ctx.geometry = g
-        return _gradient(gy, gy.new_empty(shape), weight, g, of_input=True)
+        return _input_gradient(gy, weight, shape, g)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (v,) = grads
         gy, weight = ctx.saved_tensors
         ggy = _Product.apply(v, weight, ctx.geometry) if ctx.needs_input_grad[0] else None
-        gw = _WeightGradient.apply(gy, v, weight.shape, ctx.geometry) if ctx.needs_input_grad[1] else None
+        gw = _WeightGradient.apply(gy, v, ctx.geometry) if ctx.needs_input_grad[1] else None
         return ggy, gw, None, None
 
 
@@ -83,10 +155,10 @@ class _WeightGradient(Function):
     """(gy, x) → the derivative of ⟨gy, x ∗ w⟩ by w."""
 
     @staticmethod
-    def forward(ctx: Any, gy: Tensor, x: Tensor, shape: torch.Size, g: _Geometry) -> Tensor:
+    def forward(ctx: Any, gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(gy, x)
         ctx.geometry = g
-        return _gradient(gy, x, gy.new_empty(shape), g, of_input=False)
+        return _weight_gradient(gy, x, g)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -94,4 +166,4 @@ class _WeightGradient(Function):
         gy, x = ctx.saved_tensors
         ggy = _Product.apply(x, u, ctx.geometry) if ctx.needs_input_grad[0] else None
         gx = _InputGradient.apply(gy, u, x.shape, ctx.geometry) if ctx.needs_input_grad[1] else None
-        return ggy, gx, None, None
+        return ggy, gx, None

@@ -5,29 +5,161 @@ second order when it is called directly; under `torch.func.vmap` its second deri
 (pytorch/functorch#534), so nothing here runs under vmap.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
+
+from metalearn.nn.native import Kernels, kernels_for
 
 EPSILON = 1e-5
 
+LINEAR = 1.0
+"""The slope of no activation at all."""
 
-def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, *, statistics_of: int | None = None) -> Tensor:
-    """Normalises each channel of each task, then scales and shifts it.
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    slope: float = LINEAR,
+    statistics_of: int | None = None,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """Normalises each channel of each task, scales and shifts it, and multiplies what is below 0 by `slope`.
 
     Args:
-        x: [n, t × c, h, w].
+        x: [t, n, h, w, c].
         weight: scale [t, c].
         bias: shift [t, c].
+        slope: of the leaky ReLU behind the norm: 0 is the ReLU, 1 none at all.
         statistics_of: take mean and variance of the first so many of the n samples only; None: of all.
+        epsilon: what is added to the variance.
 
     Returns:
-        [n, t × c, h, w].
+        [t, n, h, w, c].
+
+    Raises:
+        ValueError: parameters that do not fit the images.
     """
-    if statistics_of is None:
-        return F.batch_norm(x, None, None, weight.flatten(), bias.flatten(), training=True, eps=EPSILON)
-    measured = x[:statistics_of]
-    mean = measured.mean(dim=(0, 2, 3), keepdim=True)
-    variance = (measured - mean).square().mean(dim=(0, 2, 3), keepdim=True)
-    scale = weight.view(1, -1, 1, 1) * torch.rsqrt(variance + EPSILON)
-    return (x - mean) * scale + bias.view(1, -1, 1, 1)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if (parameter.shape, parameter.dtype, parameter.device) != ((x.shape[0], x.shape[-1]), x.dtype, x.device):
+            raise ValueError(
+                f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
+                f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
+            )
+    native = kernels_for(x) if statistics_of is None else None
+    if native is None or x.shape[-1] % native.lanes:
+        return _written_out(x, weight, bias, slope, statistics_of or x.shape[1], epsilon)
+    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, slope, epsilon)
+    return result
+
+
+def _written_out(x: Tensor, weight: Tensor, bias: Tensor, slope: float, measured: int, epsilon: float) -> Tensor:
+    """The definition, in torch's operations: differentiable any number of times, on any device."""
+    variance, mean = torch.var_mean(x[:, :measured], dim=(1, 2, 3), correction=0, keepdim=True)
+    scale = weight[:, None, None, None] * torch.rsqrt(variance + epsilon)
+    z = (x - mean) * scale + bias[:, None, None, None]
+    return z if slope == LINEAR else F.leaky_relu(z, slope)
+
+
+def _native(x: Tensor) -> Kernels:
+    found = kernels_for(x)
+    assert found is not None
+    return found
+
+
+def _rows(parameter: Tensor) -> tuple[Tensor, int]:
+    """[t, c] dense, and the distance from a task's row to the next one's: 0 where all share one (expanded)."""
+    if parameter.stride(0) == 0 and parameter.shape[0] > 1:
+        return parameter[0].contiguous(), 0
+    return parameter.contiguous(), parameter.shape[1]
+
+
+def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, slope: float, epsilon: float, **tensors: Tensor) -> None:
+    """One of the three functions of kernels.c, which say there what their tensors mean."""
+    (scale, step), (shift, shift_step) = _rows(weight), _rows(bias)
+    if step != shift_step:
+        scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]
+    sizes = (x.shape[0], x.shape[1] * x.shape[2] * x.shape[3], x.shape[4], step)
+    _native(x).norm(name, sizes, epsilon, slope, x=x, scale=scale, shift=shift, **tensors)
+
+
+class _Norm(Function):
+    """(x, weight, bias) → y. What it and the next two are given is dense already: a copy made in here would be saved
+    without its graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, slope: float, epsilon: float) -> Tensor:
+        y, mean, rstd = torch.empty_like(x), x.new_empty(x.shape[0], x.shape[4]), x.new_empty(x.shape[0], x.shape[4])
+        _call("norm", x, weight, bias, slope, epsilon, y=y, mean=mean, rstd=rstd)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.settings = (slope, epsilon)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_NormBackward.apply(grads[0].contiguous(), *ctx.saved_tensors, *ctx.settings), None, None)
+
+
+class _NormBackward(Function):
+    """(gy, x, weight, bias) → the gradients of x, weight and bias; mean and rstd are those of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor,
+        slope: float, epsilon: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        gx, g_scale, g_shift = torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
+        results = {"gx": gx, "g_scale": g_scale, "g_shift": g_shift}
+        _call("norm_backward", x, weight, bias, slope, epsilon, gy=gy, mean=mean, rstd=rstd, **results)
+        ctx.save_for_backward(gy, x, weight, bias, mean, rstd, g_scale, g_shift)
+        ctx.settings = (slope, epsilon)
+        return gx, g_scale, g_shift
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cotangents = (grad.contiguous() for grad in grads)
+        return (*_NormSecond.apply(*cotangents, *ctx.saved_tensors, *ctx.settings), *(None,) * 5)
+
+
+class _NormSecond(Function):
+    """The backward pass of `_NormBackward`: from the cotangents of its results to those of gy, x and weight.
+
+    Those of bias are nought almost everywhere: it only moves the kink of the activation.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, v_scale: Tensor, v_shift: Tensor, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor,
+        mean: Tensor, rstd: Tensor, g_scale: Tensor, g_shift: Tensor, slope: float, epsilon: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ggy, hx, h_scale = torch.empty_like(x), torch.empty_like(x), torch.empty_like(mean)
+        given = {"gy": gy, "v": v, "v_scale": v_scale, "v_shift": v_shift, "mean": mean, "rstd": rstd}
+        sums = {"scale_gradient": g_scale, "shift_gradient": g_shift}
+        results = {"ggy": ggy, "hx": hx, "h_scale": h_scale}
+        _call("norm_second", x, weight, bias, slope, epsilon, **given, **sums, **results)
+        ctx.save_for_backward(v, v_scale, v_shift, gy, x, weight, bias)
+        ctx.settings = (slope, epsilon)
+        return ggy, hx, h_scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Third and higher derivatives, which nobody is in a hurry for: through the definition."""
+        slope, epsilon = ctx.settings
+        with torch.enable_grad():
+            inputs = [  # views, so that none of them is found upstream of another
+                saved.view_as(saved) if saved.requires_grad else saved.detach().requires_grad_()
+                for saved in ctx.saved_tensors
+            ]
+            v, v_scale, v_shift, gy, x, weight, bias = inputs
+            y = _written_out(x, weight, bias, slope, x.shape[1], epsilon)
+            first = torch.autograd.grad(y, (x, weight, bias), gy, create_graph=True)
+            second = torch.autograd.grad(first, (gy, x, weight), (v, v_scale, v_shift), create_graph=True)
+            third = torch.autograd.grad(
+                second, inputs, grads, create_graph=torch.is_grad_enabled(), allow_unused=True, materialize_grads=True
+            )
+        return (*third, *(None,) * 6)

@@ -1,0 +1,42 @@
+"""How images and kernels lie in memory: channels last, as the layers read them."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images [t, n, c, h, w] as a data source gives them → [t, n, h, w, c] as the layers take them."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def laid_out(parameter: Tensor) -> Tensor:
+    """The same values; those of a convolution [o, i, kh, kw] lie in memory as [kh, kw, i, o].
+
+    What is computed of them elementwise keeps that order, so that no kernel is rearranged at every use.
+    Derivatives come back in the usual order.
+    """
+    if parameter.dim() != 4:
+        return parameter
+    result: Tensor = _LaidOut.apply(parameter)
+    return result
+
+
+def rows_of_kernels(weight: Tensor) -> tuple[Tensor, int]:
+    """Kernels [t, o, i, kh, kw] as dense [t or 1, kh, kw, i, o], and the distance from a task's to the next one's: 0
+    where all tasks share one set (an expanded tensor)."""
+    rows = weight.permute(0, 3, 4, 2, 1)
+    if weight.stride(0) == 0 and weight.shape[0] > 1:
+        return rows[:1].contiguous(), 0
+    return rows.contiguous(), weight[0].numel()
+
+
+class _LaidOut(Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()

@@ -1,0 +1,171 @@
+"""The layers' kernels in C: compiled once by the machine's own compiler, kept in the cache, called by address.
+
+Where there is no compiler, or off the CPU, the layers compute the same with torch's operations.
+"""
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalearn.cache import cache_folder
+
+log = logging.getLogger("metalearn")
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+         "-shared", "-fPIC")  # fmt: skip
+REALS = {torch.float32: "float", torch.float64: "double"}
+COMPILE_SECONDS = 120
+
+Address = ctypes.c_void_p
+Number = ctypes.c_int64
+
+GEOMETRY = Number * 12
+"""tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
+
+
+class _NormFields(ctypes.Structure):
+    """`struct norm` of kernels.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
+
+    _fields_ = [(name, Number) for name in ("tasks", "rows", "channels", "scale_step")]
+
+
+_NORM_ADDRESSES = (
+    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
+    "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
+)  # fmt: skip
+
+
+class Kernels:
+    """The functions of one compiled library. Tensors given to them must be dense, of the library's type, on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL, real: type) -> None:
+        for function in (library.product, library.input_gradient):
+            function.argtypes = [GEOMETRY, Address, Address, Number, Address, Number]
+        library.weight_gradient.argtypes = [GEOMETRY, Address, Address, Address, Number]
+        library.lanes.restype = Number
+        library.use_parallel_region.argtypes = [Address]
+        region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; absent, one thread computes
+        if region is not None:
+            library.use_parallel_region(ctypes.cast(region, Address))
+        fields = [("epsilon", real), ("slope", real), *((name, Address) for name in _NORM_ADDRESSES)]
+        self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
+        self._library = library
+        self.lanes = int(library.lanes())
+
+    def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
+        """y = x ∗ w; `step` is the distance from a task's kernels to the next one's, 0 where they share them."""
+        self._library.product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
+
+    def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
+        """The derivative of ⟨gy, x ∗ w⟩ by x."""
+        threads = torch.get_num_threads()
+        self._library.input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
+
+    def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
+        """The derivative of ⟨gy, x ∗ w⟩ by w."""
+        self._library.weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), torch.get_num_threads())
+
+    def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
+        """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, channels and scale_step."""
+        addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
+        arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
+        getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
+
+
+def kernels_for(x: Tensor) -> Kernels | None:
+    """The kernels that can compute with `x`, or None."""
+    return kernels(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
+
+
+def describe(device: torch.device, dtype: torch.dtype) -> str:
+    """What the layers compute with, in a line for the log."""
+    if device.type != "cpu":
+        return f"torch's operations on {device.type}"
+    found = kernels(dtype)
+    if found is None:
+        return "torch's operations, about half as fast: there is no C compiler; install gcc (apt-get install gcc)"
+    return f"compiled kernels, {found.lanes} numbers a vector"
+
+
+@functools.cache
+def kernels(dtype: torch.dtype) -> Kernels | None:
+    """The compiled kernels for `dtype`; None where `METALEARN_KERNELS=torch` or nothing can compile them."""
+    wanted = os.environ.get("METALEARN_KERNELS", "native")
+    if wanted not in ("native", "torch"):
+        raise ValueError(f"METALEARN_KERNELS={wanted}: must be native or torch; type METALEARN_KERNELS=native")
+    compiler = _compiler()
+    if wanted == "torch" or compiler is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(_compiled(compiler, REALS[dtype])))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        log.warning("the layers' kernels could not be compiled by %s (%s)", shlex.join(compiler), detail)
+        return None
+    return Kernels(library, ctypes.c_float if dtype == torch.float32 else ctypes.c_double)
+
+
+def _compiler() -> list[str] | None:
+    """The command of the C compiler: `CC`, else gcc, else cc."""
+    for command in (os.environ.get("CC", ""), "gcc", "cc"):
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def _compiled(compiler: list[str], real: str) -> Path:
+    """The library for `real`, from the cache or freshly compiled; named after all that it depends on.
+
+    Processes that start together wait for the one that compiles. The file appears complete or not at all.
+    """
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    parts = (SOURCE.read_text(), *FLAGS, *compiler, version, real, _processor())
+    name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        return _compile_in(folder, name, compiler, real)
+    except OSError:  # a cache that cannot be written
+        return _compile_in(Path(tempfile.mkdtemp(prefix="metalearn-")), name, compiler, real)
+
+
+def _compile_in(folder: Path, name: str, compiler: list[str], real: str) -> Path:
+    path = folder / name
+    if path.exists():
+        return path
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            command = [*compiler, *FLAGS, f"-DREAL={real}", str(SOURCE), "-o", str(unfinished)]
+            try:
+                subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+    return path
+
+
+def _processor() -> str:
+    """What `-march=native` goes by."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

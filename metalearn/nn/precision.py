@@ -1,0 +1,23 @@
+"""How exactly products are computed: as float32 is, unless a run asks for less.
+
+`tf32` keeps ten bits of float32's mantissa where an NVIDIA GPU multiplies, `bf16` seven, on any device. Sums, norms,
+losses and parameters stay float32 either way.
+"""
+
+import torch
+
+_rounds = False
+
+
+def compute_with(precision: str) -> None:
+    """Sets the precision of this process: `float32`, `float64`, `tf32` or `bf16`."""
+    global _rounds
+    _rounds = precision == "bf16"
+    allowed = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def rounds_products() -> bool:
+    """Whether the operands and the results of products are rounded to bfloat16."""
+    return _rounds
