@@ -148,9 +148,11 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
     from metalearn import run_folder
     from metalearn.compute import check_fit
     from metalearn.logging import log_to_terminal
+    from metalearn.nn.precision import compute_with
     from metalearn.run import first_tasks
 
     torch.set_num_threads(job.config.threads)
+    compute_with(job.config.precision)
     launch.die_with_parent()
     if job.config.launch.interface is not None:
         launch.use_interface(job.config.launch.interface)
@@ -209,7 +211,7 @@ def assemble(job: configs.Job) -> "Parts":
     from metalearn.run import Parts, check_sizes
 
     config = job.config
-    check_device(config.device)
+    check_device(config.device, config.precision)
     source = configs.build(config, "dataset")
     model = configs.build(config, "model")
     algorithm = configs.build(config, "algorithm", model=model)
@@ -244,8 +246,9 @@ def initial_params(config: DictConfig, algorithm: "Algorithm") -> "Params":
     import torch
 
     from metalearn.checkpoint import start_params
+    from metalearn.nn.precision import type_of
 
-    dtype = getattr(torch, config.precision)
+    dtype = type_of(config.precision)
     drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
     params = {name: value.to(dtype) for name, value in drawn.items()}
     return params if config.init_from is None else start_params(Path(config.init_from), params)
@@ -330,12 +333,11 @@ def make_work(
     outer: "OuterOptimizer",
 ) -> "Work":
     """What this rank computes, on its device, in the precision asked for."""
-    import torch
-
     from distributed.work import Pieces, Work
     from metalearn.compute import chunk_functions, piece_functions, single_stages
+    from metalearn.nn.precision import type_of
 
-    device, dtype = own_device(config.device), getattr(torch, config.precision)
+    device, dtype = own_device(config.device), type_of(config.precision)
     pieces = None
     if model.stages and not algorithm.episodic:
         sizes = {name: value.numel() for name, value in start.items()}
@@ -344,12 +346,14 @@ def make_work(
     return Work(*functions, device, plain=not algorithm.episodic, pieces=pieces)
 
 
-def check_device(name: str) -> None:
-    """Raises ConfigError where a GPU is asked for and there is none."""
+def check_device(name: str, precision: str) -> None:
+    """Raises ConfigError where a GPU, or what only a GPU can, is asked for and there is none."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: torch sees no GPU here; type device=auto or device=cpu")
+    if precision == "tf32" and own_device(name).type == "cpu":
+        raise ConfigError("precision=tf32: is a mode of NVIDIA GPUs; type precision=float32, or precision=bf16")
 
 
 def own_device(name: str) -> "torch.device":

@@ -1,5 +1,6 @@
 """What any worker computes of a chunk: makes its episodes, runs the algorithm, brings the result home."""
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ from torch import Tensor
 from metalearn.errors import ConfigError
 from metalearn.functional import by_sample, per_task, summed
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
+
+DATA_SECONDS = "data_seconds"
+"""Among a chunk's metrics: the seconds in which its episodes were made."""
 
 
 class ChunkFunctions(NamedTuple):
@@ -84,10 +88,16 @@ def chunk_functions(
     """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
     episodes = placed(source, device, dtype)
 
+    def training(indices: Tensor) -> tuple[Episode, Metrics]:
+        began = time.perf_counter()
+        episode = episodes("train", indices)
+        return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
+
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
         home = device_of(params)
-        result = algorithm.meta_grad(moved(params, device), episodes("train", indices), step)
-        return ChunkResult(moved(result.grads, home), moved(result.metrics, home), result.count)
+        episode, seconds = training(indices)
+        result = algorithm.meta_grad(moved(params, device), episode, step)
+        return ChunkResult(moved(result.grads, home), moved(result.metrics | seconds, home), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
         home = device_of(params)
@@ -96,8 +106,9 @@ def chunk_functions(
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
         home = device_of(params)
-        values = algorithm.outcome(moved(params, device), episodes("train", indices), step)
-        return values["loss"].sum().to(home), (moved(summed(values), home), len(indices))
+        episode, seconds = training(indices)
+        values = algorithm.outcome(moved(params, device), episode, step)
+        return values["loss"].sum().to(home), (moved(summed(values) | seconds, home), len(indices))
 
     def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
         return ChunkResult(grads, *rest)

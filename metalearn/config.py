@@ -28,7 +28,10 @@ from metalearn.errors import ConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 OWN_PACKAGES = ("metalearn.", "distributed.")
-PRECISIONS = ("float32", "float64")
+PRECISIONS = ("float32", "float64", "tf32", "bf16")
+
+OPEN = "model.network."
+"""Below this key stand the arguments of a network that is not ours."""
 DEVICES = ("auto", "cpu", "cuda")
 
 _LONGEST_FOLDER_NAME = 120
@@ -166,7 +169,7 @@ def _check_option(group: str, option: str) -> None:
 
 
 def _check_key(key: str, known: set[str]) -> None:
-    if key in known:
+    if key in known or (key.startswith(OPEN) and OPEN.rstrip(".") in known):
         return
     last = {name.rpartition(".")[2]: name for name in known}
     tail = difflib.get_close_matches(key.rpartition(".")[2], last, n=1, cutoff=0.75)

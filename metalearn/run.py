@@ -10,6 +10,7 @@ from metalearn.checkpoint import KEEPS_NOTHING, Keeper, from_bytes, rewind, to_b
 from metalearn.config import Job, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.logging import SILENT, OpenLog, RunLog, Span
+from metalearn.nn.native import describe
 from metalearn.optimizers import OuterOptimizer
 from metalearn.plots import adaptation, learning_curve
 from metalearn.run_folder import Found, write_result
@@ -68,7 +69,7 @@ def first_tasks(parts: Parts) -> Episode:
     """
     if parts.algorithm.episodic:
         return parts.source.episodes("train", torch.tensor([0]))
-    left_over = parts.settings.meta_batch_size % chunk_size(parts.settings, parts.model, images=1)
+    left_over = parts.settings.meta_batch_size % chunk_size(parts.settings, parts.model, 1, parts.device)
     return parts.source.episodes("train", torch.arange(1 if left_over == 1 else 2))
 
 
@@ -85,6 +86,9 @@ def lead(job: Job, parts: Parts, found: Found, strategy: Strategy, should_stop: 
     run_log = parts.open_log(job.run_dir, span)
     run = make_run(job, parts, strategy, parts.keeper, run_log, should_stop)
     log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, span.steps, job.workers, run.chunk, span.unit)
+    log.info("the layers are computed by %s", describe(parts.device, next(iter(parts.start.values())).dtype))
+    if parts.model.remark:
+        log.info("%s", parts.model.remark)
     try:
         strategy.share(to_bytes(snapshot(learner, progress, config)))
         progress = fit(run, learner, progress)
@@ -134,7 +138,7 @@ def chunk_of(parts: Parts) -> int:
     """Tasks, or samples, that are computed together."""
     (support, query) = first_tasks(parts)
     images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.episodic else 1
-    return chunk_size(parts.settings, parts.model, images)
+    return chunk_size(parts.settings, parts.model, images, parts.device)
 
 
 def take_up(job: Job, parts: Parts, found: Found) -> tuple[Learner, Progress]:

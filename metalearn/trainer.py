@@ -10,15 +10,16 @@ from torch import Tensor
 
 from metalearn.checkpoint import Keeper, Snapshot
 from metalearn.checks import whole_number
+from metalearn.compute import DATA_SECONDS
 from metalearn.errors import RunError
 from metalearn.evaluation import better, headline, summary
 from metalearn.logging import RunLog
 from metalearn.optimizers import OuterOptimizer
 from metalearn.types import ChunkResult, Model, Params, Strategy
 
-CHUNK_FLOATS = 1_400_000
-"""How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`: Omniglot's
-5-way 1-shot episodes with 64 filters then come in chunks of 8."""
+CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
+"""How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`, by type of device.
+Omniglot's 5-way 1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From the chunks' summed gradients and numbers of tasks, both in chunk order, to the meta-gradient."""
@@ -104,12 +105,12 @@ def trainer(
     return Settings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks)
 
 
-def chunk_size(settings: Settings, model: Model, images: int) -> int:
-    """Tasks of so many images that are computed together. `auto` is a formula of model, episode and a constant,
-    never of the machine: as many as fit `CHUNK_FLOATS`, evened out over the meta-batch."""
+def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
+    """Tasks of so many images that are computed together. `auto` is a formula of model, episode, type of device and
+    a constant, never of the machine: as many as fit `CHUNK_FLOATS`, evened out over the meta-batch."""
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
-    fitting = max(1, CHUNK_FLOATS // (images * model.activations))
+    fitting = max(1, CHUNK_FLOATS[device.type] // (images * model.activations))
     chunks = math.ceil(settings.meta_batch_size / fitting)
     return math.ceil(settings.meta_batch_size / chunks)
 
@@ -128,10 +129,11 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         began = time.perf_counter()
         tasks = tasks_in_chunks((step - 1) * batch, batch, run.chunk)
         rate = run.outer.rate(step, steps)
-        results = advance(run, learner, tasks, step, rate)
+        results, update_seconds = advance(run, learner, tasks, step, rate)
         seconds = time.perf_counter() - began
         progress = progress._replace(step=step, seconds=progress.seconds + seconds)
-        run.log.step(step, mean(results) | {"lr": rate, "step_seconds": seconds} | run.strategy.cost())
+        times = {"step_seconds": seconds, "update_seconds": update_seconds}
+        run.log.step(step, figures(results) | {"lr": rate} | times | run.strategy.cost())
 
         stopping = run.strategy.agree(run.should_stop())
         judging = step % run.settings.val_every == 0 or step == steps
@@ -150,18 +152,22 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
     return progress
 
 
-def advance(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int, rate: float) -> Sequence[ChunkResult]:
-    """One step, by this process or where the parameters live.
+def advance(
+    run: Run, learner: Learner, tasks: Sequence[Tensor], step: int, rate: float
+) -> tuple[Sequence[ChunkResult], float]:
+    """One step, by this process or where the parameters live; and the seconds that adding up the gradients and
+    changing the parameters took, 0 where they do not live here.
 
     Raises:
         RunError: a gradient is not finite; the step is not applied.
     """
     if run.strategy.home is None:
         results = run.strategy.map(learner.params, tasks, step)
+        began = time.perf_counter()
         update(learner, run.reduce([r.grads for r in results], [r.count for r in results]), rate, step)
-        return results
+        return results, time.perf_counter() - began
     try:
-        return run.strategy.home.advance(tasks, step, rate)
+        return run.strategy.home.advance(tasks, step, rate), 0.0
     except FloatingPointError as error:
         raise RunError(f"step {step}: {error}; the step is not applied. A lower optimizer.lr may help") from error
 
@@ -198,10 +204,11 @@ def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
     return list(torch.split(torch.arange(first, first + count), size))
 
 
-def mean(results: Sequence[ChunkResult]) -> dict[str, float]:
-    """Per-task means of the chunks' summed metrics."""
+def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
+    """Per-task means of the chunks' summed metrics; of seconds the sum, over all workers."""
     count = sum(result.count for result in results)
-    return {name: sum(r.metrics[name].item() for r in results) / count for name in results[0].metrics}
+    sums = {name: sum(r.metrics[name].item() for r in results) for name in results[0].metrics}
+    return {name: value if name == DATA_SECONDS else value / count for name, value in sums.items()}
 
 
 def update(learner: Learner, grads: Params, rate: float, step: int) -> None:

@@ -60,7 +60,8 @@ class Model(NamedTuple):
     """A network as pure functions.
 
     `activations` counts the floats that one input leaves behind in a forward pass: what
-    `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be.
+    `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be. `remark` is
+    what a user should know of how it is computed, if anything.
     """
 
     init: Callable[[Generator], Params]
@@ -68,6 +69,7 @@ class Model(NamedTuple):
     transductive: bool
     activations: int
     stages: tuple[Stage, ...] = ()
+    remark: str = ""
 
 
 class Adapt(Protocol):

@@ -22,7 +22,14 @@ MAY_IMPORT = {
         "metalearn.omniglot_files",
         "metalearn.samples",
     },
-    "metalearn/models": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
+    "metalearn/modules.py": {"metalearn.types", "metalearn.functional", "metalearn.nn"},
+    "metalearn/models": {
+        "metalearn.types",
+        "metalearn.functional",
+        "metalearn.nn",
+        "metalearn.checks",
+        "metalearn.modules",
+    },
     "metalearn/algorithms": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
 }
 

@@ -13,9 +13,14 @@ def compute_with(precision: str) -> None:
     """Sets the precision of this process: `float32`, `float64`, `tf32` or `bf16`."""
     global _rounds
     _rounds = precision == "bf16"
-    allowed = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
+    products = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = products
+    torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]  # torch has no type for it
+
+
+def type_of(precision: str) -> torch.dtype:
+    """The type of parameters, inputs and all that is not a product."""
+    return torch.float64 if precision == "float64" else torch.float32
 
 
 def rounds_products() -> bool:

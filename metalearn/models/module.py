@@ -1,0 +1,64 @@
+"""Any network written as an `nn.Module`, by the name of its class."""
+
+import inspect
+from typing import Any
+
+from hydra.utils import get_object
+from torch import nn
+
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.modules import model_of
+from metalearn.types import Model
+
+
+def module(*, network: dict[str, Any], channels: int, image_size: int, transductive: bool = True) -> Model:
+    """Your own network; how it is computed, `metalearn.modules` says.
+
+    Args:
+        network: `_target_`, the class or function that gives the `nn.Module`, as `package.module.Name`, and its
+            arguments. It takes images [n, 3, h, w] and gives [n, ways].
+        channels: channels of an image: 3, or 1, which is repeated three times.
+        image_size: height and width of an image, in pixels.
+        transductive: normalise a batch by its own statistics; if false, queries are normalised by
+            the statistics of the support set.
+
+    Raises:
+        ValueError: nothing by that name, arguments that it does not take, something else than a module, or images
+            that the network cannot take.
+    """
+    for argument, value in (("channels", channels), ("image_size", image_size)):
+        whole_number(argument, value, at_least=1)
+    one_of("channels", channels, (3, 1))
+    true_or_false("transductive", transductive)
+    target, options = _split(network)
+    try:
+        factory = get_object(target)
+    except (ImportError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"network._target_={target}: is not found ({reason}); type the class as package.module.Name, and put its "
+            "folder in PYTHONPATH"
+        ) from error
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        raise ValueError(f"network: {target} refuses its arguments ({error}); it takes {_takes(factory)}") from error
+
+    def make() -> nn.Module:
+        made = factory(**options)
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"network._target_={target}: gives a {type(made).__name__}, and must give an nn.Module")
+        return made
+
+    return model_of(make, name=target.rpartition(".")[2], image_size=image_size, transductive=transductive)
+
+
+def _split(network: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    target = network.get("_target_") if isinstance(network, dict) else None
+    if not isinstance(target, str):
+        raise ValueError(f"network={network!r}: must name a class; for example network._target_=my_package.Network")
+    return target, {name: value for name, value in network.items() if name != "_target_"}
+
+
+def _takes(factory: Any) -> str:
+    return ", ".join(inspect.signature(factory).parameters) or "none"
