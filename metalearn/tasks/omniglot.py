@@ -19,7 +19,7 @@ from torch import Tensor
 
 from metalearn.cache import cached_array
 from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
-from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
+from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators, turned
 from metalearn.errors import DataError
 from metalearn.omniglot_files import Drawings, find_collections
 from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
@@ -150,8 +150,7 @@ class _Omniglot:
 
         def class_images(label: int) -> Images:
             number, turns = classes[label]
-            turned: Images = np.rot90(pictures[number], turns, axes=(1, 2))
-            return turned
+            return turned(pictures[number], turns)
 
         drawn = [
             draw_images(

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from metalearn.cache import cached_array
-from metalearn.episodes import draw_images
+from metalearn.episodes import draw_images, turned
 from metalearn.errors import DataError
 from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.glyphs import glyphs
@@ -45,6 +45,12 @@ def real(
 
 def same(a: Episode, b: Episode) -> bool:
     return all(torch.equal(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("quarters", [0, 1, 2, 3])
+def test_turned_is_rot90(quarters: int) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 4, 4), dtype=np.uint8)
+    assert np.array_equal(turned(pictures, quarters), np.rot90(pictures, quarters, axes=(1, 2)))
 
 
 @pytest.mark.parametrize("make", [drawn, waves])
