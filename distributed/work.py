@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from distributed.partition import PartitionFunction
-from distributed.reduce import Combine
+from distributed.reduce import Combine, add_up, mean_of_sums
 
 Tensors = dict[str, Tensor]
 
@@ -73,6 +73,11 @@ class Plan(NamedTuple):
     workers: int
     partitioner: PartitionFunction
     reduce: Combine
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether the reducer wants no more than the sum of the chunks' results, and how many samples that is."""
+        return self.reduce in (mean_of_sums, add_up)
 
 
 class Close(Protocol):

@@ -377,7 +377,7 @@ def _with_group(group: str, keys: Sequence[str], message: str) -> str:
     """A component's message about its argument, as one about the config's key: what it names and what it
     says to type get the group before them."""
     names = "|".join(map(re.escape, keys))
-    return re.sub(rf"(^|type |for example )(?=(?:{names})=)", rf"\g<1>{group}.", message)
+    return re.sub(rf"(^|type |for example )(?=(?:{names})(?:\.\w+)*=)", rf"\g<1>{group}.", message)
 
 
 # Help

@@ -1,7 +1,7 @@
 """Functions that the tests choose by config, as users choose theirs."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def deal_backwards(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
@@ -45,3 +45,24 @@ def fail_at_the_third_call(sums: dict[str, Tensor], counts: Tensor, calls: list[
 def lose_a_parameter(sums: dict[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
     """A reducer that returns less than it was given."""
     return {"other": torch.zeros(1)}
+
+
+class Small(nn.Module):
+    """A network of convolutions of every kind."""
+
+    def __init__(self, ways: int, norm: str = "2d") -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([
+            nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            nn.Conv2d(16, 16, 3, groups=4),
+            nn.Conv2d(16, 16, 3, dilation=2),
+            nn.Conv2d(16, 16, 3, padding="same"),
+            nn.Conv2d(16, 16, (3, 1), padding=(1, 0)),
+        ])  # fmt: skip
+        self.norm = nn.BatchNorm2d(16) if norm == "2d" else nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x)
+        return self.head(torch.tanh(self.norm(x)).mean(dim=(2, 3)))  # type: ignore[no-any-return]

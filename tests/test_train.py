@@ -19,7 +19,7 @@ from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, until
 
 TINY = (
     "trainer.steps=100", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=50",
-    "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=8",
+    "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=16",
 )  # fmt: skip
 """Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""
 
@@ -60,11 +60,17 @@ def test_a_run_folder_holds_what_it_should(reference: Path) -> None:
     assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 101))
     assert [row["step"] for row in rows if row["split"] == "val"] == [50, 100]
     assert all({"loss", "accuracy", "step_seconds"} <= row.keys() for row in rows if row["split"] == "train")
+    for row in rows:
+        if row["split"] == "train":
+            assert 0 < row["data_seconds"] < row["worker0/compute_seconds"] < row["step_seconds"]
+            assert 0 < row["update_seconds"] < row["step_seconds"]
     best = max((row for row in rows if row["split"] == "val"), key=lambda row: row["accuracy"])
     assert result["val"]["accuracy"] == best["accuracy"]
     assert (reference / "plots/learning_curve.png").read_bytes().startswith(b"\x89PNG")
     log = (reference / "train.log").read_text()
     assert "step 100/100" in log and "test: accuracy" in log
+    assert "tasks a chunk" in log
+    assert "the layers are computed by" in log
 
 
 def test_a_checkpoint_is_complete_and_links_are_relative(reference: Path) -> None:
@@ -228,8 +234,8 @@ def test_init_from_starts_with_the_parameters_of_another_run(finished: Path, sta
         load_file(path / "params.safetensors") for path in (tmp_path / OUTPUTS / "next/checkpoints/last", checkpoint)
     )
     assert all((ours[name] == theirs[name]).all() for name in theirs)
-    outcome = start(*TINY, "run=other", f"init_from={checkpoint}", "model.filters=16").wait()
-    assert outcome.code == 2 and "conv1.weight (here (16, 1, 3, 3), there (8, 1, 3, 3))" in outcome.text, outcome.text
+    outcome = start(*TINY, "run=other", f"init_from={checkpoint}", "model.filters=32").wait()
+    assert outcome.code == 2 and "conv1.weight (here (32, 1, 3, 3), there (16, 1, 3, 3))" in outcome.text, outcome.text
 
 
 def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> None:
@@ -249,6 +255,19 @@ def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> No
     assert {str(value.dtype) for value in load_file(run_dir / "checkpoints/last/params.safetensors").values()} == {
         "torch.float64"
     }
+
+
+def test_products_in_bf16_train_the_same_float32_parameters(start: Start, tmp_path: Path, reference: Path) -> None:
+    good(start(*TINY, "trainer.steps=5", "precision=bf16", "workers=2").wait())
+    good(start(*TINY, "trainer.steps=5", "precision=bf16", "run=alone").wait())
+    rounded, alone = (
+        load_file(tmp_path / OUTPUTS / run / "checkpoints/last/params.safetensors") for run in ("seed0", "alone")
+    )
+    exact = load_file(reference / "checkpoints/last/params.safetensors")
+    assert all(rounded[name].dtype == exact[name].dtype for name in exact)
+    assert all((rounded[name] == alone[name]).all() for name in exact)
+    losses = [metrics(folder)[0]["loss"] for folder in (tmp_path / OUTPUTS / "seed0", reference)]
+    assert 0 < abs(losses[0] - losses[1]) < 0.1
 
 
 def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: Path) -> None:

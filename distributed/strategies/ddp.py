@@ -26,7 +26,7 @@ from distributed.listening import announcement, everyone_in_group
 from distributed.ordered_sum import ordered_sum
 from distributed.overlapped import Overlapped
 from distributed.partition import TensorDimensionPartitioner
-from distributed.reduce import add_in_order, add_up, mean_of_sums
+from distributed.reduce import add_in_order
 from distributed.sockets import tcp_bytes_sent
 from distributed.work import Connect, Plan, Strategy, Tensors, Work, join
 
@@ -54,7 +54,7 @@ def ddp(*, plan: Plan, timeout: float, overlap: bool = True, bucket_mb: float = 
     partitioner = plan.partitioner
     if not isinstance(partitioner, TensorDimensionPartitioner) or partitioner.exclusive or partitioner.dim:
         raise ValueError("strategy=ddp: every rank takes a run of consecutive chunks; type partitioner=batch")
-    if plan.reduce not in (mean_of_sums, add_up):
+    if not plan.only_adds:
         raise ValueError("strategy=ddp: no rank sees the gradients of single chunks; type reducer=mean or reducer=sum")
     if not isinstance(overlap, bool):
         raise ValueError(f"overlap={overlap!r}: must be true or false; type overlap=true")

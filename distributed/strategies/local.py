@@ -8,11 +8,13 @@ from torch import Tensor
 
 from distributed.cost import Share, told
 from distributed.info import check_timeout
+from distributed.reduce import add_in_order
 from distributed.work import Connect, Plan, Strategy, Tensors, join
 
 
 def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
-    """Computes the chunks one after the other; the other settings have nothing to do here.
+    """Computes the chunks one after the other, and adds their results as they come where the reducer only adds: so
+    no more memory is taken by more chunks. The other settings have nothing to do here.
 
     Raises:
         ValueError: several workers are asked for, or a time limit that is not above 0.
@@ -25,7 +27,11 @@ def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         began = time.perf_counter()
-        results = [work.map(params, chunk, step) for chunk in chunks]
+        results: list[Any] = []
+        for chunk in chunks:
+            results.append(work.map(params, chunk, step))
+            if plan.only_adds:
+                results = [add_in_order(results)]
         spent[0] = time.perf_counter() - began
         return results
 

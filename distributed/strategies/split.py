@@ -19,7 +19,7 @@ from distributed import autograd
 from distributed.chunks import start_session, work_here
 from distributed.cost import Share, told
 from distributed.info import check_timeout
-from distributed.reduce import Combine, add_up, mean_of_sums
+from distributed.reduce import Combine
 from distributed.remote import worker_error
 from distributed.session import current, missing_workers, stop_rpc
 from distributed.shard import Shard, State
@@ -50,7 +50,7 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
             "strategy=split: only a network that is a sequence of stages, learning from plain samples, can be cut; "
             "type algorithm=supervised and model=conv4, for example, or another strategy"
         )
-    if plan.reduce not in (mean_of_sums, add_up):
+    if not plan.only_adds:
         raise ValueError("strategy=split: no worker sees a whole gradient; type reducer=mean or reducer=sum")
     ends = shard_ends(pieces, plan.workers, cuts)
 

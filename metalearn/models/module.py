@@ -39,13 +39,16 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
             f"network._target_={target}: is not found ({reason}); type the class as package.module.Name, and put its "
             "folder in PYTHONPATH"
         ) from error
-    try:
-        inspect.signature(factory).bind(**options)
-    except TypeError as error:
-        raise ValueError(f"network: {target} refuses its arguments ({error}); it takes {_takes(factory)}") from error
 
     def make() -> nn.Module:
-        made = factory(**options)
+        try:
+            made = factory(**options)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(factory).parameters) or "none"
+            raise ValueError(
+                f"network._target_={target}: refuses its arguments ({error}); it takes {takes}; type "
+                "+model.network.NAME=VALUE, or ~model.network.NAME for one too many"
+            ) from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"network._target_={target}: gives a {type(made).__name__}, and must give an nn.Module")
         return made
@@ -58,7 +61,3 @@ def _split(network: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(target, str):
         raise ValueError(f"network={network!r}: must name a class; for example network._target_=my_package.Network")
     return target, {name: value for name, value in network.items() if name != "_target_"}
-
-
-def _takes(factory: Any) -> str:
-    return ", ".join(inspect.signature(factory).parameters) or "none"

@@ -43,8 +43,10 @@ def batch_norm(
         [t, n, h, w, c].
 
     Raises:
-        ValueError: parameters that do not fit the images.
+        ValueError: parameters that do not fit the images, or a single pixel to take statistics of.
     """
+    if (statistics_of or x.shape[1]) * x.shape[2] * x.shape[3] == 1:
+        raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
     for name, parameter in (("weight", weight), ("bias", bias)):
         if (parameter.shape, parameter.dtype, parameter.device) != ((x.shape[0], x.shape[-1]), x.dtype, x.device):
             raise ValueError(

@@ -61,7 +61,8 @@ def test_every_key_is_explained_by_help() -> None:
         if group != "experiment":
             composed = configs.compose_config([*SUITABLE.get((group, option), []), f"{group}={option}"]).config
             for key in composed[group]:
-                assert key == "_target_" or f"  {group}.{key}=" in text, (group, option, key)
+                named = f"  {group}.{key}=" in text or f"  {group}.{key}." in text
+                assert key == "_target_" or named, (group, option, key)
     for key in ("seed", "run", "workers", "device", "threads", "precision", "resume", "init_from", "checkpoint.every"):
         assert f"  {key}=" in text
 
@@ -154,7 +155,14 @@ WRONG_VALUES = [
     ("seed=99999999999999999999", "seed=99999999999999999999"),
     ("launch.master_port=70000", "at most 65535"),
     ("device=tpu", "auto, cpu, cuda"),
-    ("precision=float16", "float32, float64"),
+    ("precision=float16", "float32, float64, tf32, bf16"),
+    ("precision=tf32 device=cpu", "type precision=float32, or precision=bf16"),
+    ("model=module model.network._target_=no.such.Net", "model.network._target_=no.such.Net: is not found"),
+    (
+        "model=module +model.network.width=3",
+        "model.network._target_=torchvision.models.resnet18: refuses its arguments",
+    ),
+    ("model=module +model.netwrk.width=3", "did you mean model.network"),
     ("resume=nowhere", "resume=nowhere"),
     ("resume=5", "resume=5"),
     ("resume=null", "resume=None"),

@@ -1,5 +1,8 @@
 """MAML's meta-gradient against closed forms, finite differences and the network written out."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +13,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
+from tests.runs import ROOT
 
 FLOAT64 = torch.float64
 
@@ -203,3 +207,47 @@ def test_evaluation_keeps_no_graph_and_counts_steps() -> None:
     untouched = model.apply({n: v.expand(2, *v.shape) for n, v in params.items()}, episode.query.x)
     expected = F.cross_entropy(untouched.flatten(0, 1), episode.query.y.flatten(), reduction="none").view(2, 3).mean(1)
     torch.testing.assert_close(values["loss"][:, 0], expected)
+
+
+MEMORY = """
+import resource, sys, torch
+from distributed.partition import TensorDimensionPartitioner
+from distributed.reduce import mean_of_sums
+from distributed.strategies.local import local
+from distributed.work import Plan, Work
+from metalearn.algorithms.maml import maml
+from metalearn.compute import chunk_functions
+from metalearn.memory import keep_freed_memory
+from metalearn.models.conv4 import conv4
+from metalearn.trainer import chunk_size, tasks_in_chunks, trainer
+from metalearn.tasks.glyphs import glyphs
+
+keep_freed_memory()
+torch.set_num_threads(1)
+batch = int(sys.argv[1])
+device = torch.device("cpu")
+model = conv4(ways=5, channels=1, image_size=28)
+algorithm = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=1)
+source = glyphs(ways=5, shots=1, queries=1, image_size=28, channels=1, rotations=True, seed=0, eval_seed=1)
+work = Work(*chunk_functions(algorithm, source, device, torch.float32), device)
+settings = trainer(
+    steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
+)
+strategy = local(plan=Plan(work, 1, TensorDimensionPartitioner(0), mean_of_sums), timeout=60.0)()
+params = algorithm.init(torch.Generator().manual_seed(0))
+for step in (1, 2):
+    strategy.map(params, tasks_in_chunks(0, batch, chunk_size(settings, model, 10, device)), step)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_peak_memory_does_not_grow_with_the_meta_batch() -> None:
+    """Eight chunks more must not cost what one chunk does, which holds some 60 MB of graph."""
+    peaks = []
+    for batch in (8, 16, 80):
+        run = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(batch)], capture_output=True, text=True, timeout=120, cwd=ROOT
+        )
+        assert run.returncode == 0, run.stderr
+        peaks.append(int(run.stdout) / 1024)
+    assert peaks[2] - peaks[1] < 10, peaks

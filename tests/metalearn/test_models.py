@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from torchvision import models
 
 from metalearn.functional import descend, objective, per_task, support_loss
+from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.types import Batch, Model, Params
+from tests.own_functions import Small
 
 WIDTHS = (4, 6, 5, 7)
 SIZE = 18  # halved to 9, 4, 2, 1: one map of odd size
@@ -308,6 +311,33 @@ def test_every_parameter_of_a_torchvision_model_has_a_part_in_the_outputs(name: 
     torch.autograd.grad(outputs.square().sum(), list(params.values()))
 
 
+# Your own network
+
+
+def own(target: str, **options: Any) -> Model:
+    return module(network={"_target_": target, **options}, channels=3, image_size=32)
+
+
+def test_an_own_module_is_what_torchvisions_model_is_by_name() -> None:
+    ours, theirs = own("torchvision.models.resnet18", num_classes=3), vision("resnet18")
+    params, x = drawn(theirs, tasks=2), normal(2, 4, 3, 32, 32)
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.init(seeded(1)).values(), theirs.init(seeded(1)).values(), strict=True)
+    )
+    assert torch.equal(ours.apply(params, x), theirs.apply(params, x))
+
+
+def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
+    """Groups, dilation, a padding by name, by reflection or of two sizes: torch's own, beside one of ours."""
+    model = own("tests.own_functions.Small", ways=3)
+    assert model.remark.startswith("Small: 4 of 5 convolutions are computed by torch")
+    assert "convs.1, convs.2, convs.3, …" in model.remark
+    assert vision("resnet18").remark == ""
+    params, x = drawn(model, tasks=2), normal(2, 4, 3, 32, 32)
+    reference = [loaded(Small(ways=3), params, task)(x[task]) for task in range(2)]
+    assert_same(model.apply(params, x), torch.stack(reference))
+
+
 # What is refused
 
 
@@ -321,6 +351,13 @@ def test_every_parameter_of_a_torchvision_model_has_a_part_in_the_outputs(name: 
         (lambda: vision("resnet81"), "^name='resnet81': .* type name=resnet18$"),
         (lambda: vision("fcn_resnet50"), "^name='fcn_resnet50': torchvision has no such classifier"),
         (lambda: vision("resnet18", channels=2), "^channels=2: must be one of 3, 1"),
+        (lambda: own("no.such.Net"), "^network._target_=no.such.Net: is not found .* PYTHONPATH"),
+        (lambda: own("tests.own_functions.Small", depth=2), "refuses its arguments .* it takes ways, norm"),
+        (
+            lambda: own("tests.own_functions.lose_a_parameter", sums={}, counts=1),
+            "^network._target_=.*must give an nn.Module",
+        ),
+        (lambda: own("tests.own_functions.Small", ways=3, norm="1d"), "^Small: its layer norm .BatchNorm1d. remembers"),
         (
             lambda: vision("squeezenet1_1", image_size=16),
             "^image_size=16: squeezenet1_1 .* type dataset.image_size=224",

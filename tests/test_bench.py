@@ -1,0 +1,123 @@
+"""The harness of scripts/bench.py, in its short mode: whether it measures what it says, not how fast that is."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import ROOT
+
+LIMIT = 180.0
+"""Seconds after which it is taken for hanging."""
+
+SHORT = {"5w1s", "5w1s-5steps", "5w1s-15queries", "sinusoid", "resnet12"}
+
+
+def bench(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
+    """The program on its built-in characters: `data` is a folder without Omniglot."""
+    command = [sys.executable, str(ROOT / "scripts" / "bench.py"), *arguments]
+    return subprocess.run(
+        command, env=os.environ | {"METALEARN_DATA": str(data)}, capture_output=True, text=True, timeout=LIMIT
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a short run has put its results."""
+    output = tmp_path_factory.mktemp("bench")
+    done = bench("--short", "--output", str(output), data=output)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "bench.json").read_text())
+    return result
+
+
+def recipes(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of every number of threads."""
+    return [recipe for measured in found["measurements"] for recipe in measured["recipes"]]
+
+
+def test_every_recipe_is_measured_on_one_and_on_two_threads(found: dict[str, Any]) -> None:
+    assert [measured["threads"] for measured in found["measurements"]] == [1, 2]
+    for measured in found["measurements"]:
+        assert {recipe["name"] for recipe in measured["recipes"]} == SHORT
+    assert (found["characters"], found["short"], found["gpu"]) == ("glyphs", True, None)
+
+
+def test_every_way_has_figures(found: dict[str, Any]) -> None:
+    for recipe in recipes(found):
+        assert {"ours", "loop", "vmap"} <= set(recipe["by_way"])
+        assert recipe["gflop"] > 0
+        for row in recipe["by_way"].values():
+            low, high = row["quartiles_ms"]
+            assert len(row["ms"]) == found["rounds"] == 2
+            assert 0 < low <= row["median_ms"] <= high < math.inf
+            assert 0 < row["fraction_of_limit"] < math.inf
+        assert recipe["by_way"]["loop"]["ratio"] == 1
+
+
+def test_all_ways_compute_the_same_gradient(found: dict[str, Any]) -> None:
+    """ResNet-12 has max pooling, at whose kinks two correct programs may part; the others are smooth here."""
+    for recipe in recipes(found):
+        allowed = 1e-2 if recipe["kind"] == "resnet12" else 1e-5
+        for way, row in recipe["by_way"].items():
+            assert row["error"] < allowed, (recipe["name"], way)
+
+
+def test_the_limit_is_the_best_kernel_s(found: dict[str, Any]) -> None:
+    for measured in found["measurements"]:
+        limit = measured["limit"]
+        assert limit["gflops"] == limit["kernels"][limit["kernel"]] == max(limit["kernels"].values())
+        for recipe in measured["recipes"]:
+            assert recipe["limit_ms"] == pytest.approx(1000 * recipe["gflop"] / limit["gflops"])
+
+
+def test_the_operations_are_counted(found: dict[str, Any]) -> None:
+    """The sinusoid's by hand. A layer's products of n points, i inputs and o outputs take 2·n·i·o operations each:
+    forward, gradient of the weight, and but for the first layer gradient of the input."""
+    counted = {recipe["gflop"] * 1e9 / recipe["tasks"] for recipe in recipes(found) if recipe["name"] == "sinusoid"}
+    layers = ((1, 40), (40, 40), (40, 1))
+    forward = sum(2 * 10 * inputs * outputs for inputs, outputs in layers)
+    first = 2 * 10 * 1 * 40
+    pass_and_back = 3 * forward - first
+    (operations,) = counted
+    # support: the pass and its gradient, then the derivative of both; query: a pass and its gradient
+    assert 2 * pass_and_back < operations < 5 * pass_and_back
+
+
+def test_strategies_are_run(found: dict[str, Any]) -> None:
+    assert found["processes"]["experiment"] == "maml_glyphs"
+    rows = {(row["strategy"], row["workers"], row["at_once"]): row for row in found["processes"]["rows"]}
+    assert set(rows) == {("local, two independent at once", 1, 2), ("rpc", 2, 1)}
+    assert all(0 < speed < math.inf for row in rows.values() for speed in row["tasks_per_second"])
+
+
+def test_the_chart_is_a_picture(folder: Path) -> None:
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = bench("--only", "5w2s", data=tmp_path)
+    assert done.returncode == 2
+    assert "'5w2s'" in done.stderr
+    for name in ("5w1s", "20w1s-5steps-15queries", "sinusoid", "resnet12", "processes"):
+        assert f"'{name}'" in done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = bench("--device", "cuda", data=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "type --device cpu" in done.stderr
