@@ -2,7 +2,7 @@
 
 Images are [tasks, samples, height, width, channels]; parameters carry a leading task dimension, over which they may
 be expanded. Every layer can be differentiated any number of times. On the CPU convolution and norm are compiled
-kernels (`kernels.c`), elsewhere torch's operations.
+kernels (`kernels/`), elsewhere torch's operations.
 """
 
 from metalearn.nn.conv import conv2d

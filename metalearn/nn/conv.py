@@ -72,7 +72,7 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
 
 @lru_cache(maxsize=1024)
 def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
-    """The geometry as kernels.c takes it, for images of shape `x`."""
+    """The geometry as convolution.c takes it, for images of shape `x`."""
     tasks, samples, height, width, inputs = x
     return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
 

@@ -25,7 +25,7 @@ from metalearn.cache import cache_folder
 
 log = logging.getLogger("metalearn")
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = sorted(Path(__file__).with_name("kernels").iterdir())
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
          "-shared", "-fPIC")  # fmt: skip
 REALS = {torch.float32: "float", torch.float64: "double"}
@@ -39,7 +39,7 @@ GEOMETRY = Number * 12
 
 
 class _NormFields(ctypes.Structure):
-    """`struct norm` of kernels.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
+    """`struct norm` of norm.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
 
     _fields_ = [(name, Number) for name in ("tasks", "rows", "channels", "scale_step")]
 
@@ -135,7 +135,7 @@ def _compiled(compiler: list[str], real: str) -> Path:
     Processes that start together wait for the one that compiles. The file appears complete or not at all.
     """
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    parts = (SOURCE.read_text(), *FLAGS, *compiler, version, real, _processor())
+    parts = (*(source.read_text() for source in SOURCES), *FLAGS, *compiler, version, real, _processor())
     name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     try:
         folder = cache_folder()
@@ -153,7 +153,8 @@ def _compile_in(folder: Path, name: str, compiler: list[str], real: str) -> Path
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             unfinished = path.with_suffix(f".{os.getpid()}")
-            command = [*compiler, *FLAGS, f"-DREAL={real}", str(SOURCE), "-o", str(unfinished)]
+            sources = [str(source) for source in SOURCES if source.suffix == ".c"]
+            command = [*compiler, *FLAGS, f"-DREAL={real}", *sources, "-o", str(unfinished)]
             try:
                 subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
                 unfinished.replace(path)

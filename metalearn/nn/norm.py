@@ -82,7 +82,7 @@ def _rows(parameter: Tensor) -> tuple[Tensor, int]:
 
 
 def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, slope: float, epsilon: float, **tensors: Tensor) -> None:
-    """One of the three functions of kernels.c, which say there what their tensors mean."""
+    """One of the three functions of norm.c, which say there what their tensors mean."""
     (scale, step), (shift, shift_step) = _rows(weight), _rows(bias)
     if step != shift_step:
         scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]

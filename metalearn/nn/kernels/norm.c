@@ -1,0 +1,194 @@
+/* Batch norm with a leaky ReLU behind it, by the statistics of each task's own rows, to its second derivative. */
+
+#include "kernels.h"
+
+/* Rows of a long column that are summed before they join the others, which keeps the rounding small. */
+enum { BLOCK_ROWS = 32 };
+
+/* x [task][rows][channels]. With x̂ = (x − mean) · rstd and z = γ x̂ + β, y = z where z > 0, else slope · z: slope 0
+ * is the ReLU, slope 1 none at all. Statistics are [task][channels]; γ and β step from task to task by scale_step,
+ * which is 0 where all tasks share them. Below, Σ and a bar are a sum and a mean over the rows. */
+struct norm {
+    int64_t tasks, rows, channels, scale_step;
+    REAL epsilon, slope;
+    const REAL *x, *scale, *shift, *gy, *v, *v_scale, *v_shift, *scale_gradient, *shift_gradient;
+    REAL *mean, *rstd, *y, *gx, *g_scale, *g_shift, *ggy, *hx, *h_scale;
+};
+
+/* 1 where z > 0, else slope. */
+INLINE vector steepness(vector z, REAL slope) {
+    mask above = z > 0;
+    return (vector)(((mask)((vector){0} + 1) & above) | ((mask)((vector){0} + slope) & ~above));
+}
+
+INLINE vector reciprocal_root(vector x) {
+    for (int lane = 0; lane < LANES; lane++)
+        x[lane] = 1 / (sizeof(REAL) == 4 ? __builtin_sqrtf(x[lane]) : __builtin_sqrt(x[lane]));
+    return x;
+}
+
+/* The columns of a unit: some vectors' width, of one task. */
+struct columns { int64_t at, stat, scale; vector mean[WIDE], rstd[WIDE], slant[WIDE], shift[WIDE]; };
+
+INLINE void find_columns(const struct norm *n, int64_t task, int64_t column, struct columns *c) {
+    c->at = task * n->rows * n->channels + column;
+    c->stat = task * n->channels + column;
+    c->scale = task * n->scale_step + column;
+}
+
+INLINE void load_columns(const struct norm *n, const int wide, struct columns *c) {
+    EACH(v, wide) {
+        c->mean[v] = load(n->mean + c->stat + v * LANES);
+        c->rstd[v] = load(n->rstd + c->stat + v * LANES);
+        c->slant[v] = load(n->scale + c->scale + v * LANES) * c->rstd[v];
+        c->shift[v] = load(n->shift + c->scale + v * LANES);
+    }
+}
+
+INLINE int64_t block_end(int64_t from, int64_t rows) { return from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows; }
+
+/* Mean and variance block by block (Chan, Golub and LeVeque 1979, equations 2.1). */
+INLINE void norm_columns(const struct norm *n, const int wide, struct columns *c) {
+    const REAL *x = n->x + c->at;
+    vector mean[WIDE] = {{0}}, spread[WIDE] = {{0}};
+    for (int64_t from = 0; from < n->rows; from = block_end(from, n->rows)) {
+        int64_t to = block_end(from, n->rows);
+        vector sum[WIDE] = {{0}}, squares[WIDE] = {{0}};
+        for (int64_t row = from; row < to; row++)
+            EACH(v, wide) sum[v] += load(x + row * n->channels + v * LANES);
+        EACH(v, wide) sum[v] /= (REAL)(to - from);
+        for (int64_t row = from; row < to; row++)
+            EACH(v, wide) {
+                vector d = load(x + row * n->channels + v * LANES) - sum[v];
+                squares[v] += d * d;
+            }
+        REAL weight = (REAL)(to - from) / (REAL)to;
+        EACH(v, wide) {
+            vector gap = sum[v] - mean[v];
+            spread[v] += squares[v] + gap * gap * (weight * (REAL)from);
+            mean[v] += gap * weight;
+        }
+    }
+    EACH(v, wide) {
+        store(n->mean + c->stat + v * LANES, mean[v]);
+        store(n->rstd + c->stat + v * LANES, reciprocal_root(spread[v] / (REAL)n->rows + n->epsilon));
+    }
+    load_columns(n, wide, c);
+    for (int64_t row = 0; row < n->rows; row++)
+        EACH(v, wide) {
+            int64_t i = row * n->channels + v * LANES;
+            vector z = (load(x + i) - c->mean[v]) * c->slant[v] + c->shift[v];
+            store(n->y + c->at + i, z * steepness(z, n->slope));
+        }
+}
+
+/* gx = γ rstd (g − ḡ − x̂ · mean(g x̂)) with g = gy · y′(z); the gradient of γ is Σ g x̂, that of β is Σ g. */
+INLINE void norm_backward_columns(const struct norm *n, const int wide, struct columns *c) {
+    const REAL *x = n->x + c->at, *gy = n->gy + c->at;
+    vector total[WIDE] = {{0}}, total_d[WIDE] = {{0}}, along[WIDE];
+    load_columns(n, wide, c);
+    for (int64_t from = 0; from < n->rows; from = block_end(from, n->rows)) {
+        vector sum[WIDE] = {{0}}, sum_d[WIDE] = {{0}};
+        for (int64_t row = from; row < block_end(from, n->rows); row++)
+            EACH(v, wide) {
+                int64_t i = row * n->channels + v * LANES;
+                vector d = load(x + i) - c->mean[v];
+                vector g = load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
+                sum[v] += g;
+                sum_d[v] += g * d;
+            }
+        EACH(v, wide) {
+            total[v] += sum[v];
+            total_d[v] += sum_d[v];
+        }
+    }
+    EACH(v, wide) {
+        vector g_scale = total_d[v] * c->rstd[v];
+        store(n->g_scale + c->stat + v * LANES, g_scale);
+        store(n->g_shift + c->stat + v * LANES, total[v]);
+        total[v] /= (REAL)n->rows;
+        along[v] = g_scale / (REAL)n->rows * c->rstd[v];
+    }
+    for (int64_t row = 0; row < n->rows; row++)
+        EACH(v, wide) {
+            int64_t i = row * n->channels + v * LANES;
+            vector d = load(x + i) - c->mean[v];
+            vector g = load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
+            store(n->gx + c->at + i, c->slant[v] * (g - total[v] - d * along[v]));
+        }
+}
+
+/* The backward pass of norm_backward: from the cotangents v of gx, v_scale of γ's gradient and v_shift of β's to those
+ * of gy, x and γ. With S = mean(g x̂), u = mean(v x̂), C = mean(v g) − v̄ ḡ − u S and
+ * q = (v_scale − γ rstd u) g − γ rstd S v: ggy = y′(z) (γ rstd (v − v̄ − x̂ u) + v_scale x̂ + v_shift),
+ * h_scale = rows · rstd · C, hx = rstd (q − q̄ − x̂ mean(q x̂)) − γ rstd² C x̂. */
+INLINE void norm_second_columns(const struct norm *n, const int wide, struct columns *c) {
+    const REAL *x = n->x + c->at, *gy = n->gy + c->at, *v_x = n->v + c->at;
+    const REAL rows = (REAL)n->rows;
+    vector total[WIDE] = {{0}}, total_d[WIDE] = {{0}}, total_g[WIDE] = {{0}};
+    vector g_d[WIDE], g_1[WIDE], h_g[WIDE], h_v[WIDE], h_d[WIDE], h_1[WIDE];
+    load_columns(n, wide, c);
+    for (int64_t from = 0; from < n->rows; from = block_end(from, n->rows)) {
+        vector sum[WIDE] = {{0}}, sum_d[WIDE] = {{0}}, sum_g[WIDE] = {{0}};
+        for (int64_t row = from; row < block_end(from, n->rows); row++)
+            EACH(v, wide) {
+                int64_t i = row * n->channels + v * LANES;
+                vector d = load(x + i) - c->mean[v], w = load(v_x + i);
+                sum[v] += w;
+                sum_d[v] += w * d;
+                sum_g[v] += w * load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
+            }
+        EACH(v, wide) {
+            total[v] += sum[v];
+            total_d[v] += sum_d[v];
+            total_g[v] += sum_g[v];
+        }
+    }
+    EACH(v, wide) {
+        int64_t stat = c->stat + v * LANES;
+        vector slant = c->slant[v], rstd = c->rstd[v];
+        vector S = load(n->scale_gradient + stat) / rows, g_mean = load(n->shift_gradient + stat) / rows;
+        vector v_mean = total[v] / rows, u = total_d[v] * rstd / rows;
+        vector C = total_g[v] / rows - v_mean * g_mean - u * S;
+        vector by_g = load(n->v_scale + stat) - slant * u, by_v = slant * S;
+        vector q_mean = by_g * g_mean - by_v * v_mean, q_along = by_g * S - by_v * u;
+        store(n->h_scale + stat, C * rstd * rows);
+        g_d[v] = by_g * rstd;
+        g_1[v] = load(n->v_shift + stat) - slant * v_mean;
+        h_g[v] = rstd * by_g;
+        h_v[v] = rstd * by_v;
+        h_d[v] = rstd * rstd * (q_along + slant * C);
+        h_1[v] = rstd * q_mean;
+    }
+    for (int64_t row = 0; row < n->rows; row++)
+        EACH(v, wide) {
+            int64_t i = row * n->channels + v * LANES;
+            vector d = load(x + i) - c->mean[v], w = load(v_x + i);
+            vector steep = steepness(d * c->slant[v] + c->shift[v], n->slope), g = load(gy + i) * steep;
+            store(n->ggy + c->at + i, steep * (c->slant[v] * w + g_d[v] * d + g_1[v]));
+            store(n->hx + c->at + i, h_g[v] * g - h_v[v] * w - h_d[v] * d - h_1[v]);
+        }
+}
+
+/* One function of a whole norm from that of some columns: WIDE vectors together, and singly those left over. */
+#define DEFINE_NORM(NAME)                                                                                           \
+    static void NAME##_unit(const void *job, int64_t unit) {                                                        \
+        const struct norm *n = job;                                                                                 \
+        struct columns c;                                                                                           \
+        int64_t units = (n->channels + WIDE * LANES - 1) / (WIDE * LANES), column = unit % units * WIDE * LANES;    \
+        if (column + WIDE * LANES <= n->channels) {                                                                 \
+            find_columns(n, unit / units, column, &c);                                                              \
+            NAME##_columns(n, WIDE, &c);                                                                            \
+        } else                                                                                                      \
+            for (; column < n->channels; column += LANES) {                                                         \
+                find_columns(n, unit / units, column, &c);                                                          \
+                NAME##_columns(n, 1, &c);                                                                           \
+            }                                                                                                       \
+    }                                                                                                               \
+    void NAME(const struct norm *n, int64_t threads) {                                                              \
+        for_each_unit(n->tasks * ((n->channels + WIDE * LANES - 1) / (WIDE * LANES)), threads, NAME##_unit, n);     \
+    }
+
+DEFINE_NORM(norm)
+DEFINE_NORM(norm_backward)
+DEFINE_NORM(norm_second)

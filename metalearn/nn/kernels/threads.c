@@ -1,0 +1,30 @@
+/* Units of work on threads: those of the OpenMP that torch has loaded, since a second one would fight it for cores. */
+
+#include <stddef.h>
+
+#include "kernels.h"
+
+int64_t lanes(void) { return LANES; }
+
+typedef void (*parallel_region)(void (*body)(void *), void *state, unsigned threads, unsigned flags);
+static parallel_region run_in_parallel = NULL;
+
+void use_parallel_region(parallel_region region) { run_in_parallel = region; }
+
+struct share { unit_body body; const void *job; int64_t units, next; };
+
+static void work_off(void *state) {
+    struct share *s = state;
+    for (;;) {
+        int64_t unit = __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED);
+        if (unit >= s->units) return;
+        s->body(s->job, unit);
+    }
+}
+
+void for_each_unit(int64_t units, int64_t threads, unit_body body, const void *job) {
+    struct share s = {body, job, units, 0};
+    if (threads > units) threads = units;
+    if (threads > 1 && run_in_parallel) run_in_parallel(work_off, &s, (unsigned)threads, 0);
+    else work_off(&s);
+}
