@@ -82,16 +82,19 @@ def test_the_limit_is_the_best_kernel_s(found: dict[str, Any]) -> None:
 
 
 def test_the_operations_are_counted(found: dict[str, Any]) -> None:
-    """The sinusoid's by hand. A layer's products of n points, i inputs and o outputs take 2·n·i·o operations each:
-    forward, gradient of the weight, and but for the first layer gradient of the input."""
-    counted = {recipe["gflop"] * 1e9 / recipe["tasks"] for recipe in recipes(found) if recipe["name"] == "sinusoid"}
-    layers = ((1, 40), (40, 40), (40, 1))
-    forward = sum(2 * 10 * inputs * outputs for inputs, outputs in layers)
-    first = 2 * 10 * 1 * 40
-    pass_and_back = 3 * forward - first
-    (operations,) = counted
-    # support: the pass and its gradient, then the derivative of both; query: a pass and its gradient
-    assert 2 * pass_and_back < operations < 5 * pass_and_back
+    """The sinusoid's by hand: one product of 10 points with a layer takes 2 · 10 · inputs · outputs operations.
+
+    Forward there is one for each layer. Back there are two, for weight and input, but one in the first layer. The
+    derivative of the way back has two for each of its products, but one in the first layer. The support set goes
+    forward and back, and its derivative back through both; the queries go forward and back.
+    """
+    first, others = (2 * 10 * products for products in (1 * 40, 40 * 40 + 40 * 1))
+    support = (1 + 1) * first + (1 + 2) * others
+    derivative = (1 + 1) * first + (4 + 2) * others
+    query = (1 + 1) * first + (1 + 2) * others
+    for recipe in recipes(found):
+        if recipe["kind"] == "sinusoid":
+            assert recipe["gflop"] * 1e9 == pytest.approx(recipe["tasks"] * (support + derivative + query))
 
 
 def test_strategies_are_run(found: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger("metalearn")
 
 SOURCES = sorted(Path(__file__).with_name("kernels").iterdir())
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-         "-shared", "-fPIC")  # fmt: skip
+         "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILE_SECONDS = 120
 
