@@ -1,0 +1,139 @@
+"""The networks of the recipes once more, one task at a time, as people write them without this program.
+
+A network here is a function of parameters by name and a batch [n, …]. It is written once, over a handful of
+operations that torch and JAX both have, and shares nothing with `metalearn` but the names of the parameters.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPSILON = 1e-5
+"""Added to the variance by batch norm."""
+
+SLOPE = 0.1
+"""Of leaky ReLU where its input is negative."""
+
+Named = dict[str, Any]
+"""Parameters of one task by name: torch's tensors or JAX's arrays."""
+
+Network = Callable[[Named, Any], Any]
+"""From parameters and a batch [n, …] to outputs [n, d]."""
+
+Loss = Callable[[Any, Any], Any]
+"""The mean loss of outputs [n, d] and targets: classes [n], or values [n, d]."""
+
+
+class Ops(NamedTuple):
+    """What a library has to offer for the networks below; images are [n, c, h, w].
+
+    `conv(x, weight, stride)` keeps or halves the size of a map; `norm(x, scale, shift)` is batch norm by the
+    statistics of the batch; `pool(x)` is 2×2 max pooling; `linear(x, weight, bias)` takes [n, i].
+    """
+
+    conv: Callable[[Any, Any, int], Any]
+    norm: Callable[[Any, Any, Any], Any]
+    act: Callable[[Any], Any]
+    pool: Callable[[Any], Any]
+    linear: Callable[[Any, Any, Any], Any]
+    loss: Loss
+
+
+def network(kind: str, ops: Ops) -> Network:
+    """The network of a kind of recipe: `conv4`, `sinusoid` or `resnet12`."""
+    return partial({"conv4": _conv4, "sinusoid": _mlp, "resnet12": _resnet12}[kind], ops)
+
+
+def _conv4(ops: Ops, params: Named, x: Any) -> Any:
+    for block in range(1, 5):
+        h = ops.conv(x, params[f"conv{block}.weight"], 2)
+        x = ops.act(ops.norm(h, params[f"norm{block}.weight"], params[f"norm{block}.bias"]))
+    return ops.linear(x.mean((2, 3)), params["head.weight"], params["head.bias"])
+
+
+def _mlp(ops: Ops, params: Named, x: Any) -> Any:
+    last = len(params) // 2
+    for layer in range(1, last):
+        x = ops.act(ops.linear(x, params[f"layer{layer}.weight"], params[f"layer{layer}.bias"]))
+    return ops.linear(x, params[f"layer{last}.weight"], params[f"layer{last}.bias"])
+
+
+def _resnet12(ops: Ops, params: Named, x: Any) -> Any:
+    def normed(x: Any, layer: str) -> Any:
+        h = ops.conv(x, params[f"{layer}.conv.weight"], 1)
+        return ops.norm(h, params[f"{layer}.norm.weight"], params[f"{layer}.norm.bias"])
+
+    for block in (f"block{number}" for number in range(1, 5)):
+        h = ops.act(normed(x, f"{block}.layer1"))
+        h = ops.act(normed(h, f"{block}.layer2"))
+        x = ops.pool(ops.act(normed(h, f"{block}.layer3") + normed(x, f"{block}.shortcut")))
+    return ops.linear(x.mean((2, 3)), params["head.weight"], params["head.bias"])
+
+
+def torch_ops(activation: str, *, written_out: bool = False) -> Ops:
+    """torch's operations; with batch norm from mean and variance if `written_out`, as `torch.func.vmap` needs it."""
+    act: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "leaky_relu": partial(F.leaky_relu, negative_slope=SLOPE),
+        "softplus": F.softplus,
+        "tanh": torch.tanh,
+    }
+    return Ops(
+        conv=lambda x, weight, stride: F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2),
+        norm=_written_out_norm if written_out else _fused_norm,
+        act=act[activation],
+        pool=lambda x: F.max_pool2d(x, 2),
+        linear=F.linear,
+        loss=lambda outputs, y: (F.mse_loss if y.is_floating_point() else F.cross_entropy)(outputs, y),
+    )
+
+
+def _fused_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, scale, shift, training=True, eps=EPSILON)
+
+
+def _written_out_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    centred = x - x.mean((0, 2, 3), keepdim=True)
+    variance = centred.square().mean((0, 2, 3), keepdim=True)
+    factor = scale[:, None, None] * torch.rsqrt(variance + EPSILON)
+    return centred * factor + shift[:, None, None]
+
+
+def jax_ops(activation: str) -> Ops:
+    """JAX's operations.
+
+    Raises:
+        ImportError: JAX is not installed.
+    """
+    jax = importlib.import_module("jax")
+    jnp, lax = jax.numpy, jax.lax
+    act = {
+        "relu": jax.nn.relu,
+        "leaky_relu": partial(jax.nn.leaky_relu, negative_slope=SLOPE),
+        "softplus": jax.nn.softplus,
+        "tanh": jnp.tanh,
+    }
+
+    def conv(x: Any, weight: Any, stride: int) -> Any:
+        border = weight.shape[-1] // 2
+        return lax.conv_general_dilated(x, weight, (stride, stride), [(border, border)] * 2)
+
+    def norm(x: Any, scale: Any, shift: Any) -> Any:
+        centred = x - x.mean((0, 2, 3), keepdims=True)
+        factor = scale[:, None, None] * lax.rsqrt((centred**2).mean((0, 2, 3), keepdims=True) + EPSILON)
+        return centred * factor + shift[:, None, None]
+
+    def loss(outputs: Any, y: Any) -> Any:
+        if jnp.issubdtype(y.dtype, jnp.floating):
+            return ((outputs - y) ** 2).mean()
+        return -jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1).mean()
+
+    def pool(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+    return Ops(conv, norm, act[activation], pool, lambda x, weight, bias: x @ weight.T + bias, loss)
