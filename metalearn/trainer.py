@@ -21,6 +21,9 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 """How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`, by type of device.
 Omniglot's 5-way 1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
 
+PAIR_FLOATS = 12_000_000
+"""How many those of two tasks may take that are computed together all the same, so that two threads have work."""
+
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From the chunks' summed gradients and numbers of tasks, both in chunk order, to the meta-gradient."""
 StartOptimizer = Callable[[Params], torch.optim.Optimizer]
@@ -107,10 +110,12 @@ def trainer(
 
 def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
     """Tasks of so many images that are computed together. `auto` is a formula of model, episode, type of device and
-    a constant, never of the machine: as many as fit `CHUNK_FLOATS`, evened out over the meta-batch."""
+    constants, never of the machine: as many as fit `CHUNK_FLOATS`, or two that fit `PAIR_FLOATS`, evened out over
+    the meta-batch."""
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
-    fitting = max(1, CHUNK_FLOATS[device.type] // (images * model.activations))
+    floats = images * model.activations
+    fitting = max(CHUNK_FLOATS[device.type] // floats, 2 if 2 * floats <= PAIR_FLOATS else 1)
     chunks = math.ceil(settings.meta_batch_size / fitting)
     return math.ceil(settings.meta_batch_size / chunks)
 

@@ -5,10 +5,11 @@
     python scripts/bench.py --short
 
 Every way computes the same second-order gradient of the same episodes from the same parameters. Each number of threads
-has a process of its own; in it every round runs every way once. A way's error is the largest difference of its float32
-gradient from the loop's in float64, under a smooth activation. The limit is the time that the floating-point operations
-of the step would take at the best rate that any matrix product or 3×3 convolution reaches in the same process.
-TorchOpt and JAX are measured where they are installed. `processes` are runs of train.py under the strategies.
+has a process of its own, which keeps freed memory as train.py does; in it every round runs every way once. A way's
+error is the largest difference of its float32 gradient from the loop's in float64, under a smooth activation. The limit
+is the time that the floating-point operations of the step would take at the best rate that any matrix product or 3×3
+convolution reaches in the same process. TorchOpt and JAX are measured where they are installed. `processes` are runs of
+train.py under the strategies.
 """
 
 import argparse
@@ -47,6 +48,7 @@ from bench_ways import (  # noqa: E402
     ways_there,
 )
 
+from metalearn.memory import keep_freed_memory  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
 
 PROCESSES = "processes"
@@ -135,6 +137,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All recipes on so many threads, and the machine's rates before and after."""
     (threads,), device = options.threads, options.device
     torch.set_num_threads(threads)
+    keep_freed_memory()
     compute_with("float32")
     seconds = 0.02 if options.short else 0.3
     before = rates(device, seconds)

@@ -98,7 +98,7 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
         return f"torch's operations on {device.type}"
     found = kernels(dtype)
     if found is None:
-        return "torch's operations, which take two to three times as long: there is no C compiler; type apt-get install gcc"
+        return "torch's operations, two to three times slower, since nothing compiles kernels; type apt-get install gcc"
     return f"compiled kernels, {found.lanes} numbers a vector"
 
 

@@ -20,7 +20,6 @@ enum { VECTOR_BYTES = 16, ROWS = 6, VECTORS = 4 };
 #endif
 enum { LANES = VECTOR_BYTES / sizeof(REAL) };
 enum { LOG_LANES = LANES == 16 ? 4 : LANES == 8 ? 3 : LANES == 4 ? 2 : 1 };
-enum { WIDE = 4 };
 
 typedef REAL vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 

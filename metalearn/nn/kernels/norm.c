@@ -5,6 +5,9 @@
 /* Rows of a long column that are summed before they join the others, which keeps the rounding small. */
 enum { BLOCK_ROWS = 32 };
 
+/* Vectors of a row that are computed together: what lies side by side in memory is read in one go. */
+enum { WIDE = 4 };
+
 /* x [task][rows][channels]. With x̂ = (x − mean) · rstd and z = γ x̂ + β, y = z where z > 0, else slope · z: slope 0
  * is the ReLU, slope 1 none at all. Statistics are [task][channels]; γ and β step from task to task by scale_step,
  * which is 0 where all tasks share them. Below, Σ and a bar are a sum and a mean over the rows. */
@@ -170,23 +173,40 @@ INLINE void norm_second_columns(const struct norm *n, const int wide, struct col
         }
 }
 
-/* One function of a whole norm from that of some columns: WIDE vectors together, and singly those left over. */
+/* A norm and how many vectors wide its units are: WIDE, or fewer where there would be fewer units than threads. */
+struct job { const struct norm *norm; int wide; };
+
+static int64_t units_of(const struct job *j) {
+    int64_t width = j->wide * LANES;
+    return j->norm->tasks * ((j->norm->channels + width - 1) / width);
+}
+
+static struct job divided(const struct norm *n, int64_t threads) {
+    struct job j = {n, WIDE};
+    while (j.wide > 1 && units_of(&j) < threads) j.wide /= 2;
+    return j;
+}
+
+/* One function of a whole norm from that of some columns: a unit's vectors together, and singly those left over. */
 #define DEFINE_NORM(NAME)                                                                                           \
     static void NAME##_unit(const void *job, int64_t unit) {                                                        \
-        const struct norm *n = job;                                                                                 \
+        const struct job *j = job;                                                                                  \
+        const struct norm *n = j->norm;                                                                             \
         struct columns c;                                                                                           \
-        int64_t units = (n->channels + WIDE * LANES - 1) / (WIDE * LANES), column = unit % units * WIDE * LANES;    \
-        if (column + WIDE * LANES <= n->channels) {                                                                 \
+        int64_t width = j->wide * LANES, units = units_of(j) / n->tasks, column = unit % units * width;             \
+        int64_t end = column + width < n->channels ? column + width : n->channels;                                  \
+        if (j->wide == WIDE && column + width <= n->channels) {                                                     \
             find_columns(n, unit / units, column, &c);                                                              \
             NAME##_columns(n, WIDE, &c);                                                                            \
         } else                                                                                                      \
-            for (; column < n->channels; column += LANES) {                                                         \
+            for (; column < end; column += LANES) {                                                                 \
                 find_columns(n, unit / units, column, &c);                                                          \
                 NAME##_columns(n, 1, &c);                                                                           \
             }                                                                                                       \
     }                                                                                                               \
     void NAME(const struct norm *n, int64_t threads) {                                                              \
-        for_each_unit(n->tasks * ((n->channels + WIDE * LANES - 1) / (WIDE * LANES)), threads, NAME##_unit, n);     \
+        const struct job j = divided(n, threads);                                                                   \
+        for_each_unit(units_of(&j), threads, NAME##_unit, &j);                                                      \
     }
 
 DEFINE_NORM(norm)
