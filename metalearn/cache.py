@@ -9,18 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from metalearn.cache_folder import cache_folder
 from metalearn.episodes import Images
 from metalearn.errors import DataError
 
 log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """`METALEARN_CACHE`, else the user's cache folder."""
-    if "METALEARN_CACHE" in os.environ:
-        return Path(os.environ["METALEARN_CACHE"])
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "metalearn"
 
 
 def cached_array(name: str, shape: tuple[int, ...], make: Callable[[], Images]) -> Images:

@@ -1,14 +1,16 @@
 """A network written as an `nn.Module`, as pure functions: its weights come from outside, for every task its own."""
 
+import copy
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from metalearn.functional import one_after_the_other
 from metalearn.nn import batch_norm, conv2d
@@ -18,8 +20,9 @@ Make = Callable[[], nn.Module]
 """A fresh network, its weights drawn from torch's global random numbers."""
 
 
-def model_of(make: Make, *, name: str, image_size: int, transductive: bool) -> Model:
-    """A network that takes images [n, 3, h, w] and gives [n, ways], as a model; parameters bear the module's names.
+def model_of(make: Make, *, name: str, channels: int, image_size: int, transductive: bool, advice: str) -> Model:
+    """A network that takes images [n, channels, h, w] and gives [n, ways], as a model; parameters bear the module's
+    names.
 
     Convolutions and batch norms are computed by our layers where these can; `remark` says how many cannot. Batch
     norm keeps no running statistics: a batch is normalised by its own, or by its support set's, and in either case
@@ -29,18 +32,23 @@ def model_of(make: Make, *, name: str, image_size: int, transductive: bool) -> M
     Args:
         make: gives a fresh network.
         name: what to call it in errors.
+        channels: that it takes; images of one channel are repeated.
         image_size: height and width of an image, in pixels.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
+        advice: what to type where it cannot take such images.
 
     Raises:
-        ValueError: images that the network cannot take, or a layer that remembers batches.
+        ValueError: images that the network cannot take, outputs that are not [n, ways], a parameter that has no part
+            in them, or a layer that remembers batches.
     """
     network = _fresh(make, seed=0)
-    remark = _make_pure(network, name)
+    remark = _make_pure(network, name, transductive)
+    activations = _tried(network, name, (channels, image_size, image_size), advice)
+    shared = _names(network)
+    names = list(dict.fromkeys(shared.values()))
     buffers = dict(network.named_buffers())
     network.to("meta")  # its weights always come from outside
-    names = [parameter for parameter, _ in network.named_parameters()]
     norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
@@ -49,74 +57,54 @@ def model_of(make: Make, *, name: str, image_size: int, transductive: bool) -> M
         return {parameter: value.detach() for parameter, value in _fresh(make, seed).named_parameters()}
 
     def forward(params: Params, x: Tensor, known: int) -> Tensor:
-        images = x.expand(-1, -1, 3, -1, -1)
+        images = x.expand(-1, -1, channels, -1, -1)
         fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
         weights = zip(*(params[parameter].unbind() for parameter in names), strict=True)
         # The fused kernels of attention have no second derivative.
         with busy, sdpa_kernel(SDPBackend.MATH):
             for norm in norms:
                 norm.known = known
-            return torch.stack([
-                functional_call(network, fixed | dict(zip(names, of_task, strict=True)), (images_of_task,))
-                for of_task, images_of_task in zip(weights, images, strict=True)
-            ])  # fmt: skip
+            outputs = []
+            for of_task, images_of_task in zip(weights, images, strict=True):
+                by_name = dict(zip(names, of_task, strict=True))
+                everywhere = {path: by_name[parameter] for path, parameter in shared.items()}
+                outputs.append(functional_call(network, fixed | everywhere, (images_of_task,), tie_weights=False))
+            return torch.stack(outputs)
 
-    activations = _tried(network, name, image_size)
     apply = one_after_the_other((Stage(name, tuple(names), forward),), ignores_support=transductive)
     return Model(init, apply, transductive, activations, remark=remark)
 
 
-class _Conv(nn.Module):
-    """In a convolution's place: ours, whose second derivative is fast."""
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.stride, self.padding = layer.stride[0], cast(tuple[int, int], layer.padding)[0]
+class _Conv(nn.Conv2d):
+    """A convolution computed by ours, whose second derivative is fast."""
 
     def forward(self, x: Tensor) -> Tensor:
+        stride, padding = self.stride[0], cast(tuple[int, int], self.padding)[0]
         if x.is_meta:
-            return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
-        images = x.permute(0, 2, 3, 1).unsqueeze(0)
-        y = conv2d(images, self.weight.unsqueeze(0), stride=self.stride, padding=self.padding)[0]
+            return F.conv2d(x, self.weight, self.bias, stride, padding)
+        y = conv2d(x.permute(0, 2, 3, 1).unsqueeze(0), self.weight.unsqueeze(0), stride=stride, padding=padding)[0]
         return (y if self.bias is None else y + self.bias).permute(0, 3, 1, 2)
 
 
-class _BatchNorm(nn.Module):
-    """In a batch norm layer's place: normalises by the statistics of the first `known` samples, 0 meaning all."""
+class _BatchNorm(nn.BatchNorm2d):
+    """A batch norm by the statistics of the first `known` samples, 0 meaning all."""
 
-    known = 0
-
-    def __init__(self, layer: nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+    known: int
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:
-            return x
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
         images, known = x.permute(0, 2, 3, 1).unsqueeze(0), self.known or None
         scale, shift = self.weight.unsqueeze(0), self.bias.unsqueeze(0)
         y = batch_norm(images, scale, shift, statistics_of=known, epsilon=self.eps)
         return y[0].permute(0, 3, 1, 2)
 
 
-class _HardSigmoid(nn.Module):
-    """In the place of torch's own, which has no second derivative."""
+class _HardSigmoid(nn.Hardsigmoid):
+    """Without torch's own function, which has no second derivative."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu6(x + 3) / 6
-
-
-def _ours(layer: nn.Conv2d) -> bool:
-    """Whether our convolution can do it."""
-    same = layer.stride[0] == layer.stride[1] and layer.padding[0] == layer.padding[1]
-    return (
-        same
-        and layer.groups == 1
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-    )
 
 
 def _fresh(make: Make, seed: int) -> nn.Module:
@@ -126,68 +114,115 @@ def _fresh(make: Make, seed: int) -> nn.Module:
         return make()
 
 
-def _make_pure(network: nn.Module, name: str) -> str:
+def _names(network: nn.Module) -> dict[str, str]:
+    """Every path to a parameter, and the first of the paths to that same one."""
+    first = {id(parameter): path for path, parameter in network.named_parameters()}
+    return {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
+
+
+def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
     """Changes, in place, what is random, overwrites its input, remembers batches or has one derivative only; and has
-    our layers compute what they can. Returns what the user should know of the rest."""
+    our layers compute what they can, by exchanging the class. Returns what the user should know of the rest."""
     network.eval()
-    theirs = []
-    convolutions = 0
-    for path, layer in list(network.named_modules()):
+    theirs, convolutions = [], 0
+    for path, layer in network.named_modules():
         if hasattr(layer, "inplace"):
             layer.inplace = False
-        if isinstance(layer, nn.BatchNorm2d):
-            _check_norm(path, layer, name)
-            network.set_submodule(path, _BatchNorm(layer))
-        elif isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
-            raise ValueError(
-                f"{name}: its layer {path} ({type(layer).__name__}) remembers batches, which a pure function cannot; "
-                "give it track_running_stats=False, or take nn.BatchNorm2d or nn.GroupNorm"
-            )
-        if isinstance(layer, nn.Hardsigmoid):
-            network.set_submodule(path, _HardSigmoid())
+        if _is(layer, nn.Hardsigmoid):
+            layer.__class__ = _HardSigmoid
+        if _is(layer, nn.BatchNorm2d) and layer.affine:
+            layer.__class__, layer.known = _BatchNorm, 0
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+            _check_norm(path, layer, name, transductive)
         if isinstance(layer, nn.Conv2d):
             convolutions += 1
             if _ours(layer):
-                network.set_submodule(path, _Conv(layer))
+                layer.__class__ = _Conv
             else:
                 theirs.append(path)
     if not theirs:
         return ""
     return (
         f"{name}: {len(theirs)} of {convolutions} convolutions are computed by torch, whose second derivative is slow, "
-        f"for their groups, dilation or padding: {', '.join(theirs[:3])}{', …' if len(theirs) > 3 else ''}"
+        f"for their groups, dilation, padding or class: {', '.join(theirs[:3])}{', …' if len(theirs) > 3 else ''}"
     )
 
 
-def _check_norm(path: str, layer: nn.BatchNorm2d, name: str) -> None:
-    if layer.weight is None:
-        raise ValueError(f"{name}: its layer {path} has no scale and shift; give it affine=True")
+def _is(layer: Any, kind: type[nn.Module]) -> bool:
+    """Whether it is that very class, not one derived from it, and nothing hangs on its calls."""
+    return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
-def _tried(network: nn.Module, name: str, image_size: int) -> int:
-    """The floats that one image leaves behind in the layers of a network on the meta device.
+def _ours(layer: nn.Conv2d) -> bool:
+    """Whether our convolution can do it."""
+    return (
+        _is(layer, nn.Conv2d)
+        and not isinstance(layer.padding, str)
+        and layer.stride[0] == layer.stride[1]
+        and layer.padding[0] == layer.padding[1]
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+    )
+
+
+def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
+    """Raises ValueError for a norm that is not ours and mixes the batches, or the samples, that must stay apart."""
+    what = f"{name}: its layer {path} ({type(layer).__name__})"
+    if layer.track_running_stats:
+        raise ValueError(
+            f"{what} remembers batches, which a pure function cannot; give it track_running_stats=False, or take "
+            "nn.BatchNorm2d or nn.GroupNorm"
+        )
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not transductive:
+        raise ValueError(
+            f"{what} normalises queries by each other; type transductive=true, or take nn.BatchNorm2d or nn.GroupNorm"
+        )
+
+
+def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: str) -> int:
+    """The floats that one image leaves behind in the layers of a network. Tried without computing anything, on the
+    meta device; and where that is not possible, in earnest.
 
     Raises:
-        ValueError: it cannot take images of that size.
+        ValueError: it cannot take such images, does not give [n, ways], or has a parameter that is not used.
     """
-    images = torch.zeros(2, 3, image_size, image_size, device="meta")
+    failures = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
+    try:
+        return _counted(copy.deepcopy(network).to("meta"), name, torch.zeros(2, *image, device="meta"))
+    except failures:
+        try:
+            return _counted(network, name, torch.zeros(2, *image))
+        except failures as error:
+            if str(error).startswith(f"{name}: "):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"image_size={image[1]}: {name} cannot take images [n, {', '.join(map(str, image))}] ({reason}); "
+                f"{advice}"
+            ) from error
+
+
+def _counted(network: nn.Module, name: str, images: Tensor) -> int:
     floats = 0
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
         nonlocal floats
-        floats += output.numel() // len(images)
+        floats += sum(leaf.numel() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)) // len(images)
 
-    leaves = [layer for layer in network.modules() if not list(layer.children())]
-    hooks = [layer.register_forward_hook(count) for layer in leaves]
+    hooks = [layer.register_forward_hook(count) for layer in network.modules() if not list(layer.children())]
     try:
-        with torch.no_grad():
-            network(images)
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise ValueError(
-            f"image_size={image_size}: {name} cannot take such images ({str(error).splitlines()[0]}); "
-            "type dataset.image_size=224, which all of torchvision's classifiers take"
-        ) from error
+        output = network(images)
     finally:
         for hook in hooks:
             hook.remove()
-    return floats
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(images):
+        found = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ValueError(f"{name}: gives {found} for {len(images)} images, and must give a tensor [n, ways]")
+    parameters = dict(network.named_parameters())
+    grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
+    unused = [path for path, grad in zip(parameters, grads, strict=True) if grad is None]
+    if unused:
+        raise ValueError(f"{name}: its parameter {unused[0]} has no part in the outputs; leave it out")
+    return max(floats, output.shape[1])

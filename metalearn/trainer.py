@@ -110,8 +110,8 @@ def trainer(
 
 def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
     """Tasks of so many images that are computed together. `auto` is a formula of model, episode, type of device and
-    constants, never of the machine: as many as fit `CHUNK_FLOATS`, or two that fit `PAIR_FLOATS`, evened out over
-    the meta-batch."""
+    constants, not of anything else about the machine: as many as fit `CHUNK_FLOATS`, or two that fit `PAIR_FLOATS`,
+    evened out over the meta-batch."""
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
     floats = images * model.activations

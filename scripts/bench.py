@@ -49,6 +49,7 @@ from bench_ways import (  # noqa: E402
 )
 
 from metalearn.memory import keep_freed_memory  # noqa: E402
+from metalearn.nn.native import describe  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
 
 PROCESSES = "processes"
@@ -149,7 +150,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for row in recipe["by_way"].values():
             row["fraction_of_limit"] = recipe["limit_ms"] / row["median_ms"]
     limit = {"kernel": kernel, "gflops": reached[kernel], "kernels": reached}
-    return {"threads": threads, "device": device, "limit": limit, "recipes": found}
+    layers = describe(torch.device(device), torch.float32)
+    return {"threads": threads, "device": device, "layers": layers, "limit": limit, "recipes": found}
 
 
 def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[str, Any]:
@@ -247,7 +249,7 @@ def table(measured: dict[str, Any]) -> list[str]:
     limit = measured["limit"]
     lines = [
         f"threads: {measured['threads']}; device: {measured['device']}; best float32 rate: {limit['gflops']:.0f} "
-        f"GFLOP/s ({limit['kernel']})", "",
+        f"GFLOP/s ({limit['kernel']}); ours by {measured['layers']}", "",
         "| recipe | tasks | GFLOP | limit ms | way | ms | quartiles | × loop | of the limit | error |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip

@@ -1,5 +1,7 @@
 """Functions that the tests choose by config, as users choose theirs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -66,3 +68,36 @@ class Small(nn.Module):
         for conv in self.convs:
             x = conv(x)
         return self.head(torch.tanh(self.norm(x)).mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+class Double(nn.Conv2d):
+    """A convolution that is not quite one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Odd(nn.Module):
+    """Networks with something about them; `kind` says what."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv = nn.Conv2d(1 if kind == "grey" else 3, 3, 3, padding=1)
+        if kind == "unused":
+            self.spare = nn.Parameter(torch.ones(3))
+        if kind == "batch":
+            self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+        if kind == "shared":
+            self.again, self.twice = self.conv, Double(3, 3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.conv(x)
+        if self.kind == "images":
+            return h
+        if self.kind == "shared":
+            h = self.twice(self.again(torch.tanh(h))) * torch.arange(1.0, 4.0, dtype=x.dtype).view(3, 1, 1)
+        h = h.mean(dim=(2, 3))
+        if self.kind == "dict":
+            return {"logits": h}
+        return self.norm(h) if self.kind == "batch" else h

@@ -12,7 +12,7 @@ FILES = sorted([*ROOT.glob("distributed/**/*.py"), *ROOT.glob("metalearn/**/*.py
 MAY_IMPORT = {
     "metalearn/types.py": set(),
     "metalearn/functional.py": {"metalearn.nn", "metalearn.types"},
-    "metalearn/nn": {"metalearn.nn", "metalearn.cache"},
+    "metalearn/nn": {"metalearn.nn", "metalearn.cache_folder"},
     "metalearn/tasks": {
         "metalearn.types",
         "metalearn.checks",

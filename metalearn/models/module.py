@@ -6,7 +6,7 @@ from typing import Any
 from hydra.utils import get_object
 from torch import nn
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import true_or_false, whole_number
 from metalearn.modules import model_of
 from metalearn.types import Model
 
@@ -16,8 +16,8 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
 
     Args:
         network: `_target_`, the class or function that gives the `nn.Module`, as `package.module.Name`, and its
-            arguments. It takes images [n, 3, h, w] and gives [n, ways].
-        channels: channels of an image: 3, or 1, which is repeated three times.
+            arguments. It takes images [n, channels, h, w] and gives [n, ways].
+        channels: that it takes; an image of one channel is repeated.
         image_size: height and width of an image, in pixels.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
@@ -28,7 +28,6 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
     """
     for argument, value in (("channels", channels), ("image_size", image_size)):
         whole_number(argument, value, at_least=1)
-    one_of("channels", channels, (3, 1))
     true_or_false("transductive", transductive)
     target, options = _split(network)
     try:
@@ -53,7 +52,9 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
             raise ValueError(f"network._target_={target}: gives a {type(made).__name__}, and must give an nn.Module")
         return made
 
-    return model_of(make, name=target.rpartition(".")[2], image_size=image_size, transductive=transductive)
+    name = target.rpartition(".")[2]
+    advice = "type model.channels=N for a network that takes N"
+    return model_of(make, name=name, channels=channels, image_size=image_size, transductive=transductive, advice=advice)
 
 
 def _split(network: dict[str, Any]) -> tuple[str, dict[str, Any]]:

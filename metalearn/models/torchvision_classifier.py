@@ -39,7 +39,8 @@ def torchvision_classifier(*, name: str, ways: int, channels: int, image_size: i
         network: nn.Module = models.get_model(name, weights=None, num_classes=ways, **options)
         return network
 
-    return model_of(make, name=name, image_size=image_size, transductive=transductive)
+    advice = "type dataset.image_size=224, which all of torchvision's classifiers take"
+    return model_of(make, name=name, channels=3, image_size=image_size, transductive=transductive, advice=advice)
 
 
 def _check_name(name: object) -> None:

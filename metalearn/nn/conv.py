@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from metalearn.nn import columns
 from metalearn.nn.layout import rows_of_kernels
-from metalearn.nn.native import GEOMETRY, Kernels, kernels_for
+from metalearn.nn.native import GEOMETRY, Kernels, compiled_for
 from metalearn.nn.precision import rounds_products
 
 FEW_CHANNELS = 16
@@ -50,24 +50,33 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
     Raises:
         ValueError: images and kernels that do not fit each other.
     """
+    _check(x, weight, stride, padding)
     geometry = Geometry(weight.shape[3], weight.shape[4], stride, padding)
-    if (x.shape[0], x.shape[-1], x.dtype, x.device) != (weight.shape[0], weight.shape[2], weight.dtype, weight.device):
-        raise ValueError(
-            f"images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device}) and kernels "
-            f"[tasks, outputs, channels, height, width] {list(weight.shape)} ({weight.dtype}, {weight.device}) must "
-            "have equal numbers of tasks and channels, one type and one device"
-        )
-    if min(geometry.out(*x.shape[2:4])) < 1:
-        raise ValueError(
-            f"images of {x.shape[2]}×{x.shape[3]} pixels are smaller than kernels of {weight.shape[3]}×"
-            f"{weight.shape[4]}; type a larger dataset.image_size"
-        )
     if x.shape[-1] < FEW_CHANNELS and geometry != (1, 1, 1, 0):
         x = columns.windows(F.pad(x, (0, 0) + (padding,) * 4), geometry).flatten(4)
         weight = weight.permute(0, 1, 3, 4, 2).flatten(2)[..., None, None]
         geometry = Geometry(1, 1, 1, 0)
     result: Tensor = _Product.apply(x, weight, geometry)
     return result
+
+
+def _check(x: Tensor, weight: Tensor, stride: int, padding: int) -> None:
+    """The kernels work by address: they would read beyond what does not fit."""
+    shapes = f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
+    if x.dim() != 5 or weight.dim() != 5 or not x.numel() or not weight.numel():
+        raise ValueError(f"{shapes}: must both have five dimensions, none of them 0")
+    if (x.shape[0], x.shape[-1], x.dtype, x.device) != (weight.shape[0], weight.shape[2], weight.dtype, weight.device):
+        raise ValueError(
+            f"{shapes} ({x.dtype}, {x.device}; {weight.dtype}, {weight.device}): kernels [tasks, outputs, channels, "
+            "height, width] must have as many tasks and channels, the same type and the same device"
+        )
+    if stride < 1 or padding < 0:
+        raise ValueError(f"stride={stride}, padding={padding}: must be at least 1 and 0")
+    if min(Geometry(weight.shape[3], weight.shape[4], stride, padding).out(*x.shape[2:4])) < 1:
+        raise ValueError(
+            f"images of {x.shape[2]}×{x.shape[3]} pixels are smaller than kernels of {weight.shape[3]}×"
+            f"{weight.shape[4]}; type a larger dataset.image_size"
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -77,15 +86,15 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
     return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
 
 
-def _kernels(x: Tensor, *vectors_run_over: int) -> Kernels | None:
+def _native(x: Tensor, *vectors_run_over: int) -> Kernels | None:
     """The compiled kernels, where they can do it: numbers of channels that fill their vectors."""
-    found = None if rounds_products() else kernels_for(x)
+    found = None if rounds_products() else compiled_for(x)
     return found if found is not None and all(c % found.lanes == 0 for c in vectors_run_over) else None
 
 
 def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
     outputs = weight.shape[1]
-    native = _kernels(x, outputs)
+    native = _native(x, outputs)
     if native is None:
         return columns.product(x, weight, g)
     x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
@@ -95,7 +104,7 @@ def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
 
 
 def _input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
-    native = _kernels(gy, shape[-1], gy.shape[-1])
+    native = _native(gy, shape[-1], gy.shape[-1])
     if native is None:
         return columns.input_gradient(gy, weight, shape, g)
     gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
@@ -106,7 +115,7 @@ def _input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geome
 
 def _weight_gradient(gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
     outputs = gy.shape[-1]
-    native = _kernels(gy, outputs)
+    native = _native(gy, outputs)
     if native is None:
         return columns.weight_gradient(gy, x, g)
     gy, x = gy.contiguous(), x.contiguous()

@@ -29,7 +29,7 @@ def rows_of_kernels(weight: Tensor) -> tuple[Tensor, int]:
     rows = weight.permute(0, 3, 4, 2, 1)
     if weight.stride(0) == 0 and weight.shape[0] > 1:
         return rows[:1].contiguous(), 0
-    return rows.contiguous(), weight[0].numel()
+    return rows.contiguous(), weight.shape[1:].numel()
 
 
 class _LaidOut(Function):

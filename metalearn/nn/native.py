@@ -1,8 +1,9 @@
-"""The layers' kernels in C: compiled once by the machine's own compiler, kept in the cache, called by address.
+"""The layers' kernels in C: compiled once by the machine's own gcc, kept in the cache, called by address.
 
 Where there is no compiler, or off the CPU, the layers compute the same with torch's operations.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -21,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalearn.cache import cache_folder
+from metalearn.cache_folder import cache_folder
+from metalearn.nn.precision import rounds_products
 
 log = logging.getLogger("metalearn")
 
-SOURCES = sorted(Path(__file__).with_name("kernels").iterdir())
+SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
          "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
 REALS = {torch.float32: "float", torch.float64: "double"}
@@ -87,37 +89,43 @@ class Kernels:
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
 
 
-def kernels_for(x: Tensor) -> Kernels | None:
+def compiled_for(x: Tensor) -> Kernels | None:
     """The kernels that can compute with `x`, or None."""
-    return kernels(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
+    return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> str:
     """What the layers compute with, in a line for the log."""
     if device.type != "cpu":
         return f"torch's operations on {device.type}"
-    found = kernels(dtype)
+    found = compiled(dtype)
     if found is None:
-        return "torch's operations, two to three times slower, since nothing compiles kernels; type apt-get install gcc"
-    return f"compiled kernels, {found.lanes} numbers a vector"
+        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else "there is no working gcc: install one"
+        return f"torch's operations, two to three times slower than compiled kernels; {why}"
+    products = ", but for products in bf16, which are torch's" if rounds_products() else ""
+    return f"compiled kernels, {found.lanes} numbers a vector{products}"
 
 
 @functools.cache
-def kernels(dtype: torch.dtype) -> Kernels | None:
+def compiled(dtype: torch.dtype) -> Kernels | None:
     """The compiled kernels for `dtype`; None where `METALEARN_KERNELS=torch` or nothing can compile them."""
+    compiler = None if _unwanted() else _compiler()
+    if compiler is None:
+        return None
+    try:
+        library = _library(compiler, REALS[dtype])
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        log.warning("the layers' kernels could not be made by %s (%s)", shlex.join(compiler), detail)
+        return None
+    return Kernels(library, ctypes.c_float if dtype == torch.float32 else ctypes.c_double)
+
+
+def _unwanted() -> bool:
     wanted = os.environ.get("METALEARN_KERNELS", "native")
     if wanted not in ("native", "torch"):
         raise ValueError(f"METALEARN_KERNELS={wanted}: must be native or torch; type METALEARN_KERNELS=native")
-    compiler = _compiler()
-    if wanted == "torch" or compiler is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(_compiled(compiler, REALS[dtype])))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or error
-        log.warning("the layers' kernels could not be compiled by %s (%s)", shlex.join(compiler), detail)
-        return None
-    return Kernels(library, ctypes.c_float if dtype == torch.float32 else ctypes.c_double)
+    return wanted == "torch"
 
 
 def _compiler() -> list[str] | None:
@@ -129,38 +137,40 @@ def _compiler() -> list[str] | None:
     return None
 
 
-def _compiled(compiler: list[str], real: str) -> Path:
-    """The library for `real`, from the cache or freshly compiled; named after all that it depends on.
-
-    Processes that start together wait for the one that compiles. The file appears complete or not at all.
-    """
+def _library(compiler: list[str], real: str) -> ctypes.CDLL:
+    """The library for `real`, from the cache or freshly compiled; its name tells all that it depends on."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     parts = (*(source.read_text() for source in SOURCES), *FLAGS, *compiler, version, real, _processor())
     name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        return _compile_in(folder, name, compiler, real)
-    except OSError:  # a cache that cannot be written
-        return _compile_in(Path(tempfile.mkdtemp(prefix="metalearn-")), name, compiler, real)
-
-
-def _compile_in(folder: Path, name: str, compiler: list[str], real: str) -> Path:
-    path = folder / name
-    if path.exists():
-        return path
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
+        path = cache_folder() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open(
+            "w"
+        ) as lock:  # processes that start together wait for the one that compiles
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # not there, or damaged
+                return ctypes.CDLL(str(path))
             unfinished = path.with_suffix(f".{os.getpid()}")
-            sources = [str(source) for source in SOURCES if source.suffix == ".c"]
-            command = [*compiler, *FLAGS, f"-DREAL={real}", *sources, "-o", str(unfinished)]
             try:
-                subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+                _compile(compiler, real, unfinished)
                 unfinished.replace(path)
             finally:
                 unfinished.unlink(missing_ok=True)
-    return path
+            return ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning(
+            "the layers' kernels cannot be kept in %s (%s): they are compiled at every start", path.parent, error
+        )
+    with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
+        return ctypes.CDLL(str(_compile(compiler, real, Path(folder) / name)))
+
+
+def _compile(compiler: list[str], real: str, to: Path) -> Path:
+    sources = [str(source) for source in SOURCES if source.suffix == ".c"]
+    command = [*compiler, *FLAGS, f"-DREAL={real}", *sources, "-o", str(to)]
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+    return to
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metalearn.nn.native import Kernels, kernels_for
+from metalearn.nn.native import Kernels, compiled_for
 
 EPSILON = 1e-5
 
@@ -45,6 +45,8 @@ def batch_norm(
     Raises:
         ValueError: parameters that do not fit the images, or a single pixel to take statistics of.
     """
+    if x.dim() != 5 or not x.numel():
+        raise ValueError(f"images [tasks, samples, height, width, channels] {list(x.shape)}: must have five dimensions")
     if (statistics_of or x.shape[1]) * x.shape[2] * x.shape[3] == 1:
         raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
     for name, parameter in (("weight", weight), ("bias", bias)):
@@ -53,7 +55,7 @@ def batch_norm(
                 f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
                 f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
             )
-    native = kernels_for(x) if statistics_of is None else None
+    native = compiled_for(x) if statistics_of is None else None
     if native is None or x.shape[-1] % native.lanes:
         return _written_out(x, weight, bias, slope, statistics_of or x.shape[1], epsilon)
     result: Tensor = _Norm.apply(x.contiguous(), weight, bias, slope, epsilon)
@@ -69,7 +71,7 @@ def _written_out(x: Tensor, weight: Tensor, bias: Tensor, slope: float, measured
 
 
 def _native(x: Tensor) -> Kernels:
-    found = kernels_for(x)
+    found = compiled_for(x)
     assert found is not None
     return found
 
@@ -125,14 +127,13 @@ class _NormBackward(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cotangents = (grad.contiguous() for grad in grads)
-        return (*_NormSecond.apply(*cotangents, *ctx.saved_tensors, *ctx.settings), *(None,) * 5)
+        of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *ctx.saved_tensors, *ctx.settings)
+        of_bias = torch.zeros_like(ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None  # it moves the kink only
+        return (of_gy, of_x, of_weight, of_bias, *(None,) * 4)
 
 
 class _NormSecond(Function):
-    """The backward pass of `_NormBackward`: from the cotangents of its results to those of gy, x and weight.
-
-    Those of bias are nought almost everywhere: it only moves the kink of the activation.
-    """
+    """The backward pass of `_NormBackward`: from the cotangents of its results to those of gy, x and weight."""
 
     @staticmethod
     def forward(
@@ -152,6 +153,7 @@ class _NormSecond(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Third and higher derivatives, which nobody is in a hurry for: through the definition."""
         slope, epsilon = ctx.settings
+        keep = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = [  # views, so that none of them is found upstream of another
                 saved.view_as(saved) if saved.requires_grad else saved.detach().requires_grad_()
@@ -162,6 +164,6 @@ class _NormSecond(Function):
             first = torch.autograd.grad(y, (x, weight, bias), gy, create_graph=True)
             second = torch.autograd.grad(first, (gy, x, weight), (v, v_scale, v_shift), create_graph=True)
             third = torch.autograd.grad(
-                second, inputs, grads, create_graph=torch.is_grad_enabled(), allow_unused=True, materialize_grads=True
+                second, inputs, grads, create_graph=keep, allow_unused=True, materialize_grads=True
             )
         return (*third, *(None,) * 6)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.autograd import gradcheck
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
+from metalearn.trainer import chunk_size, trainer
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
 from tests.runs import ROOT
 
@@ -106,7 +108,7 @@ def meta_loss_of(learner: Algorithm, params: Params, episode: Episode) -> float:
 def test_conv4_meta_gradient_along_a_direction(downsample: str, transductive: bool) -> None:
     size = 12 if downsample == "stride" else 16
     model = conv4(
-        ways=3, channels=1, image_size=size, filters=4, downsample=downsample, activation="softplus",
+        ways=3, channels=1, image_size=size, filters=8, downsample=downsample, activation="softplus",
         transductive=transductive,
     )  # fmt: skip
     learner = maml(model=model, inner_lr=0.4, inner_steps=2, eval_steps=1)
@@ -139,7 +141,7 @@ def conv4_written_out(params: Params, x: Tensor, measured: Tensor, activation: s
 @pytest.mark.parametrize(("transductive", "steps"), [(True, 1), (True, 3), (False, 2)])
 def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: int) -> None:
     rate = 0.4
-    model = conv4(ways=3, channels=1, image_size=12, filters=4, transductive=transductive)
+    model = conv4(ways=3, channels=1, image_size=12, filters=8, transductive=transductive)
     learner = maml(model=model, inner_lr=rate, inner_steps=steps, eval_steps=1)
     episode = images(3, 3)
     params = spread_out(double(learner.init(Generator().manual_seed(0))))
@@ -168,7 +170,7 @@ def test_queries_see_each_other_only_when_transductive() -> None:
     replaced = torch.cat([episode.query.x[:, :1], other.query.x[:, 1:]], dim=1)
     logits = {}
     for transductive in (True, False):
-        model = conv4(ways=3, channels=1, image_size=12, filters=4, transductive=transductive)
+        model = conv4(ways=3, channels=1, image_size=12, filters=8, transductive=transductive)
         learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=2)
         params = spread_out(double(learner.init(Generator().manual_seed(0))))
         predict = learner.adapt(params, episode.support)
@@ -178,7 +180,7 @@ def test_queries_see_each_other_only_when_transductive() -> None:
 
 
 def test_inputs_are_untouched_and_chunks_add_up() -> None:
-    model = conv4(ways=3, channels=1, image_size=12, filters=4)
+    model = conv4(ways=3, channels=1, image_size=12, filters=8)
     learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=2)
     episode = images(4, 3)
     params = spread_out(double(learner.init(Generator().manual_seed(0))))
@@ -197,7 +199,7 @@ def test_inputs_are_untouched_and_chunks_add_up() -> None:
 
 
 def test_evaluation_keeps_no_graph_and_counts_steps() -> None:
-    model = conv4(ways=3, channels=1, image_size=12, filters=4)
+    model = conv4(ways=3, channels=1, image_size=12, filters=8)
     learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=3)
     episode = images(2, 3)
     params = double(learner.init(Generator().manual_seed(0)))
@@ -251,3 +253,33 @@ def test_peak_memory_does_not_grow_with_the_meta_batch() -> None:
         assert run.returncode == 0, run.stderr
         peaks.append(int(run.stdout) / 1024)
     assert peaks[2] - peaks[1] < 10, peaks
+
+
+def test_evaluation_keeps_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every inner step only the gradient is taken, by leaves that nothing leads back from."""
+    model = conv4(ways=3, channels=1, image_size=12, filters=8)
+    algorithm = maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=3)
+    gradient, calls = torch.autograd.grad, []
+
+    def watched(*args: Any, **options: Any) -> Any:
+        calls.append(options.get("create_graph", False) or any(not p.is_leaf for p in args[1]))
+        return gradient(*args, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+    values = algorithm.evaluate(double(model.init(Generator().manual_seed(0))), images(2, 3))
+    assert calls == [False] * 3
+    assert not any(value.requires_grad for value in values.values())
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "chunk"),
+    [(10, 32, 8), (10, 30, 8), (10, 5, 5), (80, 32, 2), (80, 1, 1), (400, 32, 1)],
+)
+def test_chunks_follow_the_formula(images: int, batch: int, chunk: int) -> None:
+    """Conv4 leaves 64 · (14² + 7² + 4² + 2²) = 16,960 floats an image: of 1,400,000, or of 12,000,000 for two tasks."""
+    settings = trainer(
+        steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
+    )
+    model = conv4(ways=5, channels=1, image_size=28)
+    assert model.activations == 16_960
+    assert chunk_size(settings, model, images, torch.device("cpu")) == chunk

@@ -14,7 +14,7 @@ from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.types import Batch, Model, Params
-from tests.own_functions import Small
+from tests.own_functions import Odd, Small
 
 WIDTHS = (4, 6, 5, 7)
 SIZE = 18  # halved to 9, 4, 2, 1: one map of odd size
@@ -314,8 +314,9 @@ def test_every_parameter_of_a_torchvision_model_has_a_part_in_the_outputs(name: 
 # Your own network
 
 
-def own(target: str, **options: Any) -> Model:
-    return module(network={"_target_": target, **options}, channels=3, image_size=32)
+def own(target: str, *, transductive: bool = True, **options: Any) -> Model:
+    network = {"_target_": target, **options}
+    return module(network=network, channels=3, image_size=32, transductive=transductive)
 
 
 def test_an_own_module_is_what_torchvisions_model_is_by_name() -> None:
@@ -338,6 +339,18 @@ def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
     assert_same(model.apply(params, x), torch.stack(reference))
 
 
+def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> None:
+    """A convolution that doubles, one registered twice, and tensors made in the forward pass."""
+    model = own("tests.own_functions.Odd", kind="shared")
+    assert model.remark.startswith("Odd: 1 of 2 convolutions")
+    params, x = drawn(model, tasks=2), normal(2, 4, 3, 32, 32)
+    assert list(params) == ["conv.weight", "conv.bias", "twice.weight", "twice.bias"]
+    for task in range(2):
+        network = Odd(kind="shared").double()
+        network.load_state_dict({name: p[task] for name, p in params.items()}, strict=False)
+        assert_same(model.apply(of_task(params, task), x[task : task + 1])[0], network(x[task]))
+
+
 # What is refused
 
 
@@ -358,6 +371,17 @@ def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
             "^network._target_=.*must give an nn.Module",
         ),
         (lambda: own("tests.own_functions.Small", ways=3, norm="1d"), "^Small: its layer norm .BatchNorm1d. remembers"),
+        (lambda: own("tests.own_functions.Odd", kind="unused"), "^Odd: its parameter spare has no part in the outputs"),
+        (lambda: own("tests.own_functions.Odd", kind="images"), r"^Odd: gives a tensor \[2, 3, 32, 32\] for 2 images"),
+        (lambda: own("tests.own_functions.Odd", kind="dict"), "^Odd: gives a dict for 2 images"),
+        (
+            lambda: own("tests.own_functions.Odd", kind="grey"),
+            r"^image_size=32: Odd cannot take images \[n, 3, 32, 32\]",
+        ),
+        (
+            lambda: own("tests.own_functions.Odd", transductive=False, kind="batch"),
+            "^Odd: its layer norm .BatchNorm1d. normalises queries by each other; type transductive=true",
+        ),
         (
             lambda: vision("squeezenet1_1", image_size=16),
             "^image_size=16: squeezenet1_1 .* type dataset.image_size=224",

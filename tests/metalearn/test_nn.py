@@ -1,7 +1,10 @@
 """The layers against formulas written out, in value, first and second derivative, by every way they are computed."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, laid_out, linear, max_pool2d, native, precision
+from tests.runs import ROOT
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Of values and derivatives, relative to the largest of their tensor."""
@@ -23,11 +27,11 @@ many = settings(deadline=None, max_examples=20, suppress_health_check=[HealthChe
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The compiled kernels, then torch's operations."""
     monkeypatch.setenv("METALEARN_KERNELS", request.param)
-    native.kernels.cache_clear()
-    if request.param == "native" and native.kernels(torch.float32) is None:
+    native.compiled.cache_clear()
+    if request.param == "native" and native.compiled(torch.float32) is None:
         pytest.skip("no C compiler")
     yield request.param
-    native.kernels.cache_clear()
+    native.compiled.cache_clear()
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -79,19 +83,21 @@ def spread(x: Tensor, parameter: Tensor, dims: int) -> Tensor:
 
 @many
 @given(
-    tasks=st.integers(1, 3), images=st.integers(1, 7), channels=st.sampled_from([1, 3, 16, 32, 48]),
-    filters=st.sampled_from([2, 16, 48, 112]), size=st.integers(3, 12), kernel=st.sampled_from([1, 2, 3, 5]),
-    stride=st.integers(1, 3), padding=st.integers(0, 2), shared=st.booleans(),
+    tasks=st.integers(1, 3), images=st.sampled_from([1, 2, 3, 5, 7, 70]), channels=st.sampled_from([1, 3, 16, 32, 48]),
+    filters=st.sampled_from([2, 16, 48, 112]), size=st.integers(3, 12),
+    kernel=st.sampled_from([(1, 1), (2, 3), (3, 3), (5, 1)]), stride=st.integers(1, 3), padding=st.integers(0, 2),
+    shared=st.booleans(),
 )  # fmt: skip
 def test_conv2d_is_one_convolution_a_task(
-    way: str, tasks: int, images: int, channels: int, filters: int, size: int, kernel: int, stride: int,
+    way: str, tasks: int, images: int, channels: int, filters: int, size: int, kernel: tuple[int, int], stride: int,
     padding: int, shared: bool,
 ) -> None:  # fmt: skip
-    if size + 2 * padding < kernel:
+    height, width = size, size + 1 if images < 70 else 3
+    if min(height, width) + 2 * padding < max(kernel):
         return
-    x = normal(tasks, images, size, size, channels)
-    lead, scale = () if shared else (tasks,), (channels * kernel**2) ** -0.5
-    weight = (scale * normal(*lead, filters, channels, kernel, kernel)).detach().requires_grad_()
+    x = normal(tasks, images, height, width, channels)
+    lead, scale = () if shared else (tasks,), (channels * kernel[0] * kernel[1]) ** -0.5
+    weight = (scale * normal(*lead, filters, channels, *kernel)).detach().requires_grad_()
     assert_same(
         lambda x, w: conv2d(x, spread(x, w, 4), stride=stride, padding=padding),
         per_task(lambda x, w: F.conv2d(x, w, None, stride, padding)),
@@ -116,8 +122,19 @@ def test_what_does_not_fit_is_refused() -> None:
     """The kernels work by address: they would read beyond it."""
     x, weight = normal(2, 1, 4, 4, 16), normal(2, 16, 16, 3, 3)
     for wrong in (weight[:, :, :8], weight[:1], weight.float()):
-        with pytest.raises(ValueError, match="must have equal numbers of tasks and channels"):
+        with pytest.raises(ValueError, match="must have as many tasks and channels"):
             conv2d(x, wrong)
+    for empty, kernels in ((x[:, :0], weight), (x[:0], weight[:0]), (x[0], weight), (x, weight[0])):
+        with pytest.raises(ValueError, match="five dimensions, none of them 0"):
+            conv2d(empty, kernels)
+    for options in ({"stride": 0}, {"padding": -1}):
+        with pytest.raises(ValueError, match="must be at least 1 and 0"):
+            conv2d(x, weight, **options)
+    for few in (x[:, :0], x[0]):
+        with pytest.raises(ValueError, match="must have five dimensions"):
+            batch_norm(few, normal(2, 16), normal(2, 16))
+    with pytest.raises(ValueError, match="a single number has no variance"):
+        batch_norm(x[:, :, :1, :1], normal(2, 16), normal(2, 16))
     for wrong in (normal(2, 8), normal(1, 16), normal(2, 16).float()):
         with pytest.raises(ValueError, match="does not fit images"):
             batch_norm(x, wrong, normal(2, 16))
@@ -193,7 +210,7 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    if native.kernels(torch.float32) is None:
+    if native.compiled(torch.float32) is None:
         pytest.skip("no C compiler")
     before = torch.get_num_threads()
     inputs = [normal(1, 9, 14, 14, 64), normal(1, 64, 64, 3, 3), normal(1, 64), normal(1, 64, seed=1)]
@@ -241,24 +258,61 @@ def test_no_layer_keeps_its_graph_alive() -> None:
         gc.enable()
 
 
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder, in which the kernels are compiled anew."""
+    if native.compiled(torch.float32) is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    native.compiled.cache_clear()
+    yield tmp_path / "cache"
+    native.compiled.cache_clear()
+
+
+def start_and_compile() -> "subprocess.Popen[bytes]":
+    program = "import torch; from metalearn.nn import native; print(native.compiled(torch.float32).lanes)"
+    return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+
+
+def test_processes_that_start_together_compile_once(fresh_cache: Path) -> None:
+    together = [start_and_compile() for _ in range(3)]
+    said = {process.communicate(timeout=100)[0] for process in together}
+    assert len(said) == 1 and all(process.returncode == 0 for process in together)
+    (library,) = fresh_cache.glob("*.so")
+    assert len(list(fresh_cache.iterdir())) == 2  # and its lock
+    library.write_bytes(b"damaged")
+    with start_and_compile() as another:
+        assert another.wait(timeout=100) == 0
+    assert library.stat().st_size > 10_000
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_done_without(
+    fresh_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh_cache.write_text("a file where the folder should be")
+    assert native.compiled(torch.float32) is not None
+    assert f"cannot be kept in {fresh_cache}" in caplog.text
+
+
 def test_a_compiler_that_fails_is_told_and_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "false")
-    native.kernels.cache_clear()
+    native.compiled.cache_clear()
     try:
-        assert native.kernels(torch.float32) is None
-        assert "could not be compiled by false" in caplog.text
+        assert native.compiled(torch.float32) is None
+        assert "could not be made by false" in caplog.text
         conv2d(normal(1, 1, 4, 4, 16).float(), normal(1, 16, 16, 3, 3).float())
     finally:
-        native.kernels.cache_clear()
+        native.compiled.cache_clear()
 
 
 def test_max_pool2d_takes_the_largest() -> None:
-    x = normal(2, 3, 5, 4, 3)
-    torch.testing.assert_close(max_pool2d(x, 2), torch.stack([
-        F.max_pool2d(x[t].permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1) for t in range(2)
-    ]))  # fmt: skip
+    assert_same(lambda x: max_pool2d(x, 2), pooled, [normal(2, 3, 5, 4, 3)])
+
+
+def pooled(x: Tensor) -> Tensor:
+    return torch.stack([F.max_pool2d(task.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1) for task in x])
 
 
 def test_linear_is_one_affine_map_a_task() -> None:

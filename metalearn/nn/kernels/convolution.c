@@ -26,6 +26,8 @@ static struct pairs make_pairs(const struct geometry *g) {
     int64_t pixels = g->out_height * g->out_width, taps = tap_count(g);
     p.group = BLOCK_PIXELS / pixels > 1 ? BLOCK_PIXELS / pixels : 1;
     if (p.group > g->samples) p.group = g->samples;
+    int64_t in = g->height * g->width * g->inputs, out = pixels * g->outputs, image = in > out ? in : out;
+    while (p.group > 1 && p.group * image > INT32_MAX) p.group--;  /* offsets are of 32 bits */
     p.rows = p.group * g->out_height;
     p.block = BLOCK_PIXELS / g->out_width > 1 ? BLOCK_PIXELS / g->out_width : 1;
     int64_t capacity = taps * p.group * pixels;
