@@ -2,8 +2,8 @@
 
 Images are [tasks, samples, height, width, channels]; parameters carry a leading task dimension, over which they may
 be expanded. Every layer can be differentiated any number of times. On the CPU convolution and norm are compiled
-kernels (`kernels/`) where numbers of channels fill their vectors (16 floats with AVX-512) and, of the norm, where
-statistics are those of all samples; elsewhere torch's operations.
+kernels (`kernels/`) where numbers of channels fill their vectors (16 floats with AVX-512); elsewhere, torch's
+operations.
 """
 
 from metalearn.nn.conv import conv2d

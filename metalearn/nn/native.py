@@ -43,7 +43,7 @@ GEOMETRY = Number * 12
 class _NormFields(ctypes.Structure):
     """`struct norm` of norm.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
 
-    _fields_ = [(name, Number) for name in ("tasks", "rows", "channels", "scale_step")]
+    _fields_ = [(name, Number) for name in ("tasks", "rows", "measured", "channels", "scale_step")]
 
 
 _NORM_ADDRESSES = (
@@ -83,7 +83,8 @@ class Kernels:
         self._library.weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), torch.get_num_threads())
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
-        """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, channels and scale_step."""
+        """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
+        scale_step."""
         addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
         arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))

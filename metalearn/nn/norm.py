@@ -5,7 +5,7 @@ second order when it is called directly; under `torch.func.vmap` its second deri
 (pytorch/functorch#534), so nothing here runs under vmap.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,14 @@ EPSILON = 1e-5
 
 LINEAR = 1.0
 """The slope of no activation at all."""
+
+
+class Settings(NamedTuple):
+    """Of a norm: the slope behind it, the samples that statistics are taken of, and what is added to the variance."""
+
+    slope: float
+    measured: int
+    epsilon: float
 
 
 def batch_norm(
@@ -55,15 +63,16 @@ def batch_norm(
                 f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
                 f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
             )
-    native = compiled_for(x) if statistics_of is None else None
+    native, settings = compiled_for(x), Settings(slope, statistics_of or x.shape[1], epsilon)
     if native is None or x.shape[-1] % native.lanes:
-        return _written_out(x, weight, bias, slope, statistics_of or x.shape[1], epsilon)
-    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, slope, epsilon)
+        return _written_out(x, weight, bias, settings)
+    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, settings)
     return result
 
 
-def _written_out(x: Tensor, weight: Tensor, bias: Tensor, slope: float, measured: int, epsilon: float) -> Tensor:
+def _written_out(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings) -> Tensor:
     """The definition, in torch's operations: differentiable any number of times, on any device."""
+    slope, measured, epsilon = settings
     variance, mean = torch.var_mean(x[:, :measured], dim=(1, 2, 3), correction=0, keepdim=True)
     scale = weight[:, None, None, None] * torch.rsqrt(variance + epsilon)
     z = (x - mean) * scale + bias[:, None, None, None]
@@ -83,12 +92,13 @@ def _rows(parameter: Tensor) -> tuple[Tensor, int]:
     return parameter.contiguous(), parameter.shape[1]
 
 
-def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, slope: float, epsilon: float, **tensors: Tensor) -> None:
+def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, **tensors: Tensor) -> None:
     """One of the three functions of norm.c, which say there what their tensors mean."""
     (scale, step), (shift, shift_step) = _rows(weight), _rows(bias)
     if step != shift_step:
         scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]
-    sizes = (x.shape[0], x.shape[1] * x.shape[2] * x.shape[3], x.shape[4], step)
+    (slope, measured, epsilon), pixels = settings, x.shape[2] * x.shape[3]
+    sizes = (x.shape[0], x.shape[1] * pixels, measured * pixels, x.shape[4], step)
     _native(x).norm(name, sizes, epsilon, slope, x=x, scale=scale, shift=shift, **tensors)
 
 
@@ -97,16 +107,16 @@ class _Norm(Function):
     without its graph."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, slope: float, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings) -> Tensor:
         y, mean, rstd = torch.empty_like(x), x.new_empty(x.shape[0], x.shape[4]), x.new_empty(x.shape[0], x.shape[4])
-        _call("norm", x, weight, bias, slope, epsilon, y=y, mean=mean, rstd=rstd)
+        _call("norm", x, weight, bias, settings, y=y, mean=mean, rstd=rstd)
         ctx.save_for_backward(x, weight, bias, mean, rstd)
-        ctx.settings = (slope, epsilon)
+        ctx.settings = settings
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_NormBackward.apply(grads[0].contiguous(), *ctx.saved_tensors, *ctx.settings), None, None)
+        return (*_NormBackward.apply(grads[0].contiguous(), *ctx.saved_tensors, ctx.settings), None)
 
 
 class _NormBackward(Function):
@@ -115,21 +125,21 @@ class _NormBackward(Function):
     @staticmethod
     def forward(
         ctx: Any, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor,
-        slope: float, epsilon: float,
+        settings: Settings,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         gx, g_scale, g_shift = torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
         results = {"gx": gx, "g_scale": g_scale, "g_shift": g_shift}
-        _call("norm_backward", x, weight, bias, slope, epsilon, gy=gy, mean=mean, rstd=rstd, **results)
+        _call("norm_backward", x, weight, bias, settings, gy=gy, mean=mean, rstd=rstd, **results)
         ctx.save_for_backward(gy, x, weight, bias, mean, rstd, g_scale, g_shift)
-        ctx.settings = (slope, epsilon)
+        ctx.settings = settings
         return gx, g_scale, g_shift
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cotangents = (grad.contiguous() for grad in grads)
-        of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *ctx.saved_tensors, *ctx.settings)
+        of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *ctx.saved_tensors, ctx.settings)
         of_bias = torch.zeros_like(ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None  # it moves the kink only
-        return (of_gy, of_x, of_weight, of_bias, *(None,) * 4)
+        return (of_gy, of_x, of_weight, of_bias, None, None, None)
 
 
 class _NormSecond(Function):
@@ -138,21 +148,20 @@ class _NormSecond(Function):
     @staticmethod
     def forward(
         ctx: Any, v: Tensor, v_scale: Tensor, v_shift: Tensor, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor,
-        mean: Tensor, rstd: Tensor, g_scale: Tensor, g_shift: Tensor, slope: float, epsilon: float,
+        mean: Tensor, rstd: Tensor, g_scale: Tensor, g_shift: Tensor, settings: Settings,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ggy, hx, h_scale = torch.empty_like(x), torch.empty_like(x), torch.empty_like(mean)
         given = {"gy": gy, "v": v, "v_scale": v_scale, "v_shift": v_shift, "mean": mean, "rstd": rstd}
         sums = {"scale_gradient": g_scale, "shift_gradient": g_shift}
         results = {"ggy": ggy, "hx": hx, "h_scale": h_scale}
-        _call("norm_second", x, weight, bias, slope, epsilon, **given, **sums, **results)
+        _call("norm_second", x, weight, bias, settings, **given, **sums, **results)
         ctx.save_for_backward(v, v_scale, v_shift, gy, x, weight, bias)
-        ctx.settings = (slope, epsilon)
+        ctx.settings = settings
         return ggy, hx, h_scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Third and higher derivatives, which nobody is in a hurry for: through the definition."""
-        slope, epsilon = ctx.settings
         keep = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = [  # views, so that none of them is found upstream of another
@@ -160,10 +169,10 @@ class _NormSecond(Function):
                 for saved in ctx.saved_tensors
             ]
             v, v_scale, v_shift, gy, x, weight, bias = inputs
-            y = _written_out(x, weight, bias, slope, x.shape[1], epsilon)
+            y = _written_out(x, weight, bias, ctx.settings)
             first = torch.autograd.grad(y, (x, weight, bias), gy, create_graph=True)
             second = torch.autograd.grad(first, (gy, x, weight), (v, v_scale, v_shift), create_graph=True)
             third = torch.autograd.grad(
                 second, inputs, grads, create_graph=keep, allow_unused=True, materialize_grads=True
             )
-        return (*third, *(None,) * 6)
+        return (*third, *(None,) * 5)

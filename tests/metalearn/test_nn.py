@@ -150,7 +150,7 @@ def written_out_norm(x: Tensor, weight: Tensor, bias: Tensor, measured: Tensor) 
 @many
 @given(
     tasks=st.integers(1, 3), images=st.integers(3, 9), size=st.integers(1, 7), channels=st.sampled_from([3, 16, 80]),
-    known=st.sampled_from([0, 0, 2]), slope=st.sampled_from([LINEAR, 0.0, 0.1]), shared=st.booleans(),
+    known=st.sampled_from([0, 0, 1, 2]), slope=st.sampled_from([LINEAR, 0.0, 0.1]), shared=st.booleans(),
 )  # fmt: skip
 def test_batch_norm_is_the_formula(
     way: str, tasks: int, images: int, size: int, channels: int, known: int, slope: float, shared: bool
@@ -173,9 +173,10 @@ def test_batch_norm_is_the_formula(
         assert_same(ours, per_task(theirs), [x, *parameters])
 
 
-def test_batch_norm_passes_gradcheck_three_times(way: str) -> None:
+@pytest.mark.parametrize("known", [None, 2])
+def test_batch_norm_passes_gradcheck_three_times(way: str, known: int | None) -> None:
     inputs = (normal(2, 3, 2, 2, 16), normal(2, 16), normal(2, 16, seed=1))
-    call = lambda *given: batch_norm(*given, slope=0.1)  # noqa: E731
+    call = lambda *given: batch_norm(*given, slope=0.1, statistics_of=known)  # noqa: E731
     assert gradcheck(call, inputs, atol=1e-6)
     assert gradgradcheck(call, inputs, atol=1e-6)
 

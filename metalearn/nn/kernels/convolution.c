@@ -169,41 +169,30 @@ INLINE int64_t group_of(const struct convolution *c, int64_t unit, int64_t *samp
     return (left < c->pairs.group ? left : c->pairs.group) * c->g->out_height;
 }
 
-static void product_unit(const void *job, int64_t unit) {
-    const struct convolution *c = job;
+/* The product, or backwards the input gradient, of a group of samples: rows of one side times a tap's kernel are added
+ * to rows of the other. */
+static void rows_unit(const struct convolution *c, int64_t unit, const int backward) {
     const struct geometry *g = c->g;
     int64_t sample, rows = group_of(c, unit, &sample), taps = tap_count(g);
-    const REAL *x = c->x + sample * g->height * g->width * g->inputs;
+    int64_t in_size = g->height * g->width * g->inputs, out_size = g->out_height * g->out_width * g->outputs;
+    int64_t size = backward ? in_size : out_size;
+    int64_t depth = backward ? g->outputs : g->inputs, width = backward ? g->inputs : g->outputs;
+    const REAL *a = backward ? c->gy + sample * out_size : c->x + sample * in_size;
     const REAL *weight = c->weight + unit / c->groups * c->weight_step;
-    REAL *y = c->result + sample * g->out_height * g->out_width * g->outputs;
-    memset(y, 0, rows * g->out_width * g->outputs * sizeof(REAL));
+    const int32_t *a_pairs = backward ? c->pairs.out : c->pairs.in, *b_pairs = backward ? c->pairs.in : c->pairs.out;
+    REAL *result = c->result + sample * size;
+    memset(result, 0, rows / g->out_height * size * sizeof(REAL));
     for (int64_t from = 0; from < rows; from += c->pairs.block) {
         int64_t to = from + c->pairs.block < rows ? from + c->pairs.block : rows;
         for (int64_t tap = 0; tap < taps; tap++) {
             int32_t start, count = pairs_of(&c->pairs, tap, from, to, &start);
-            add_rows(count, g->inputs, g->outputs, x, c->pairs.in + start, y, c->pairs.out + start,
-                     weight + tap * g->inputs * g->outputs);
+            add_rows(count, depth, width, a, a_pairs + start, result, b_pairs + start, weight + tap * depth * width);
         }
     }
 }
 
-static void input_gradient_unit(const void *job, int64_t unit) {
-    const struct convolution *c = job;
-    const struct geometry *g = c->g;
-    int64_t sample, rows = group_of(c, unit, &sample), taps = tap_count(g);
-    const REAL *gy = c->gy + sample * g->out_height * g->out_width * g->outputs;
-    const REAL *transposed = c->weight + unit / c->groups * c->weight_step;
-    REAL *gx = c->result + sample * g->height * g->width * g->inputs;
-    memset(gx, 0, rows / g->out_height * g->height * g->width * g->inputs * sizeof(REAL));
-    for (int64_t from = 0; from < rows; from += c->pairs.block) {
-        int64_t to = from + c->pairs.block < rows ? from + c->pairs.block : rows;
-        for (int64_t tap = 0; tap < taps; tap++) {
-            int32_t start, count = pairs_of(&c->pairs, tap, from, to, &start);
-            add_rows(count, g->outputs, g->inputs, gy, c->pairs.out + start, gx, c->pairs.in + start,
-                     transposed + tap * g->inputs * g->outputs);
-        }
-    }
-}
+static void product_unit(const void *job, int64_t unit) { rows_unit(job, unit, 0); }
+static void input_gradient_unit(const void *job, int64_t unit) { rows_unit(job, unit, 1); }
 
 /* All taps of a task, or one of them where there are more threads than tasks. */
 static void weight_gradient_unit(const void *job, int64_t unit) {

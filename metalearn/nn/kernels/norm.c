@@ -1,4 +1,5 @@
-/* Batch norm with a leaky ReLU behind it, by the statistics of each task's own rows, to its second derivative. */
+/* Batch norm with a leaky ReLU behind it, by the statistics of each task's own rows, or of its first ones, to its second
+ * derivative. */
 
 #include "kernels.h"
 
@@ -9,10 +10,11 @@ enum { BLOCK_ROWS = 32 };
 enum { WIDE = 4 };
 
 /* x [task][rows][channels]. With x̂ = (x − mean) · rstd and z = γ x̂ + β, y = z where z > 0, else slope · z: slope 0
- * is the ReLU, slope 1 none at all. Statistics are [task][channels]; γ and β step from task to task by scale_step,
- * which is 0 where all tasks share them. Below, Σ and a bar are a sum and a mean over the rows. */
+ * is the ReLU, slope 1 none at all. Statistics are those of the first `measured` rows, [task][channels]; γ and β step from
+ * task to task by scale_step, which is 0 where all tasks share them. Below, Σ is a sum over all rows and Σ′ one over the
+ * measured rows, m of them; terms in braces are there in these only. */
 struct norm {
-    int64_t tasks, rows, channels, scale_step;
+    int64_t tasks, rows, measured, channels, scale_step;
     REAL epsilon, slope;
     const REAL *x, *scale, *shift, *gy, *v, *v_scale, *v_shift, *scale_gradient, *shift_gradient;
     REAL *mean, *rstd, *y, *gx, *g_scale, *g_shift, *ggy, *hx, *h_scale;
@@ -48,14 +50,18 @@ INLINE void load_columns(const struct norm *n, const int wide, struct columns *c
     }
 }
 
-INLINE int64_t block_end(int64_t from, int64_t rows) { return from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows; }
+/* Where the block of rows that begins at `from` ends; the measured rows and the others have blocks of their own. */
+INLINE int64_t block_end(const struct norm *n, int64_t from) {
+    int64_t end = from < n->measured ? n->measured : n->rows;
+    return from + BLOCK_ROWS < end ? from + BLOCK_ROWS : end;
+}
 
 /* Mean and variance block by block (Chan, Golub and LeVeque 1979, equations 2.1). */
 INLINE void norm_columns(const struct norm *n, const int wide, struct columns *c) {
     const REAL *x = n->x + c->at;
     vector mean[WIDE] = {{0}}, spread[WIDE] = {{0}};
-    for (int64_t from = 0; from < n->rows; from = block_end(from, n->rows)) {
-        int64_t to = block_end(from, n->rows);
+    for (int64_t from = 0, to; from < n->measured; from = to) {
+        to = block_end(n, from);
         vector sum[WIDE] = {{0}}, squares[WIDE] = {{0}};
         for (int64_t row = from; row < to; row++)
             EACH(v, wide) sum[v] += load(x + row * n->channels + v * LANES);
@@ -74,7 +80,7 @@ INLINE void norm_columns(const struct norm *n, const int wide, struct columns *c
     }
     EACH(v, wide) {
         store(n->mean + c->stat + v * LANES, mean[v]);
-        store(n->rstd + c->stat + v * LANES, reciprocal_root(spread[v] / (REAL)n->rows + n->epsilon));
+        store(n->rstd + c->stat + v * LANES, reciprocal_root(spread[v] / (REAL)n->measured + n->epsilon));
     }
     load_columns(n, wide, c);
     for (int64_t row = 0; row < n->rows; row++)
@@ -85,14 +91,15 @@ INLINE void norm_columns(const struct norm *n, const int wide, struct columns *c
         }
 }
 
-/* gx = γ rstd (g − ḡ − x̂ · mean(g x̂)) with g = gy · y′(z); the gradient of γ is Σ g x̂, that of β is Σ g. */
+/* gx = γ rstd (g − {Σ g / m} − {x̂ Σ g x̂ / m}) with g = gy · y′(z); the gradient of γ is Σ g x̂, that of β is Σ g. */
 INLINE void norm_backward_columns(const struct norm *n, const int wide, struct columns *c) {
     const REAL *x = n->x + c->at, *gy = n->gy + c->at;
     vector total[WIDE] = {{0}}, total_d[WIDE] = {{0}}, along[WIDE];
     load_columns(n, wide, c);
-    for (int64_t from = 0; from < n->rows; from = block_end(from, n->rows)) {
+    for (int64_t from = 0, to; from < n->rows; from = to) {
+        to = block_end(n, from);
         vector sum[WIDE] = {{0}}, sum_d[WIDE] = {{0}};
-        for (int64_t row = from; row < block_end(from, n->rows); row++)
+        for (int64_t row = from; row < to; row++)
             EACH(v, wide) {
                 int64_t i = row * n->channels + v * LANES;
                 vector d = load(x + i) - c->mean[v];
@@ -109,31 +116,33 @@ INLINE void norm_backward_columns(const struct norm *n, const int wide, struct c
         vector g_scale = total_d[v] * c->rstd[v];
         store(n->g_scale + c->stat + v * LANES, g_scale);
         store(n->g_shift + c->stat + v * LANES, total[v]);
-        total[v] /= (REAL)n->rows;
-        along[v] = g_scale / (REAL)n->rows * c->rstd[v];
+        total[v] /= (REAL)n->measured;
+        along[v] = g_scale / (REAL)n->measured * c->rstd[v];
     }
     for (int64_t row = 0; row < n->rows; row++)
         EACH(v, wide) {
             int64_t i = row * n->channels + v * LANES;
             vector d = load(x + i) - c->mean[v];
             vector g = load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
-            store(n->gx + c->at + i, c->slant[v] * (g - total[v] - d * along[v]));
+            if (row < n->measured) g = g - total[v] - d * along[v];
+            store(n->gx + c->at + i, c->slant[v] * g);
         }
 }
 
 /* The backward pass of norm_backward: from the cotangents v of gx, v_scale of γ's gradient and v_shift of β's to those
- * of gy, x and γ. With S = mean(g x̂), u = mean(v x̂), C = mean(v g) − v̄ ḡ − u S and
- * q = (v_scale − γ rstd u) g − γ rstd S v: ggy = y′(z) (γ rstd (v − v̄ − x̂ u) + v_scale x̂ + v_shift),
- * h_scale = rows · rstd · C, hx = rstd (q − q̄ − x̂ mean(q x̂)) − γ rstd² C x̂. */
+ * of gy, x and γ. With G = Σ g / m, S = Σ g x̂ / m, V = Σ′ v / m, U = Σ′ v x̂ / m, C = Σ v g / m − V G − U S and
+ * q = (v_scale − γ rstd U) g − {γ rstd S v}: ggy = y′(z) (γ rstd (v − V − x̂ U) + v_scale x̂ + v_shift),
+ * h_scale = m · rstd · C, hx = rstd (q − {Σ q / m} − {x̂ Σ q x̂ / m}) − {γ rstd² C x̂}. */
 INLINE void norm_second_columns(const struct norm *n, const int wide, struct columns *c) {
     const REAL *x = n->x + c->at, *gy = n->gy + c->at, *v_x = n->v + c->at;
-    const REAL rows = (REAL)n->rows;
+    const REAL m = (REAL)n->measured;
     vector total[WIDE] = {{0}}, total_d[WIDE] = {{0}}, total_g[WIDE] = {{0}};
     vector g_d[WIDE], g_1[WIDE], h_g[WIDE], h_v[WIDE], h_d[WIDE], h_1[WIDE];
     load_columns(n, wide, c);
-    for (int64_t from = 0; from < n->rows; from = block_end(from, n->rows)) {
+    for (int64_t from = 0, to; from < n->rows; from = to) {
+        to = block_end(n, from);
         vector sum[WIDE] = {{0}}, sum_d[WIDE] = {{0}}, sum_g[WIDE] = {{0}};
-        for (int64_t row = from; row < block_end(from, n->rows); row++)
+        for (int64_t row = from; row < to; row++)
             EACH(v, wide) {
                 int64_t i = row * n->channels + v * LANES;
                 vector d = load(x + i) - c->mean[v], w = load(v_x + i);
@@ -142,35 +151,39 @@ INLINE void norm_second_columns(const struct norm *n, const int wide, struct col
                 sum_g[v] += w * load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
             }
         EACH(v, wide) {
-            total[v] += sum[v];
-            total_d[v] += sum_d[v];
+            if (from < n->measured) {
+                total[v] += sum[v];
+                total_d[v] += sum_d[v];
+            }
             total_g[v] += sum_g[v];
         }
     }
     EACH(v, wide) {
         int64_t stat = c->stat + v * LANES;
         vector slant = c->slant[v], rstd = c->rstd[v];
-        vector S = load(n->scale_gradient + stat) / rows, g_mean = load(n->shift_gradient + stat) / rows;
-        vector v_mean = total[v] / rows, u = total_d[v] * rstd / rows;
-        vector C = total_g[v] / rows - v_mean * g_mean - u * S;
-        vector by_g = load(n->v_scale + stat) - slant * u, by_v = slant * S;
-        vector q_mean = by_g * g_mean - by_v * v_mean, q_along = by_g * S - by_v * u;
-        store(n->h_scale + stat, C * rstd * rows);
+        vector S = load(n->scale_gradient + stat) / m, G = load(n->shift_gradient + stat) / m;
+        vector V = total[v] / m, U = total_d[v] * rstd / m, C = total_g[v] / m - V * G - U * S;
+        vector by_g = load(n->v_scale + stat) - slant * U, by_v = slant * S;
+        store(n->h_scale + stat, C * rstd * m);
         g_d[v] = by_g * rstd;
-        g_1[v] = load(n->v_shift + stat) - slant * v_mean;
+        g_1[v] = load(n->v_shift + stat) - slant * V;
         h_g[v] = rstd * by_g;
         h_v[v] = rstd * by_v;
-        h_d[v] = rstd * rstd * (q_along + slant * C);
-        h_1[v] = rstd * q_mean;
+        h_d[v] = rstd * rstd * (by_g * S - by_v * U + slant * C);
+        h_1[v] = rstd * (by_g * G - by_v * V);
     }
-    for (int64_t row = 0; row < n->rows; row++)
-        EACH(v, wide) {
-            int64_t i = row * n->channels + v * LANES;
-            vector d = load(x + i) - c->mean[v], w = load(v_x + i);
-            vector steep = steepness(d * c->slant[v] + c->shift[v], n->slope), g = load(gy + i) * steep;
-            store(n->ggy + c->at + i, steep * (c->slant[v] * w + g_d[v] * d + g_1[v]));
-            store(n->hx + c->at + i, h_g[v] * g - h_v[v] * w - h_d[v] * d - h_1[v]);
+#define STORE_ROWS(FROM, TO, HX)                                                                                    \
+    for (int64_t row = FROM; row < TO; row++)                                                                       \
+        EACH(v, wide) {                                                                                             \
+            int64_t i = row * n->channels + v * LANES;                                                              \
+            vector d = load(x + i) - c->mean[v], w = load(v_x + i);                                                 \
+            vector steep = steepness(d * c->slant[v] + c->shift[v], n->slope), g = load(gy + i) * steep;            \
+            store(n->ggy + c->at + i, steep * (c->slant[v] * w + g_d[v] * d + g_1[v]));                             \
+            store(n->hx + c->at + i, HX);                                                                           \
         }
+    STORE_ROWS(0, n->measured, h_g[v] * g - h_v[v] * w - h_d[v] * d - h_1[v])
+    STORE_ROWS(n->measured, n->rows, h_g[v] * g)
+#undef STORE_ROWS
 }
 
 /* A norm and how many vectors wide its units are: WIDE, or fewer where there would be fewer units than threads. */
