@@ -51,11 +51,14 @@ def batch_norm(
         [t, n, h, w, c].
 
     Raises:
-        ValueError: parameters that do not fit the images, or a single pixel to take statistics of.
+        ValueError: parameters or `statistics_of` that do not fit the images, or a single pixel to take statistics of.
     """
     if x.dim() != 5 or not x.numel():
         raise ValueError(f"images [tasks, samples, height, width, channels] {list(x.shape)}: must have five dimensions")
-    if (statistics_of or x.shape[1]) * x.shape[2] * x.shape[3] == 1:
+    measured = x.shape[1] if statistics_of is None else statistics_of
+    if not 1 <= measured <= x.shape[1]:
+        raise ValueError(f"statistics_of={statistics_of}: must be from 1 to the number of samples, {x.shape[1]}")
+    if measured * x.shape[2] * x.shape[3] == 1:
         raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
     for name, parameter in (("weight", weight), ("bias", bias)):
         if (parameter.shape, parameter.dtype, parameter.device) != ((x.shape[0], x.shape[-1]), x.dtype, x.device):
@@ -63,7 +66,7 @@ def batch_norm(
                 f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
                 f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
             )
-    native, settings = compiled_for(x), Settings(slope, statistics_of or x.shape[1], epsilon)
+    native, settings = compiled_for(x), Settings(slope, measured, epsilon)
     if native is None or x.shape[-1] % native.lanes:
         return _written_out(x, weight, bias, settings)
     result: Tensor = _Norm.apply(x.contiguous(), weight, bias, settings)

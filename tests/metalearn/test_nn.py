@@ -133,6 +133,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for few in (x[:, :0], x[0]):
         with pytest.raises(ValueError, match="must have five dimensions"):
             batch_norm(few, normal(2, 16), normal(2, 16))
+    for known in (0, -1, 2):
+        with pytest.raises(ValueError, match=f"statistics_of={known}: must be from 1 to the number of samples, 1"):
+            batch_norm(x, normal(2, 16), normal(2, 16), statistics_of=known)
     with pytest.raises(ValueError, match="a single number has no variance"):
         batch_norm(x[:, :, :1, :1], normal(2, 16), normal(2, 16))
     for wrong in (normal(2, 8), normal(1, 16), normal(2, 16).float()):
