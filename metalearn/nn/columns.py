@@ -3,7 +3,7 @@
 Images are [t, n, h, w, c], kernels [t, o, i, kh, kw].
 """
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +12,34 @@ from torch import Tensor
 from metalearn.nn.layout import rows_of_kernels
 from metalearn.nn.precision import rounds_products
 
-if TYPE_CHECKING:
-    from metalearn.nn.conv import Geometry
+
+class Geometry(NamedTuple):
+    """Of a convolution: the kernels' height and width, the stride, and the zeros padded on every side."""
+
+    height: int
+    width: int
+    stride: int
+    padding: int
+
+    def out(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the result."""
+        return (
+            (height + 2 * self.padding - self.height) // self.stride + 1,
+            (width + 2 * self.padding - self.width) // self.stride + 1,
+        )
 
 
-def windows(padded: Tensor, g: "Geometry") -> Tensor:
+def windows(padded: Tensor, g: Geometry) -> Tensor:
     """Every window of padded images: [t, n, h, w, c] → [t, n, h', w', kh, kw, c], a view."""
     return padded.unfold(2, g.height, g.stride).unfold(3, g.width, g.stride).permute(0, 1, 2, 3, 5, 6, 4)
 
 
-def product(x: Tensor, weight: Tensor, g: "Geometry") -> Tensor:
+def product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
     """y = x ∗ w."""
     return _times(_rows(x, g), _matrices(weight)).view(*x.shape[:2], *g.out(*x.shape[2:4]), -1)
 
 
-def input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: "Geometry") -> Tensor:
+def input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
     """The derivative of ⟨gy, x ∗ w⟩ by x of that shape."""
     t, n, height, width, inputs = shape
     out_height, out_width = gy.shape[2:4]
@@ -40,13 +53,13 @@ def input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: "Geome
     return padded[:, :, g.padding : g.padding + height, g.padding : g.padding + width].contiguous()
 
 
-def weight_gradient(gy: Tensor, x: Tensor, g: "Geometry") -> Tensor:
+def weight_gradient(gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
     """The derivative of ⟨gy, x ∗ w⟩ by w."""
     kernels = _times(_rows(x, g).transpose(1, 2), gy.flatten(1, 3))
     return kernels.view(x.shape[0], g.height, g.width, x.shape[-1], gy.shape[-1]).permute(0, 4, 3, 1, 2)
 
 
-def _rows(x: Tensor, g: "Geometry") -> Tensor:
+def _rows(x: Tensor, g: Geometry) -> Tensor:
     """Windows as rows: [t, n h' w', kh kw i]."""
     padded = F.pad(x, (0, 0) + (g.padding,) * 4) if g.padding else x
     return windows(padded, g).flatten(4, 6).flatten(1, 3)

@@ -6,35 +6,20 @@ others. torch's own double backward builds convolutions of odd shapes instead, w
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn import columns
+from metalearn.nn.columns import Geometry
 from metalearn.nn.layout import rows_of_kernels
 from metalearn.nn.native import GEOMETRY, Kernels, compiled_for
 from metalearn.nn.precision import rounds_products
 
 FEW_CHANNELS = 16
 """Inputs of fewer channels have their windows gathered first, so that a product is worth its vector."""
-
-
-class Geometry(NamedTuple):
-    """Of a convolution: the kernels' height and width, the stride, and the zeros padded on every side."""
-
-    height: int
-    width: int
-    stride: int
-    padding: int
-
-    def out(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the result."""
-        return (
-            (height + 2 * self.padding - self.height) // self.stride + 1,
-            (width + 2 * self.padding - self.width) // self.stride + 1,
-        )
 
 
 def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:

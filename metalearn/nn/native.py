@@ -146,9 +146,8 @@ def _library(compiler: list[str], real: str) -> ctypes.CDLL:
     try:
         path = cache_folder() / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open(
-            "w"
-        ) as lock:  # processes that start together wait for the one that compiles
+        # Processes that start together wait for the one that compiles.
+        with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with contextlib.suppress(OSError):  # not there, or damaged
                 return ctypes.CDLL(str(path))
@@ -160,9 +159,7 @@ def _library(compiler: list[str], real: str) -> ctypes.CDLL:
                 unfinished.unlink(missing_ok=True)
             return ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning(
-            "the layers' kernels cannot be kept in %s (%s): they are compiled at every start", path.parent, error
-        )
+        log.warning("the layers' kernels cannot be kept in %s (%s): every start compiles them", path.parent, error)
     with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
         return ctypes.CDLL(str(_compile(compiler, real, Path(folder) / name)))
 
