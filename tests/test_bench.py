@@ -19,10 +19,14 @@ SHORT = {"5w1s", "5w1s-5steps", "5w1s-15queries", "sinusoid", "resnet12"}
 
 
 def bench(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
-    """The program on its built-in characters: `data` is a folder without Omniglot."""
+    """The program on its built-in characters: in the folder `data` there is no Omniglot, read or yet to be read."""
     command = [sys.executable, str(ROOT / "scripts" / "bench.py"), *arguments]
     return subprocess.run(
-        command, env=os.environ | {"METALEARN_DATA": str(data)}, capture_output=True, text=True, timeout=LIMIT
+        command,
+        env=os.environ | {"METALEARN_DATA": str(data), "METALEARN_CACHE": str(data / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
 
 
@@ -30,7 +34,7 @@ def bench(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a short run has put its results."""
     output = tmp_path_factory.mktemp("bench")
-    done = bench("--short", "--output", str(output), data=output)
+    done = bench("--short", "--threads", "1", "--output", str(output), data=output)
     assert done.returncode == 0, done.stderr
     return output
 
@@ -46,8 +50,8 @@ def recipes(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [recipe for measured in found["measurements"] for recipe in measured["recipes"]]
 
 
-def test_every_recipe_is_measured_on_one_and_on_two_threads(found: dict[str, Any]) -> None:
-    assert [measured["threads"] for measured in found["measurements"]] == [1, 2]
+def test_every_recipe_is_measured(found: dict[str, Any]) -> None:
+    assert [measured["threads"] for measured in found["measurements"]] == [1]
     for measured in found["measurements"]:
         assert {recipe["name"] for recipe in measured["recipes"]} == SHORT
     assert (found["characters"], found["short"], found["gpu"]) == ("glyphs", True, None)

@@ -20,7 +20,7 @@ from tests.runs import ROOT
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Of values and derivatives, relative to the largest of their tensor."""
 
-many = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(params=["native", "torch"])
