@@ -69,7 +69,8 @@ def strategies() -> None:
         "backwards": partition.function(name="tests.own_functions.deal_backwards"),
     }
     plan = Plan(WORK, workers, partition.batch_partitioner, reduce.mean())
-    alone = local(plan=plan._replace(workers=1), timeout=20)()
+    # Under a reducer that wants every chunk's result, `local` too gives them one by one.
+    alone = local(plan=plan._replace(workers=1, reduce=reduce.stack()), timeout=20)()
     for factory in (rpc, rpc_autograd):
         for name, partitioner in partitioners.items():
             strategy = factory(plan=plan._replace(partitioner=partitioner), timeout=20)()
