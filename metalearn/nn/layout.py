@@ -26,10 +26,15 @@ def laid_out(parameter: Tensor) -> Tensor:
 def rows_of_kernels(weight: Tensor) -> tuple[Tensor, int]:
     """Kernels [t, o, i, kh, kw] as dense [t or 1, kh, kw, i, o], and the distance from a task's to the next one's: 0
     where all tasks share one set (an expanded tensor)."""
-    rows = weight.permute(0, 3, 4, 2, 1)
-    if weight.stride(0) == 0 and weight.shape[0] > 1:
-        return rows[:1].contiguous(), 0
-    return rows.contiguous(), weight.shape[1:].numel()
+    return dense(weight.permute(0, 3, 4, 2, 1))
+
+
+def dense(parameter: Tensor) -> tuple[Tensor, int]:
+    """[t, …] dense, and the distance from a task's part to the next one's: 0 where all tasks share one (an expanded
+    tensor), which is then given once, as [1, …]."""
+    if parameter.stride(0) == 0 and parameter.shape[0] > 1:
+        return parameter[:1].contiguous(), 0
+    return parameter.contiguous(), parameter.shape[1:].numel()
 
 
 class _LaidOut(Function):

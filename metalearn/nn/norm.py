@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from metalearn.nn.layout import dense
 from metalearn.nn.native import Kernels, compiled_for
 
 EPSILON = 1e-5
@@ -88,16 +89,9 @@ def _native(x: Tensor) -> Kernels:
     return found
 
 
-def _rows(parameter: Tensor) -> tuple[Tensor, int]:
-    """[t, c] dense, and the distance from a task's row to the next one's: 0 where all share one (expanded)."""
-    if parameter.stride(0) == 0 and parameter.shape[0] > 1:
-        return parameter[0].contiguous(), 0
-    return parameter.contiguous(), parameter.shape[1]
-
-
 def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, **tensors: Tensor) -> None:
     """One of the three functions of norm.c, which say there what their tensors mean."""
-    (scale, step), (shift, shift_step) = _rows(weight), _rows(bias)
+    (scale, step), (shift, shift_step) = dense(weight), dense(bias)
     if step != shift_step:
         scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]
     (slope, measured, epsilon), pixels = settings, x.shape[2] * x.shape[3]
