@@ -47,12 +47,15 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
 
 def _check(x: Tensor, weight: Tensor, stride: int, padding: int) -> None:
     """The kernels work by address: they would read beyond what does not fit."""
-    shapes = f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
+
+    def shapes() -> str:
+        return f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
+
     if x.dim() != 5 or weight.dim() != 5 or not x.numel() or not weight.numel():
-        raise ValueError(f"{shapes}: must both have five dimensions, none of them 0")
+        raise ValueError(f"{shapes()}: must both have five dimensions, none of them 0")
     if (x.shape[0], x.shape[-1], x.dtype, x.device) != (weight.shape[0], weight.shape[2], weight.dtype, weight.device):
         raise ValueError(
-            f"{shapes} ({x.dtype}, {x.device}; {weight.dtype}, {weight.device}): kernels [tasks, outputs, channels, "
+            f"{shapes()} ({x.dtype}, {x.device}; {weight.dtype}, {weight.device}): kernels [tasks, outputs, channels, "
             "height, width] must have as many tasks and channels, the same type and the same device"
         )
     if stride < 1 or padding < 0:
