@@ -167,7 +167,7 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
     follows = found is None and not run_folder.goes_back(job.run_dir, config["resume"])
     if follows and run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
-    check_fit(parts.algorithm, parts.model, parts.start, first_tasks(parts), parts.source.classes)
+    check_fit(parts.algorithm, parts.model, parts.start, first_tasks(parts), parts.source.classes("train"))
     if job.workers > 1 and not configs.started_as_rank():
         return start_workers(job, found)
     if not leads:

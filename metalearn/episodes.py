@@ -4,15 +4,16 @@ Nothing here keeps state: task number i of a split is drawn from a generator see
 so that any worker can make any task, and a resumed run meets the tasks it would have met.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import whole_number
-from metalearn.types import Batch, Episode
+from metalearn.checks import true_or_false, whole_number
+from metalearn.types import Batch, Episode, TaskSource
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
 
@@ -39,16 +40,64 @@ def task_generators(seed: int, eval_seed: int) -> TaskSeeds:
     return generator
 
 
-def check_shape(*, ways: int, shots: int, queries: int, drawings: int) -> None:
-    """Raises ValueError for an episode that a class of `drawings` pictures cannot fill."""
+class Shape(NamedTuple):
+    """Of an episode: classes, and support and query pictures of each."""
+
+    ways: int
+    shots: int
+    queries: int
+
+
+class Classes(NamedTuple):
+    """The classes of a split: how many; how many pictures the smallest has; and the pictures of number `label`,
+    uint8 [n, h, w] or [n, h, w, 3]."""
+
+    size: int
+    fewest: int
+    pictures: Callable[[int], Images]
+
+
+def shapes_of(
+    ways: int, shots: int, queries: int, train_ways: int | None = None, train_queries: int | None = None
+) -> dict[str, Shape]:
+    """The shape of each split's episodes; `train_ways` and `train_queries` are for training, None meaning the same.
+
+    Raises:
+        ValueError: a number out of range.
+    """
     whole_number("ways", ways, at_least=2)
     whole_number("shots", shots, at_least=1)
     whole_number("queries", queries, at_least=1)
-    if shots + queries > drawings:
-        raise ValueError(
-            f"queries={queries}: with shots={shots} an episode needs {shots + queries} pictures of a class, "
-            f"and there are {drawings}; type queries={max(1, drawings - shots)} or fewer"
-        )
+    if train_ways is not None:
+        whole_number("train_ways", train_ways, at_least=2)
+    if train_queries is not None:
+        whole_number("train_queries", train_queries, at_least=1)
+    judged = Shape(ways, shots, queries)
+    trained = Shape(train_ways or ways, shots, train_queries or queries)
+    return {split: trained if split == "train" else judged for split in SPLITS}
+
+
+def check_filled(shapes: Mapping[str, Shape], counts: Mapping[str, tuple[int, int]]) -> None:
+    """Checks that a split of (classes, pictures of its smallest class) fills its episodes.
+
+    Raises:
+        ValueError: too few classes, or too few pictures of a class.
+    """
+    judged = shapes["test"]
+    for split, (ways, shots, queries) in shapes.items():
+        classes, pictures = counts[split]
+        name = "train_ways" if ways != judged.ways else "ways"
+        if ways > classes:
+            raise ValueError(
+                f"{name}={ways}: the split '{split}' has {classes} classes; type {name}={classes} or fewer"
+            )
+        name = "train_queries" if queries != judged.queries else "queries"
+        if shots + queries > pictures:
+            advice = f"{name}={pictures - shots}" if pictures > shots else f"shots={max(1, pictures - queries)}"
+            raise ValueError(
+                f"{name}={queries}: with shots={shots} an episode needs {shots + queries} pictures of a class, and the "
+                f"split '{split}' has classes of {pictures}; type {advice} or fewer"
+            )
 
 
 def draw_images(
@@ -60,7 +109,8 @@ def draw_images(
     per_class: int,
     rotations: bool,
 ) -> Images:
-    """`per_class` different pictures of each of `ways` different classes: [ways, per_class, h, w].
+    """`per_class` different pictures of each of `ways` different classes: [ways, per_class, h, w], or with a last
+    dimension of colours.
 
     With `rotations` every drawn class is turned as a whole by a random multiple of 90°.
     """
@@ -75,23 +125,24 @@ def draw_images(
 
 
 def turned(pictures: Images, quarters: int) -> Images:
-    """[n, h, w] turned by some quarters, as `np.rot90` turns them over axes (1, 2), in a tenth of its time: a view."""
+    """[n, h, w, …] turned by some quarters: a view, what `np.rot90` gives over axes (1, 2) in a tenth of its time."""
     if quarters == 0:
         return pictures
     if quarters == 1:
-        return pictures[:, :, ::-1].transpose(0, 2, 1)
+        return pictures[:, :, ::-1].swapaxes(1, 2)
     if quarters == 2:
         return pictures[:, ::-1, ::-1]
-    return pictures.transpose(0, 2, 1)[:, :, ::-1]
+    return pictures.swapaxes(1, 2)[:, :, ::-1]
 
 
 def image_episode(drawn: Images, *, shots: int) -> Episode:
-    """`drawn` uint8 [t, ways, shots + queries, h, w] → an episode of images [t, n, 1, h, w] in [0, 1].
+    """`drawn` uint8 [t, ways, shots + queries, h, w] or […, h, w, 3] → an episode of images [t, n, c, h, w] in [0, 1].
 
     The label of a class is its place among the ways.
     """
     tasks, ways = drawn.shape[:2]
-    pictures = torch.from_numpy(drawn).to(torch.float32).div_(255).unsqueeze(3)
+    pictures = torch.from_numpy(drawn).to(torch.float32).div_(255)
+    pictures = pictures.unsqueeze(3) if drawn.ndim == 5 else pictures.permute(0, 1, 2, 5, 3, 4)
     labels = torch.arange(ways).view(1, ways, 1)
 
     def batch(part: Tensor) -> Batch:
@@ -99,3 +150,54 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
         return Batch(part.flatten(1, 2).contiguous(), y.contiguous())
 
     return Episode(batch(pictures[:, :, :shots]), batch(pictures[:, :, shots:]))
+
+
+class _PictureTasks:
+    def __init__(
+        self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, Shape], rotations: bool,
+        generator: TaskSeeds,
+    ) -> None:  # fmt: skip
+        self._load, self._shapes, self._rotations, self._generator = load, shapes, rotations, generator
+        self._splits: Mapping[str, Classes] | None = None
+
+    def classes(self, split: str) -> int:
+        return self._shapes[split].ways
+
+    def size(self, split: str) -> None:
+        return None
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        if self._splits is None:
+            self._splits = self._load()
+        shape, classes = self._shapes[split], self._splits[split]
+        drawn = [
+            draw_images(
+                self._generator(split, index), classes.pictures, classes.size, ways=shape.ways,
+                per_class=shape.shots + shape.queries, rotations=self._rotations,
+            )
+            for index in indices.tolist()
+        ]  # fmt: skip
+        return image_episode(np.stack(drawn), shots=shape.shots)
+
+
+def picture_tasks(
+    load: Callable[[], Mapping[str, Classes]],
+    shapes: Mapping[str, Shape],
+    *,
+    rotations: bool,
+    seed: int,
+    eval_seed: int,
+) -> TaskSource:
+    """A source of few-shot classification tasks.
+
+    Args:
+        load: gives the classes of the splits `train`, `val` and `test`, when the first task is asked for.
+        shapes: of each split's episodes.
+        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
+        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+
+    Raises:
+        ValueError: a negative seed, or `rotations` that is not true or false.
+    """
+    true_or_false("rotations", rotations)
+    return _PictureTasks(load, shapes, rotations, task_generators(seed, eval_seed))

@@ -38,12 +38,15 @@ class _Samples:
         seed: int,
         eval_seed: int,
     ) -> None:
-        self.classes = classes
+        self._classes = classes
         self._load, self._sizes = load, sizes
         self._known, self._seed, self._eval_seed = known, seed, eval_seed
         self._splits: Mapping[str, Labelled] | None = None
         self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
         self._support: Batch | None = None
+
+    def classes(self, split: str) -> int:
+        return self._classes
 
     def size(self, split: str) -> int | None:
         return None if split == "train" else self._sizes[split]

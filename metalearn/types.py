@@ -105,8 +105,7 @@ class Algorithm(NamedTuple):
 
 
 class TaskSource(Protocol):
-    @property
-    def classes(self) -> int | None:
+    def classes(self, split: str) -> int | None:
         """How many classes a label tells apart; None for regression."""
         ...
 

@@ -8,12 +8,11 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from metalearn.checks import enough_classes, true_or_false, whole_number
-from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators
+from metalearn.checks import enough_classes, whole_number
+from metalearn.episodes import Classes, Images, check_filled, picture_tasks, shapes_of
 from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
-from metalearn.types import Episode, TaskSource
+from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
 DRAWINGS = 20
@@ -54,40 +53,16 @@ def character(number: int, size: int) -> Images:
     return pictures.reshape(DRAWINGS, size, size)
 
 
-class _Glyphs:
-    def __init__(
-        self, *, ways: int, shots: int, queries: int, image_size: int, rotations: bool, seed: int, eval_seed: int
-    ) -> None:
-        self.classes = ways
-        self._ways, self._shots, self._queries = ways, shots, queries
-        self._size, self._rotations = image_size, rotations
-        self._generator = task_generators(seed, eval_seed)
-
-    def size(self, split: str) -> None:
-        return None
-
-    def episodes(self, split: str, indices: Tensor) -> Episode:
-        drawn = [
-            draw_images(
-                self._generator(split, index),
-                lambda label: character(_FIRST[split] + label, self._size),
-                CLASSES[split],
-                ways=self._ways,
-                per_class=self._shots + self._queries,
-                rotations=self._rotations,
-            )
-            for index in indices.tolist()
-        ]
-        return image_episode(np.stack(drawn), shots=self._shots)
-
-
 def glyphs(
-    *, ways: int, shots: int, queries: int, image_size: int, channels: int, rotations: bool, seed: int, eval_seed: int
-) -> TaskSource:
+    *, ways: int, shots: int, queries: int, train_ways: int | None = None,
+    train_queries: int | None = None, image_size: int,
+    channels: int, rotations: bool, seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
     """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each.
 
     Args:
         ways, shots, queries: classes of an episode; support and query pictures of each class.
+        train_ways, train_queries: the same for training tasks, where they differ.
         image_size: height and width, in pixels.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°.
@@ -96,17 +71,19 @@ def glyphs(
     Raises:
         ValueError: an episode that the characters cannot fill.
     """
-    check_shape(ways=ways, shots=shots, queries=queries, drawings=DRAWINGS)
-    for split, classes in CLASSES.items():
-        enough_classes(split, ways, classes)
+    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
-    true_or_false("rotations", rotations)
     if channels != 1:
         raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
-    return _Glyphs(
-        ways=ways, shots=shots, queries=queries, image_size=image_size, rotations=rotations, seed=seed,
-        eval_seed=eval_seed,
-    )  # fmt: skip
+
+    def part(split: str) -> Classes:
+        return Classes(CLASSES[split], DRAWINGS, lambda label: character(_FIRST[split] + label, image_size))
+
+    def load() -> dict[str, Classes]:
+        return {split: part(split) for split in CLASSES}
+
+    return picture_tasks(load, shapes, rotations=rotations, seed=seed, eval_seed=eval_seed)
 
 
 def glyph_characters(

@@ -15,15 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from metalearn.cache import cached_array
 from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
-from metalearn.episodes import Images, check_shape, draw_images, image_episode, task_generators, turned
+from metalearn.episodes import Classes, Images, check_filled, picture_tasks, shapes_of, turned
 from metalearn.errors import DataError
 from metalearn.omniglot_files import Drawings, find_collections
 from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
-from metalearn.types import Episode, TaskSource
+from metalearn.types import TaskSource
 
 DRAWINGS = 20
 DECODER = 1
@@ -127,44 +126,10 @@ def decoded(root: Path, size: int, download: bool) -> Images:
     return cached_array(f"omniglot-v{DECODER}-{size}", shape, lambda: _decode(root, size, download))
 
 
-class _Omniglot:
-    def __init__(
-        self, *, root: Path, split: str, ways: int, shots: int, queries: int, image_size: int, rotations: bool,
-        download: bool, seed: int, eval_seed: int,
-    ) -> None:  # fmt: skip
-        self._root, self._size, self._download = root, image_size, download
-        self.classes = ways
-        self._ways, self._shots, self._queries = ways, shots, queries
-        self._rotations = rotations and split != "vinyals"
-        self._classes = {part: classes_of(split, part, rotations) for part in ("train", "val", "test")}
-        self._generator = task_generators(seed, eval_seed)
-        self._pictures: Images | None = None
-
-    def size(self, split: str) -> None:
-        return None
-
-    def episodes(self, split: str, indices: Tensor) -> Episode:
-        if self._pictures is None:
-            self._pictures = decoded(self._root, self._size, self._download)
-        pictures, classes = self._pictures, self._classes[split]
-
-        def class_images(label: int) -> Images:
-            number, turns = classes[label]
-            return turned(pictures[number], turns)
-
-        drawn = [
-            draw_images(
-                self._generator(split, index), class_images, len(classes), ways=self._ways,
-                per_class=self._shots + self._queries, rotations=self._rotations,
-            )
-            for index in indices.tolist()
-        ]  # fmt: skip
-        return image_episode(np.stack(drawn), shots=self._shots)
-
-
 def omniglot(
-    *, root: str, split: str, ways: int, shots: int, queries: int, image_size: int, channels: int, rotations: bool,
-    download: bool, seed: int, eval_seed: int,
+    *, root: str, split: str, ways: int, shots: int, queries: int, train_ways: int | None = None,
+    train_queries: int | None = None,
+    image_size: int, channels: int, rotations: bool, download: bool, seed: int, eval_seed: int,
 ) -> TaskSource:  # fmt: skip
     """Few-shot classification of Omniglot characters.
 
@@ -174,6 +139,7 @@ def omniglot(
             `lake` (864 / 100 of the background set, all 659 of the evaluation set) or `vinyals`
             (1028 / 172 / 423; with rotations each turned character is a class of its own).
         ways, shots, queries: classes of an episode; support and query drawings of each class.
+        train_ways, train_queries: the same for training tasks, where they differ.
         image_size: height and width in pixels after reduction from 105.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°, in every split alike.
@@ -187,16 +153,27 @@ def omniglot(
     one_of("split", split, SPLIT_LISTS)
     true_or_false("rotations", rotations)
     true_or_false("download", download)
-    check_shape(ways=ways, shots=shots, queries=queries, drawings=DRAWINGS)
-    for part in ("train", "val", "test"):
-        enough_classes(part, ways, len(classes_of(split, part, rotations)))
+    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    classes = {part: classes_of(split, part, rotations) for part in shapes}
+    check_filled(shapes, {part: (len(chosen), DRAWINGS) for part, chosen in classes.items()})
     whole_number("image_size", image_size, at_least=8, at_most=105)
     if channels != 1:
         raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
-    return _Omniglot(
-        root=Path(root), split=split, ways=ways, shots=shots, queries=queries, image_size=image_size,
-        rotations=rotations, download=download, seed=seed, eval_seed=eval_seed,
-    )  # fmt: skip
+
+    def load() -> dict[str, Classes]:
+        pictures = decoded(Path(root), image_size, download)
+
+        def part(chosen: list[tuple[int, int]]) -> Classes:
+            def class_pictures(label: int) -> Images:
+                number, turns = chosen[label]
+                return turned(pictures[number], turns)
+
+            return Classes(len(chosen), DRAWINGS, class_pictures)
+
+        return {name: part(chosen) for name, chosen in classes.items()}
+
+    turning = rotations and split != "vinyals"  # where the turned characters are classes
+    return picture_tasks(load, shapes, rotations=turning, seed=seed, eval_seed=eval_seed)
 
 
 def omniglot_characters(

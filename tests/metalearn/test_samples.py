@@ -195,7 +195,7 @@ def test_data_is_read_once_and_only_when_asked_for() -> None:
         return {"train": part, "val": part, "test": part}
 
     source = samples(load, {"train": 2, "val": 2, "test": 2}, 2, known=1, seed=0, eval_seed=0)
-    assert source.classes == 2 and not reads
+    assert source.classes("train") == 2 and not reads
     for split in ("train", "val", "test"):
         x, y = queries(source, split, [0, 1])
         assert x.shape == (1, 2, 3, 2, 2) and x.dtype == torch.float32 and y.dtype == torch.int64
