@@ -8,7 +8,8 @@ def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**6
     """Raises ValueError unless `value` is an int (bool does not count) in the range."""
     if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
         above = "" if at_most == 2**63 - 1 else f" and at most {at_most}"
-        example = f"type {name}={max(at_least, 1)} or more"
+        over = isinstance(value, int) and value > at_most
+        example = f"type {name}={at_most} or less" if over else f"type {name}={max(at_least, 1)} or more"
         raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}{above}; {example}")
 
 
@@ -22,11 +23,24 @@ def real_number(name: str, value: object, *, above: float | None = None, at_leas
         raise ValueError(f"{name}={value!r}: must be a finite number{bound}; type {name}=0.001, for example")
 
 
+def fraction(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is a number in [0, 1)."""
+    real_number(name, value, at_least=0)
+    if isinstance(value, int | float) and value >= 1:
+        raise ValueError(f"{name}={value}: must be below 1; type {name}=0.9")
+
+
 def one_of(name: str, value: object, allowed: Collection[object]) -> None:
     """Raises ValueError unless `value` is among `allowed`."""
     if value not in allowed:
         names = ", ".join(map(str, allowed))
         raise ValueError(f"{name}={value!r}: must be one of {names}; type {name}={next(iter(allowed))}")
+
+
+def only(name: str, value: object, right: object, owner: str) -> None:
+    """Raises ValueError unless `value` is the only one that `owner` allows."""
+    if value != right:
+        raise ValueError(f"{name}={value!r}: for {owner} it is {right}; type {name}={right}")
 
 
 def true_or_false(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import true_or_false, whole_number
-from metalearn.types import Batch, Episode, TaskSource
+from metalearn.types import Batch, Episode, TaskSource, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
 
@@ -77,8 +77,9 @@ def shapes_of(
     return {split: trained if split == "train" else judged for split in SPLITS}
 
 
-def check_filled(shapes: Mapping[str, Shape], counts: Mapping[str, tuple[int, int]]) -> None:
-    """Checks that a split of (classes, pictures of its smallest class) fills its episodes.
+def check_filled(shapes: Mapping[str, Shape], counts: Mapping[str, tuple[int, int]], group: str = "") -> None:
+    """Checks that a split of (classes, pictures of its smallest class) fills its episodes; `group` stands before the
+    names of keys.
 
     Raises:
         ValueError: too few classes, or too few pictures of a class.
@@ -86,17 +87,17 @@ def check_filled(shapes: Mapping[str, Shape], counts: Mapping[str, tuple[int, in
     judged = shapes["test"]
     for split, (ways, shots, queries) in shapes.items():
         classes, pictures = counts[split]
-        name = "train_ways" if ways != judged.ways else "ways"
+        name = f"{group}train_ways" if ways != judged.ways else f"{group}ways"
         if ways > classes:
             raise ValueError(
                 f"{name}={ways}: the split '{split}' has {classes} classes; type {name}={classes} or fewer"
             )
-        name = "train_queries" if queries != judged.queries else "queries"
+        name = f"{group}train_queries" if queries != judged.queries else f"{group}queries"
         if shots + queries > pictures:
-            advice = f"{name}={pictures - shots}" if pictures > shots else f"shots={max(1, pictures - queries)}"
+            advice = f"{name}={pictures - shots}" if pictures > shots else f"{group}shots={max(1, pictures - queries)}"
             raise ValueError(
-                f"{name}={queries}: with shots={shots} an episode needs {shots + queries} pictures of a class, and the "
-                f"split '{split}' has classes of {pictures}; type {advice} or fewer"
+                f"{name}={queries}: with {group}shots={shots} an episode needs {shots + queries} pictures of a class, "
+                f"and the split '{split}' has classes of {pictures}; type {advice} or fewer"
             )
 
 
@@ -162,6 +163,9 @@ class _PictureTasks:
 
     def classes(self, split: str) -> int:
         return self._shapes[split].ways
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
 
     def size(self, split: str) -> None:
         return None

@@ -1,0 +1,186 @@
+"""Few-shot classification of any pictures that lie in folders, a class a folder."""
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from metalearn.checks import true_or_false
+from metalearn.episodes import SPLITS, Classes, picture_tasks, shapes_of
+from metalearn.errors import DataError
+from metalearn.picture_folders import (
+    Folder,
+    check_picture_shape,
+    decoded_classes,
+    first_few,
+    only_pictures,
+    picture_folders,
+)
+from metalearn.types import TaskSource
+
+FOLDERS = "folders"
+_SHUFFLE = 64_16_20
+"""Seeds the division of classes by fractions: the same for every run."""
+
+log = logging.getLogger(__name__)
+
+
+def by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]) -> dict[str, list[str]]:
+    """The classes of each split: all of them, shuffled by a constant, and cut where the fractions say.
+
+    Raises:
+        DataError: a split with fewer than two classes.
+    """
+    ordered = sorted(names)
+    shuffled = [ordered[number] for number in np.random.default_rng(_SHUFFLE).permutation(len(ordered))]
+    cuts = [0, *(round(sum(fractions[: part + 1]) * len(ordered)) for part in range(3))]
+    splits = {split: shuffled[cuts[part] : cuts[part + 1]] for part, split in enumerate(SPLITS)}
+    sizes = ", ".join(f"{split} {len(classes)}" for split, classes in splits.items())
+    if min(map(len, splits.values())) < 2:
+        raise DataError(
+            f"dataset.split={list(fractions)}: of the {len(ordered)} classes of dataset.root={root} that gives "
+            f"{sizes}, and a split needs at least 2; type other fractions, such as dataset.split=[0.4,0.3,0.3], or "
+            "add classes"
+        )
+    log.info("%s: %d classes: %s", root, len(ordered), sizes)
+    return splits
+
+
+def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[str]]:
+    """The classes of each split, as the files train, val and test (.txt or .csv) in a folder list them.
+
+    Raises:
+        DataError: files that are missing or cannot be read, classes that are not there, or are listed twice.
+    """
+    place = next((folder for folder in (root / given, Path(given)) if folder.is_dir()), None)
+    if place is None:
+        raise DataError(
+            f"dataset.split={given}: there is no such folder, neither {root / given} nor {Path(given).absolute()}; "
+            "type dataset.split=/path/to/lists, dataset.split=folders or dataset.split=[0.64,0.16,0.2]"
+        )
+    splits = {split: _listed(place, split, given) for split in SPLITS}
+    everywhere = [name for classes in splits.values() for name in classes]
+    missing = sorted(set(everywhere) - set(names))
+    if missing:
+        raise DataError(
+            f"dataset.split={given}: {len(missing)} of the {len(everywhere)} classes listed in {place} are no folders "
+            f"with pictures in dataset.root={root}: {first_few(missing)}"
+        )
+    log.info("%s: %d classes, of which the lists name %d", root, len(names), len(everywhere))
+    return splits
+
+
+def _listed(place: Path, split: str, given: str) -> list[str]:
+    path = next((path for path in (place / f"{split}.txt", place / f"{split}.csv") if path.is_file()), None)
+    if path is None:
+        raise DataError(
+            f"dataset.split={given}: {place} has neither {split}.txt nor {split}.csv; it needs train, val and test, "
+            "with the name of a class on each line"
+        )
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
+    names = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
+    if len(names) < 2:
+        raise DataError(f"dataset.split={given}: {path} lists {len(names)} classes; a split needs at least 2")
+    return names
+
+
+def by_folders(root: Path, names: Collection[str]) -> dict[str, list[str]]:
+    """The classes of each split: those below the folders train, val and test.
+
+    Raises:
+        DataError: a split with fewer than two classes.
+    """
+    splits = {split: [name for name in names if name.startswith(f"{split}/")] for split in SPLITS}
+    for split, classes in splits.items():
+        if len(classes) < 2:
+            raise DataError(
+                f"dataset.split={FOLDERS}: {root / split} has {len(classes)} folders with pictures; a split needs at "
+                "least 2. Put class folders into train, val and test, or type dataset.split=[0.64,0.16,0.2]"
+            )
+    log.info("%s: %d classes, of which %d below train, val and test", root, len(names), sum(map(len, splits.values())))
+    return splits
+
+
+def _divide(root: Path, found: Mapping[str, Folder], split: str | Sequence[float]) -> dict[str, list[str]]:
+    """The classes of each split.
+
+    Raises:
+        DataError: as `by_fractions`, `by_lists`, `by_folders`; pictures outside class folders; a class in two splits.
+    """
+    outside = [*SPLITS, "."] if split == FOLDERS else ["."]
+    loose = [picture for name in outside if name in found for picture in found[name].pictures]
+    if loose:
+        raise DataError(
+            f"dataset.root={root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a "
+            "folder named by their class, or name the folder above: dataset.root=/path"
+        )
+    if not isinstance(split, str):
+        splits = by_fractions(root, found, split)
+    elif split == FOLDERS:
+        splits = by_folders(root, found)
+    else:
+        splits = by_lists(root, found, split)
+    seen: dict[str, str] = {}
+    for part, classes in splits.items():
+        for name in classes:
+            own = name.removeprefix(f"{part}/") if split == FOLDERS else name
+            if own in seen:
+                where = f"twice in '{part}'" if seen[own] == part else f"in '{seen[own]}' and in '{part}'"
+                raise DataError(f"dataset.split={split}: the class {own} is {where}; leave it in one place")
+            seen[own] = part
+    return splits
+
+
+def _check_split(split: object) -> None:
+    if isinstance(split, str) and split:
+        return
+    parts = split if isinstance(split, list) else []
+    fractions = [part for part in parts if isinstance(part, int | float) and part > 0]
+    if not len(fractions) == len(parts) == 3 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
+        raise ValueError(
+            f"split={split!r}: must be three fractions above 0 that make 1 (train, val, test), 'folders', or a folder "
+            "of lists; type split=[0.64,0.16,0.2]"
+        )
+
+
+def image_folder(
+    *, root: str, split: str | list[float], ways: int, shots: int, queries: int, train_ways: int | None = None,
+    train_queries: int | None = None,
+    image_size: int, channels: int, rotations: bool, seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """Few-shot classification of the pictures below a folder; a class is a folder that holds pictures, at any depth.
+
+    Args:
+        root: the folder of class folders.
+        split: three fractions, by which the classes are divided, the same for every seed; the path of a folder (from
+            `root`, or from where the program runs) with train, val and test (.txt or .csv), a class a line; or
+            `folders`, where `root` holds train, val and test with class folders in each.
+        ways, shots, queries: classes of an episode; support and query pictures of each class.
+        train_ways, train_queries: the same for training tasks, where they differ.
+        image_size: height and width in pixels, to which `metalearn.picture_folders.picture` brings every picture.
+        channels: 1 (grey) or 3 (red, green, blue).
+        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
+        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+
+    Raises:
+        ValueError: a number out of range, or another kind of split.
+        DataError: when the first episode is made: folders, lists or pictures missing, too few or not as they should.
+    """
+    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    _check_split(split)
+    check_picture_shape(image_size, channels)
+    true_or_false("rotations", rotations)
+
+    def load() -> dict[str, Classes]:
+        found = picture_folders(Path(root))
+        names = _divide(Path(root), found, split)
+        pictures = only_pictures(Path(root), {name: found[name] for classes in names.values() for name in classes})
+        splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
+        return decoded_classes("image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels)
+
+    return picture_tasks(load, shapes, rotations=rotations, seed=seed, eval_seed=eval_seed)

@@ -1,0 +1,185 @@
+"""mini-ImageNet, Vinyals et al. 2016 (arXiv 1606.04080): 100 classes of ImageNet, divided as Ravi and Larochelle 2017
+("Optimization as a model for few-shot learning", ICLR) divide them. The division is `mini_imagenet_classes.csv`.
+
+ImageNet's pictures are given to those who accept its terms, so they are never downloaded.
+"""
+
+import csv
+import logging
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from metalearn.checks import true_or_false
+from metalearn.episodes import SPLITS, Classes, check_filled, picture_tasks, shapes_of
+from metalearn.errors import DataError
+from metalearn.picture_folders import (
+    check_picture_shape,
+    decoded_classes,
+    first_few,
+    is_picture,
+    only_pictures,
+    picture_folders,
+)
+from metalearn.types import TaskSource
+
+_DEPTH = 5
+_WORDNET_ID = re.compile(r"n\d{8}")
+_LISTS = {split: f"{split}.csv" for split in SPLITS}
+
+Members = dict[str, list[str]]
+"""Class → its pictures, as paths from the folder of the whole."""
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def published_splits() -> Mapping[str, str]:
+    """Class (WordNet id) → its split."""
+    with (Path(__file__).parent / "mini_imagenet_classes.csv").open(newline="") as file:
+        return {row["class"]: row["split"] for row in csv.DictReader(file)}
+
+
+def _find(root: Path) -> tuple[list[Path], dict[str, list[Path]]]:
+    """The folders below `root` that hold the published lists beside a flat `images`, and every class's folders."""
+    wholes: list[Path] = []
+    of_class: dict[str, list[Path]] = {name: [] for name in published_splits()}
+    for path, subfolders, files in os.walk(root, followlinks=True):
+        here = Path(path)
+        if "images" in subfolders and set(_LISTS.values()) <= set(files) and _is_flat(here / "images"):
+            wholes.append(here)
+            subfolders.remove("images")
+        for name in subfolders:
+            if name in of_class:
+                of_class[name].append(here / name)
+        deep = len(here.relative_to(root).parts) >= _DEPTH
+        keep = [name for name in subfolders if not (deep or name.startswith(".") or _WORDNET_ID.fullmatch(name))]
+        subfolders[:] = sorted(keep)
+    return wholes, of_class
+
+
+def _is_flat(images: Path) -> bool:
+    with os.scandir(images) as entries:
+        return any(is_picture(entry.name) and entry.is_file() for entry in entries)
+
+
+def _listed(whole: Path) -> Members:
+    """The pictures in `images`, as the lists beside it (filename,label) tell them apart.
+
+    Raises:
+        DataError: lists that are not the published ones, or name pictures that are not there.
+    """
+    members: Members = {}
+    there = set(os.listdir(whole / "images"))  # noqa: PTH208 (names alone, of tens of thousands)
+    absent: list[str] = []
+    for split, name in _LISTS.items():
+        try:
+            with (whole / name).open(newline="", encoding="utf-8-sig") as file:
+                rows = [(row["filename"], row["label"]) for row in csv.DictReader(file)]
+        except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"dataset.root: {whole / name} is not a list of filename,label ({error!r}); fetch the published one"
+            ) from error
+        right = {label for label, part in published_splits().items() if part == split}
+        if {label for _, label in rows} != right:
+            wrong = sorted({label for _, label in rows} ^ right)
+            raise DataError(
+                f"dataset.root: {whole / name} does not list the published classes of the split '{split}': "
+                f"{len(wrong)} are missing or do not belong there: {first_few(wrong)}; fetch the published list"
+            )
+        for file_name, label in rows:
+            members.setdefault(label, []).append(f"images/{file_name}")
+        absent += [file_name for file_name, _ in rows if file_name not in there]
+    if absent:
+        raise DataError(
+            f"dataset.root: {len(absent)} pictures that {', '.join(_LISTS.values())} in {whole} list are not in its "
+            f"images: {first_few(absent)}"
+        )
+    return {label: sorted(set(names)) for label, names in members.items()}
+
+
+def _in_folders(root: Path, of_class: Mapping[str, list[Path]]) -> Members:
+    """The pictures of the class folders.
+
+    Raises:
+        DataError: classes that are missing, are there twice, or hold something else too.
+    """
+    missing = [name for name, folders in of_class.items() if not folders]
+    if len(missing) == len(of_class):
+        raise DataError(
+            f"dataset.root={root}: mini-ImageNet is not there, and is not downloaded, for image-net.org gives its "
+            "pictures to those who accept its terms. Put the folder images with train.csv, val.csv and test.csv "
+            "beside it, or the 100 class folders named by WordNet id (n01532829, …), anywhere under it, or name their "
+            "folder: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
+        )
+    if missing:
+        raise DataError(
+            f"dataset.root={root}: {len(missing)} of the 100 classes of mini-ImageNet are missing: {', '.join(missing)}"
+        )
+    twice = [folders for folders in of_class.values() if len(folders) > 1]
+    if twice:
+        raise DataError(
+            f"dataset.root={root}: {len(twice)} classes have several folders, such as {twice[0][0]} and {twice[0][1]}; "
+            f"name the folder above those that you mean, for example dataset.root={twice[0][0].parent}"
+        )
+    members: Members = {}
+    for name, (folder,) in of_class.items():
+        found = picture_folders(folder)
+        own = only_pictures(folder, found)
+        before = folder.relative_to(root).as_posix()
+        members[name] = [f"{before}/{file}" for files in own.values() for file in files]
+    return members
+
+
+def _members(root: Path) -> tuple[Path, Members]:
+    """The folder from which the paths of pictures start, and the pictures of every class."""
+    wholes, of_class = _find(root)
+    if len(wholes) > 1:
+        raise DataError(
+            f"dataset.root={root}: mini-ImageNet is there several times, in {' and in '.join(map(str, wholes))}; type "
+            f"dataset.root={wholes[0]}"
+        )
+    where, members = (wholes[0], _listed(wholes[0])) if wholes else (root, _in_folders(root, of_class))
+    sizes = sorted(map(len, members.values()))
+    log.info("mini-ImageNet in %s: %d to %d pictures a class; 600 are published", where, sizes[0], sizes[-1])
+    return where, members
+
+
+def mini_imagenet(
+    *, root: str, ways: int, shots: int, queries: int, train_ways: int | None = None, train_queries: int | None = None,
+    image_size: int, channels: int, rotations: bool, seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """mini-ImageNet: 64 / 16 / 20 classes of photographs, 600 of each as published.
+
+    Args:
+        root: the folder under which, at any depth up to 5, lie either `images` (n0153282900000005.jpg, …) with the
+            published train.csv, val.csv and test.csv (filename,label) beside it; or class folders named by WordNet id.
+        ways, shots, queries: classes of an episode; support and query pictures of each class.
+        train_ways, train_queries: the same for training tasks, where they differ.
+        image_size: height and width in pixels, to which `metalearn.picture_folders.picture` brings every picture.
+        channels: 1 (grey) or 3 (red, green, blue).
+        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
+        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+
+    Raises:
+        ValueError: an episode with more ways than a split has classes, or another number out of range.
+        DataError: when the first episode is made: classes missing, too few pictures, unreadable ones.
+    """
+    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    sizes = {split: list(published_splits().values()).count(split) for split in SPLITS}
+    # How many pictures there are is not known yet: here they are as many as are needed.
+    check_filled(shapes, {split: (sizes[split], shots + shape.queries) for split, shape in shapes.items()})
+    check_picture_shape(image_size, channels)
+    true_or_false("rotations", rotations)
+
+    def load() -> dict[str, Classes]:
+        where, members = _members(Path(root))
+        splits = {
+            part: {name: files for name, files in members.items() if published_splits()[name] == part}
+            for part in SPLITS
+        }
+        return decoded_classes("mini_imagenet", where, splits, shapes, image_size=image_size, channels=channels)
+
+    return picture_tasks(load, shapes, rotations=rotations, seed=seed, eval_seed=eval_seed)

@@ -1,0 +1,500 @@
+"""Pictures in folders: real files that carry their class and number in their pixels, whole, damaged and odd."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from metalearn.errors import DataError
+from metalearn.picture_folders import picture
+from metalearn.tasks.image_folder import image_folder
+from metalearn.types import Batch, Episode, TaskSource
+from tests.runs import Start
+
+Pixels = NDArray[np.uint8]
+Known = dict[bytes, tuple[str, int]]
+
+SIZE = 12
+SPLITS = ("train", "val", "test")
+GIVEN: dict[str, Any] = {
+    "split": [0.5, 0.25, 0.25], "ways": 2, "shots": 1, "queries": 2, "image_size": SIZE, "channels": 3,
+    "rotations": False, "seed": 0, "eval_seed": 1,
+}  # fmt: skip
+ANIMALS = {"cat": 4, "dog": 3, "cow": 7, "pig": 5, "birds/wren": 3, "birds/owl": 6, "fox": 4, "hen": 3}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def drawing(name: str, number: int) -> Pixels:
+    """Noise that is like no other's: [SIZE, SIZE, 3]."""
+    return np.random.default_rng([number, *name.encode()]).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def put(root: Path, classes: Mapping[str, int]) -> Known:
+    """Writes the pictures of the classes; returns what they are by their bytes."""
+    known = {}
+    for name, count in classes.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = drawing(name, number)
+            Image.fromarray(pixels).save(root / name / f"{number:03}.png")
+            known[pixels.tobytes()] = (name, number)
+    return known
+
+
+def source(root: Path, **given: Any) -> TaskSource:
+    return image_folder(root=str(root), **GIVEN | given)
+
+
+def pixels_of(batch: Batch, task: int) -> list[Pixels]:
+    return list(batch.x[task].permute(0, 2, 3, 1).mul(255).round().to(torch.uint8).numpy())
+
+
+def shown(batch: Batch, task: int, known: Known) -> list[tuple[str, int]]:
+    return [known[pixels.tobytes()] for pixels in pixels_of(batch, task)]
+
+
+def classes_shown(tasks: TaskSource, split: str, known: Known, count: int = 40) -> set[str]:
+    episode = tasks.episodes(split, torch.arange(count))
+    return {name for task in range(count) for name, _ in shown(episode.support, task, known)}
+
+
+def same(a: Episode, b: Episode) -> bool:
+    return all(torch.equal(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True))
+
+
+# What a task holds
+
+
+def test_episodes_hold_what_they_should(tmp_path: Path) -> None:
+    known = put(tmp_path / "animals", ANIMALS)
+    tasks = source(tmp_path / "animals", train_ways=4)
+    used: dict[str, set[str]] = defaultdict(set)
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for split in SPLITS:
+        ways = 4 if split == "train" else 2
+        support, query = tasks.episodes(split, torch.arange(60))
+        assert support.x.shape == (60, ways, 3, SIZE, SIZE) and query.x.shape == (60, 2 * ways, 3, SIZE, SIZE)
+        assert tasks.classes(split) == ways and tasks.size(split) is None
+        for task in range(60):
+            given, asked = shown(support, task, known), shown(query, task, known)
+            assert support.y[task].tolist() == list(range(ways))
+            assert query.y[task].tolist() == [label for label in range(ways) for _ in range(2)]
+            assert len(set(given + asked)) == 3 * ways
+            names = [name for name, _ in given]
+            assert len(set(names)) == ways
+            assert [name for name, _ in asked] == [name for name in names for _ in range(2)]
+            used[split] |= set(names)
+            for name, number in given + asked:
+                numbers[name].add(number)
+    assert [len(used[split]) for split in SPLITS] == [4, 2, 2]
+    assert set().union(*used.values()) == set(ANIMALS)
+    assert {name: len(seen) for name, seen in numbers.items()} == ANIMALS
+
+
+def test_a_task_depends_on_its_number_alone(tmp_path: Path) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    many = source(tmp_path / "animals").episodes("train", torch.tensor([3, 7, 5]))
+    one = source(tmp_path / "animals").episodes("train", torch.tensor([7]))
+    assert same(one, Episode(*(Batch(batch.x[1:2], batch.y[1:2]) for batch in many)))
+    assert not same(source(tmp_path / "animals").episodes("train", torch.tensor([8])), one)
+    assert not same(source(tmp_path / "animals", seed=4).episodes("train", torch.tensor([7])), one)
+    for split in ("val", "test"):
+        first, second = (source(tmp_path / "animals", seed=s).episodes(split, torch.tensor([7])) for s in (0, 4))
+        assert same(first, second)
+
+
+def test_rotations_turn_a_class_as_a_whole(tmp_path: Path) -> None:
+    known = put(tmp_path / "animals", ANIMALS)
+    turned: dict[bytes, tuple[str, int, int]] = {}
+    for pixels, (name, number) in known.items():
+        upright = np.frombuffer(pixels, np.uint8).reshape(SIZE, SIZE, 3)
+        turned |= {np.rot90(upright, turn).tobytes(): (name, number, turn) for turn in range(4)}
+    support, query = source(tmp_path / "animals", rotations=True).episodes("val", torch.arange(30))
+    seen = set()
+    for task in range(30):
+        turns: dict[str, set[int]] = defaultdict(set)
+        for pixels in pixels_of(support, task) + pixels_of(query, task):
+            name, _, turn = turned[pixels.tobytes()]
+            turns[name].add(turn)
+        assert len(turns) == 2 and all(len(own) == 1 for own in turns.values())
+        seen |= set().union(*turns.values())
+    assert seen == {0, 1, 2, 3}
+
+
+# How classes are divided
+
+
+def test_the_division_is_the_same_for_every_seed(tmp_path: Path) -> None:
+    known = put(tmp_path / "many", {f"class{number:02}": 3 for number in range(25)})
+    tasks = [source(tmp_path / "many", split=[0.64, 0.16, 0.2], seed=s, eval_seed=s) for s in (0, 9)]
+    first, second = ([classes_shown(each, split, known, 150) for split in SPLITS] for each in tasks)
+    assert first == second and [len(classes) for classes in first] == [16, 4, 5]
+    assert len(set().union(*first)) == 25
+    assert first[0] != {f"class{number:02}" for number in range(16)}
+
+
+LISTED = {"train": ["cow", "birds/owl"], "val": ["fox", "hen"], "test": ["birds/wren", "cat", "dog"]}
+
+
+@pytest.mark.parametrize("place", ["inside", "absolute"])
+def test_lists_say_which_class_is_where(place: str, tmp_path: Path) -> None:
+    known = put(tmp_path / "animals", ANIMALS)
+    lists = tmp_path / "animals" / "lists" if place == "inside" else tmp_path / "elsewhere"
+    lists.mkdir()
+    (lists / "train.txt").write_text("cow\n\n  birds/owl/ \n")
+    (lists / "val.csv").write_text("\ufefffox\r\n./hen\r\n")
+    (lists / "test.txt").write_text("birds/wren\ncat\ndog")
+    (lists / "test.csv").write_text("pig")  # the other one is asked first
+    tasks = source(tmp_path / "animals", split="lists" if place == "inside" else str(lists))
+    for split, classes in LISTED.items():
+        assert classes_shown(tasks, split, known) == set(classes)
+
+
+def test_neither_the_order_of_a_list_nor_the_place_of_the_folder_changes_a_task(tmp_path: Path) -> None:
+    episodes = []
+    for place, step in (("here", 1), ("there", -1)):
+        put(tmp_path / place / "animals", ANIMALS)
+        for split, classes in LISTED.items():
+            (tmp_path / place / f"{split}.txt").write_text("\n".join(classes[::step]))
+        tasks = source(tmp_path / place / "animals", split=str(tmp_path / place))
+        episodes.append([tasks.episodes(split, torch.arange(5)) for split in SPLITS])
+    assert all(same(one, other) for one, other in zip(*episodes, strict=True))
+
+
+def test_folders_say_which_class_is_where(tmp_path: Path) -> None:
+    known = {}
+    for split, classes in LISTED.items():
+        known |= put(tmp_path / "all" / split, dict.fromkeys(classes, 3))
+    put(tmp_path / "all", {"left out": 1})
+    tasks = source(tmp_path / "all", split="folders")
+    for split, classes in LISTED.items():
+        assert classes_shown(tasks, split, known) == set(classes)
+
+
+def test_what_systems_leave_behind_is_passed_over(tmp_path: Path) -> None:
+    known = put(tmp_path / "animals", ANIMALS)
+    plain = source(tmp_path / "animals").episodes("train", torch.arange(5))
+    for name in (".DS_Store", "Thumbs.db", "._000.png", "desktop.ini"):
+        (tmp_path / "animals" / "cat" / name).write_bytes(b"?")
+    (tmp_path / "animals" / ".cache").mkdir()
+    (tmp_path / "animals" / ".cache" / "x.png").write_bytes(b"?")
+    (tmp_path / "animals" / "README.txt").write_text("not in a class folder")
+    assert same(source(tmp_path / "animals").episodes("train", torch.arange(5)), plain)
+    assert classes_shown(source(tmp_path / "animals"), "test", known) <= set(ANIMALS)
+
+
+# The cache
+
+
+def stored(cache: Path) -> list[tuple[str, int]]:
+    return sorted((path.name, path.stat().st_mtime_ns) for path in cache.glob("*.npy"))
+
+
+def test_a_changed_folder_is_decoded_again_and_an_unchanged_one_is_not(tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / "animals"
+    known = put(root, ANIMALS)
+    before = source(root).episodes("train", torch.arange(20))
+    first = stored(cache)
+    assert len(first) == 1 and first[0][0].startswith("image_folder-")
+    assert same(source(root).episodes("train", torch.arange(20)), before)
+    source(root, split=[0.25, 0.25, 0.5], rotations=True, ways=2, seed=3).episodes("test", torch.arange(2))
+    assert stored(cache) == first
+
+    for name, count in ANIMALS.items():
+        for number in range(count):
+            Image.fromarray(255 - drawing(name, number)).save(root / name / f"{number:03}.png")
+    after = source(root).episodes("train", torch.arange(20))
+    assert torch.allclose(after.support.x, 1 - before.support.x, atol=1e-6)
+    assert len(stored(cache)) == 2
+
+    file = root / "cat" / "000.png"
+    changed = file.stat()
+    os.utime(file, ns=(changed.st_atime_ns, changed.st_mtime_ns + 1))
+    source(root).episodes("train", torch.tensor([0]))
+    source(root, channels=1).episodes("train", torch.tensor([0]))
+    source(root, image_size=10).episodes("train", torch.tensor([0]))
+    assert len(stored(cache)) == 5
+
+    file.rename(root / "dog" / "new.png")
+    known[(255 - drawing("cat", 0)).tobytes()] = ("dog", 3)
+    known |= {(255 - np.frombuffer(pixels, np.uint8)).tobytes(): who for pixels, who in list(known.items())}
+    names = set().union(*(classes_shown(source(root), split, known) for split in SPLITS))
+    assert names == set(ANIMALS) and len(stored(cache)) == 6
+
+
+def test_the_same_names_in_another_folder_are_other_pictures(tmp_path: Path) -> None:
+    for folder, flip in (("one", 0), ("two", 255)):
+        for name in "abcdef":
+            (tmp_path / folder / name).mkdir(parents=True)
+            for number in range(3):
+                file = tmp_path / folder / name / f"{number}.bmp"  # bitmaps are all of one size
+                Image.fromarray(drawing(name, number) ^ np.uint8(flip)).save(file)
+                os.utime(file, (1, 1))
+    one, two = (
+        source(tmp_path / folder, split=[0.34, 0.33, 0.33]).episodes("train", torch.arange(3))
+        for folder in ("one", "two")
+    )
+    assert torch.allclose(one.support.x, 1 - two.support.x, atol=1e-6)
+
+
+# Pictures of all kinds
+
+
+def read(path: Path, channels: int = 3, size: int = SIZE) -> NDArray[np.int64]:
+    return picture(path, size, channels).astype(np.int64)
+
+
+def test_grey_is_the_luma_of_the_colours(tmp_path: Path) -> None:
+    pixels = drawing("x", 0)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    assert (read(tmp_path / "x.png") == pixels).all()
+    luma = pixels @ np.array([0.299, 0.587, 0.114])
+    assert np.abs(read(tmp_path / "x.png", channels=1) - luma).max() <= 1
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
+    wide = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "pgm":
+        path.write_bytes(b"P5 12 12 65535\n" + wide.astype(">u2").tobytes())
+    else:
+        Image.fromarray(wide).save(path)
+    for channels in (1, 3):
+        found = read(path, channels).reshape(SIZE, SIZE, -1)
+        assert np.abs(found - wide[:, :, None] / 257).max() <= 0.5
+        assert (found.min(), found.max()) == (0, 255)
+
+
+def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
+    alpha = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 1))
+    alpha[:3], alpha[3:6] = 0, 255
+    for name, pixels in (("RGBA", drawing("x", 0)), ("LA", drawing("x", 1)[:, :, :1])):
+        both = np.concatenate([pixels, alpha], axis=2).astype(np.uint8)
+        Image.fromarray(both, name).save(tmp_path / f"{name}.png")
+        over = (pixels * (alpha / 255) + 255 * (1 - alpha / 255)).round()
+        assert np.abs(read(tmp_path / f"{name}.png") - over).max() <= 1
+        assert (read(tmp_path / f"{name}.png", channels=1)[:3] == 255).all()
+
+
+def test_palettes_and_bits_and_ink_are_converted(tmp_path: Path) -> None:
+    numbers = np.arange(SIZE * SIZE, dtype=np.uint8).reshape(SIZE, SIZE) % 4
+    colours = np.array([[255, 0, 0], [0, 200, 0], [0, 0, 100], [9, 9, 9]], np.uint8)
+    indexed = Image.fromarray(numbers, "P")
+    indexed.putpalette(colours.tobytes())
+    indexed.save(tmp_path / "p.png")
+    assert (read(tmp_path / "p.png") == colours[numbers]).all()
+    indexed.save(tmp_path / "t.gif", transparency=3)
+    colours[3] = 255
+    assert (read(tmp_path / "t.gif") == colours[numbers]).all()
+    Image.fromarray(numbers > 1).save(tmp_path / "b.png")
+    assert (read(tmp_path / "b.png", channels=1) == 255 * (numbers > 1)).all()
+    Image.new("CMYK", (SIZE, SIZE), (0, 255, 255, 0)).save(tmp_path / "c.tif")
+    assert (read(tmp_path / "c.tif") == [255, 0, 0]).all()
+
+
+@pytest.mark.parametrize(("orientation", "quarters", "mirrored"), [(1, 0, False), (3, 2, False), (6, 3, False),
+                                                                    (8, 1, False), (2, 0, True)])  # fmt: skip
+def test_exif_says_which_side_is_up(orientation: int, quarters: int, mirrored: bool, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = drawing("x", 0)
+    Image.fromarray(pixels).save(tmp_path / "x.png", exif=exif)
+    upright = pixels[:, ::-1] if mirrored else np.rot90(pixels, quarters)
+    assert (read(tmp_path / "x.png") == upright).all()
+
+
+def test_the_middle_is_taken_and_reduced_without_aliases(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for width, height, middle in ((120, 40, (10, 0, 20, 10)), (40, 120, (0, 10, 10, 20))):
+        whole = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        whole.save(tmp_path / "x.png")
+        reduced = whole.resize((width // 4, height // 4), Image.Resampling.LANCZOS).crop(middle)
+        assert np.abs(read(tmp_path / "x.png", size=10) - np.asarray(reduced, np.int64)).max() <= 1
+    Image.new("RGB", (5, 9), (1, 2, 3)).save(tmp_path / "x.png")
+    assert (read(tmp_path / "x.png", size=20) == [1, 2, 3]).all()
+    board = np.indices((80, 80)).sum(0) % 2 * 255
+    Image.fromarray(board.astype(np.uint8)).save(tmp_path / "x.png")
+    assert np.abs(read(tmp_path / "x.png", channels=1, size=8) - 127.5).max() < 4
+
+
+# What is refused
+
+
+def refusal(root: Path, **given: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        source(root, **given).episodes("train", torch.tensor([0]))
+    assert not list(Path(os.environ["METALEARN_CACHE"]).glob("*.npy"))
+    return str(caught.value)
+
+
+def named(message: str, parts: Iterable[str]) -> None:
+    for part in parts:
+        assert part in message, message
+
+
+def test_pictures_that_cannot_be_read_are_counted_and_named(tmp_path: Path) -> None:
+    root = tmp_path / "animals"
+    put(root, ANIMALS)
+    whole = (root / "cat" / "001.png").read_bytes()
+    (root / "cat" / "001.png").write_bytes(whole[: len(whole) // 2])
+    (root / "birds" / "owl" / "002.png").write_text("this is text")
+    (root / "fox" / "003.png").write_bytes(b"")
+    (root / "pig" / "003.png").unlink()
+    (root / "pig" / "003.png").symlink_to(root / "nowhere.png")
+    message = refusal(root)
+    named(message, [f"dataset.root={root}: 4 of {sum(ANIMALS.values())} pictures cannot be read: "])
+    named(message, ["birds/owl/002.png (not recognised", "cat/001.png (", "fox/003.png (", "pig/003.png (No such file"])
+
+
+def test_of_many_damaged_pictures_the_first_are_named(tmp_path: Path) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    for file in (tmp_path / "animals").rglob("*.png"):
+        file.write_bytes(b"GIF89a?")
+    message = refusal(tmp_path / "animals")
+    named(message, [f"{sum(ANIMALS.values())} of {sum(ANIMALS.values())} pictures", "birds/owl/000.png", ", …"])
+    assert "pig" not in message
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan"), 7])
+def test_pictures_of_32_bits_are_refused(value: float, tmp_path: Path) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    kind = np.int32 if isinstance(value, int) else np.float32
+    Image.fromarray(np.full((SIZE, SIZE), value, kind)).save(tmp_path / "animals" / "hen" / "x.tif")
+    named(refusal(tmp_path / "animals"), ["1 of 36 pictures", "hen/x.tif", "32 bits", "save it with 8 or 16 bits"])
+
+
+def test_other_files_among_the_pictures_are_counted_and_named(tmp_path: Path) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    for name in ("cat/notes.txt", "dog/000.psd", "fox/labels"):
+        (tmp_path / "animals" / name).write_text("?")
+    named(refusal(tmp_path / "animals"), ["3 files", "cat/notes.txt", "dog/000.psd", "fox/labels", "take them out"])
+
+
+def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
+    named(refusal(tmp_path / "no"), [f"dataset.root={tmp_path / 'no'}: there is no such folder", "type dataset.root="])
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    named(refusal(tmp_path / "empty"), ["there are no pictures below it", ".png", "a folder for each class"])
+    (tmp_path / "empty" / "x.png").write_bytes(b"?")
+    named(refusal(tmp_path / "empty"), ["1 pictures lie in no class folder: x.png"])
+
+
+def test_a_folder_met_twice_is_refused(tmp_path: Path) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    (tmp_path / "animals" / "tiger").symlink_to(tmp_path / "animals" / "cat")
+    named(refusal(tmp_path / "animals"), [str(tmp_path / "animals" / "tiger"), "are the same folder"])
+    (tmp_path / "animals" / "tiger").unlink()
+    (tmp_path / "animals" / "cat" / "up").symlink_to(tmp_path / "animals")
+    named(refusal(tmp_path / "animals"), [str(tmp_path / "animals" / "cat" / "up"), "take the link away"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "given", "parts"),
+    [
+        (ANIMALS, {"ways": 3}, ["dataset.ways=3: the split 'val' has 2 classes; type dataset.ways=2 or fewer"]),
+        (ANIMALS, {"train_ways": 5}, ["dataset.train_ways=5: the split 'train' has 4 classes"]),
+        (ANIMALS, {"queries": 3}, ["dataset.queries=3: with dataset.shots=1", "type dataset.queries=2 or fewer",
+                                   "3 classes have too few pictures: ", "dog (3)", "hen (3)", "birds/wren (3)"]),
+        (ANIMALS, {"shots": 4}, ["type dataset.shots=1 or fewer"]),
+        (ANIMALS, {"train_queries": 6}, ["dataset.train_queries=6: "]),
+        (ANIMALS | {"newt": 1}, {}, ["1 classes have fewer than 2 pictures", ": newt; take"]),
+        ({"a": 3, "b": 3, "c": 3}, {}, ["dataset.split=[0.5, 0.25, 0.25]: of the 3 classes", "train 2, val 0, test 1",
+                                        "type other fractions"]),
+        ({"train/a": 3, "train/b": 3, "val/c": 3, "test/d": 3}, {"split": "folders"},
+         ["dataset.split=folders: ", "val has 1 folders with pictures", "type dataset.split=[0.64,0.16,0.2]"]),
+        ({f"{part}/{name}": 3 for part, names in {"train": "ab", "val": "cb", "test": "de"}.items() for name in names},
+         {"split": "folders"}, ["the class b is in 'train' and in 'val'"]),
+        ({"train": 3, "train/a": 3, "train/b": 3, "val/c": 3, "val/d": 3, "test/e": 3, "test/f": 3},
+         {"split": "folders"}, ["3 pictures lie in no class folder: train/000.png"]),
+        (ANIMALS, {"split": "lists"}, ["dataset.split=lists: there is no such folder", "type dataset.split="]),
+    ],
+)  # fmt: skip
+def test_what_cannot_fill_the_episodes_is_named(
+    classes: Mapping[str, int], given: dict[str, Any], parts: Sequence[str], tmp_path: Path
+) -> None:
+    put(tmp_path / "animals", classes)
+    named(refusal(tmp_path / "animals", **given), parts)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test", "parts"),
+    [
+        ("cow\ndog", "fox\nhen", "cat\nlynx\nyak", ["2 of the 7 classes listed", "no folders", "lynx, yak"]),
+        ("cow\ndog", "fox\nhen", "cat\ncow", ["the class cow is in 'train' and in 'test'"]),
+        ("cow\ndog\ncow", "fox\nhen", "cat\npig", ["the class cow is twice in 'train'"]),
+        ("cow\ndog", "fox", "cat\npig", ["val.txt lists 1 classes"]),
+        ("cow\ndog", None, "cat\npig", ["has neither val.txt nor val.csv"]),
+    ],
+)
+def test_lists_that_do_not_fit_are_named(
+    train: str, val: str | None, test: str, parts: Sequence[str], tmp_path: Path
+) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    (tmp_path / "lists").mkdir()
+    for split, text in (("train", train), ("val", val), ("test", test)):
+        if text is not None:
+            (tmp_path / "lists" / f"{split}.txt").write_text(text)
+    named(refusal(tmp_path / "animals", split=str(tmp_path / "lists")), ["dataset.split=", *parts])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"split": [0.5, 0.5]}, r"split=\[0.5, 0.5\]: .*type split=\[0.64,0.16,0.2\]"),
+        ({"split": [0.6, 0.3, 0.3]}, "split="),
+        ({"split": [1.2, -0.1, -0.1]}, "split="),
+        ({"split": [0.5, float("nan"), 0.5]}, "split="),
+        ({"split": ["a", 0.5, 0.5]}, "split="),
+        ({"split": ""}, "split="),
+        ({"split": 3}, "split=3"),
+        ({"ways": 1}, "ways=1"),
+        ({"image_size": 4}, "image_size=4"),
+        ({"channels": 2}, "channels=2: .*type channels=3"),
+        ({"channels": True}, "channels=True"),
+        ({"rotations": 1}, "rotations=1"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_is_read(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        source(Path("nowhere"), **given)
+
+
+# The real program
+
+SHORT = (
+    "dataset=image_folder", "dataset.split=[0.5,0.25,0.25]", "dataset.ways=2", "dataset.queries=2",
+    "dataset.image_size=16", "model.filters=16", "trainer.steps=3", "trainer.meta_batch_size=4",
+    "trainer.task_chunk=2", "trainer.val_every=3", "trainer.val_tasks=4", "trainer.test_tasks=6",
+)  # fmt: skip
+
+
+def test_the_program_learns_from_a_folder_on_two_workers(tmp_path: Path, cache: Path, start: Start) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    outcome = start(*SHORT, f"dataset.root={tmp_path / 'animals'}", "workers=2").wait()
+    assert outcome.code == 0, outcome.text
+    result = json.loads(next(tmp_path.glob("outputs/*/*/result.json")).read_text())
+    assert (result["status"], result["workers"], result["test"]["tasks"]) == ("completed", 2, 6)
+    assert len(stored(cache)) == 1
+
+
+def test_the_program_refuses_a_bad_folder_before_it_makes_anything(tmp_path: Path, start: Start) -> None:
+    put(tmp_path / "animals", ANIMALS)
+    (tmp_path / "animals" / "cat" / "000.png").write_bytes(b"?")
+    outcome = start(*SHORT, f"dataset.root={tmp_path / 'animals'}").wait()
+    assert outcome.code == 2, outcome.text
+    assert "1 of 35 pictures cannot be read: cat/000.png (not recognised as a picture)" in outcome.text
+    assert "Traceback" not in outcome.text and not (tmp_path / "outputs").exists()
