@@ -1,9 +1,11 @@
 """A network written as an `nn.Module`, as pure functions: its weights come from outside, for every task its own."""
 
 import copy
+import math
 import threading
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from metalearn.functional import one_after_the_other
 from metalearn.nn import batch_norm, conv2d
-from metalearn.types import Model, Params, Stage
+from metalearn.stages import one_after_the_other
+from metalearn.types import Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]
 """A fresh network, its weights drawn from torch's global random numbers."""
@@ -27,7 +29,8 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
     Convolutions and batch norms are computed by our layers where these can; `remark` says how many cannot. Batch
     norm keeps no running statistics: a batch is normalised by its own, or by its support set's, and in either case
     one differentiates through them. Dropout and stochastic depth are off, so that equal inputs give equal outputs
-    on every worker. Tasks are computed in turn. It cannot be cut into stages.
+    on every worker. Tasks are computed in turn. It cannot be cut into stages; its head is the `nn.Linear` that gives
+    the outputs, if one does.
 
     Args:
         make: gives a fresh network.
@@ -44,35 +47,45 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
     """
     network = _fresh(make, seed=0)
     remark = _make_pure(network, name, transductive)
-    activations = _tried(network, name, (channels, image_size, image_size), advice)
+    activations, last = _tried(network, name, (channels, image_size, image_size), advice)
     shared = _names(network)
+    ends = _ends(network, last, shared, torch.rand(2, channels, image_size, image_size, generator=Generator()))
     names = list(dict.fromkeys(shared.values()))
     buffers = dict(network.named_buffers())
     network.to("meta")  # its weights always come from outside
-    norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+    norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
     def init(generator: Generator) -> Params:
         seed = int(torch.randint(2**63 - 1, (), generator=generator))
         return {parameter: value.detach() for parameter, value in _fresh(make, seed).named_parameters()}
 
-    def forward(params: Params, x: Tensor, known: int) -> Tensor:
+    def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
         images = x.expand(-1, -1, channels, -1, -1)
         fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
-        weights = zip(*(params[parameter].unbind() for parameter in names), strict=True)
+        used = [name for name in names if not (features and ends is not None and name in ends.stage.params)]
+        weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
         # The fused kernels of attention have no second derivative.
         with busy, sdpa_kernel(SDPBackend.MATH):
-            for norm in norms:
+            for norm in norms.values():
                 norm.known = known
+            if ends is not None:
+                ends.layer.passes = features
             outputs = []
             for of_task, images_of_task in zip(weights, images, strict=True):
-                by_name = dict(zip(names, of_task, strict=True))
-                everywhere = {path: by_name[parameter] for path, parameter in shared.items()}
+                by_name = dict(zip(used, of_task, strict=True))
+                everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
                 outputs.append(functional_call(network, fixed | everywhere, (images_of_task,), tie_weights=False))
             return torch.stack(outputs)
 
-    apply = one_after_the_other((Stage(name, tuple(names), forward),), ignores_support=transductive)
-    return Model(init, apply, transductive, activations, remark=remark)
+    def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
+        return one_after_the_other((Stage(name, tuple(names), forward),), ignores_support=transductive)
+
+    scales = [shared[f"{path}.{parameter}"] for path in norms for parameter in ("weight", "bias")]
+    model = Model(init, whole(forward), transductive, activations, remark=remark, norms=tuple(dict.fromkeys(scales)))
+    if ends is None:
+        return model
+    return model._replace(features=whole(partial(forward, features=True)), head=ends.stage)
 
 
 class _Conv(nn.Conv2d):
@@ -100,6 +113,22 @@ class _BatchNorm(nn.BatchNorm2d):
         return y[0].permute(0, 3, 1, 2)
 
 
+class _Head(nn.Linear):
+    """The last layer; it can let its input through."""
+
+    passes: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.passes else super().forward(x)
+
+
+class _Ends(NamedTuple):
+    """The head of a network: the layer, and what computes it for every task."""
+
+    layer: _Head
+    stage: Stage
+
+
 class _HardSigmoid(nn.Hardsigmoid):
     """Without torch's own function, which has no second derivative."""
 
@@ -118,6 +147,45 @@ def _names(network: nn.Module) -> dict[str, str]:
     """Every path to a parameter, and the first of the paths to that same one."""
     first = {id(parameter): path for path, parameter in network.named_parameters()}
     return {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
+
+
+def _ends(network: nn.Module, path: str | None, shared: Mapping[str, str], images: Tensor) -> _Ends | None:
+    """The head, if the layer at `path` is one: a network may use it twice, change its outputs in place, or look at its
+    weights elsewhere."""
+    layer = network.get_submodule(path) if path else None
+    if path is None or layer is None or not _is(layer, nn.Linear):
+        return None
+    names = tuple(f"{path}.{parameter}" for parameter, _ in layer.named_parameters())
+    if any(list(shared.values()).count(shared[name]) > 1 for name in names):
+        return None
+    head: Any = layer
+    head.__class__, head.passes = _Head, False
+    if not _separable(network, head, images):
+        head.__class__ = nn.Linear
+        return None
+
+    def apply(params: Params, features: Tensor, known: int) -> Tensor:
+        logits = features @ params[names[0]].transpose(1, 2)
+        return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
+
+    return _Ends(head, Stage("head", names, apply))
+
+
+def _separable(network: nn.Module, head: _Head, images: Tensor) -> bool:
+    """Whether the head's outputs for what it is given are the network's, and nothing else depends on its weights."""
+    weights = [parameter.detach().clone() for parameter in head.parameters()]
+    with torch.no_grad():
+        outputs = network(images)
+        head.passes = True
+        try:
+            for parameter in head.parameters():
+                parameter.fill_(math.nan)
+            features = network(images)
+        finally:
+            head.passes = False
+            for parameter, weight in zip(head.parameters(), weights, strict=True):
+                parameter.copy_(weight)
+        return features.dim() == 2 and torch.allclose(head(features), outputs, rtol=1e-4, atol=1e-5)
 
 
 def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
@@ -181,9 +249,9 @@ def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
         )
 
 
-def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: str) -> int:
-    """The floats that one image leaves behind in the layers of a network. Tried without computing anything, on the
-    meta device; and where that is not possible, in earnest.
+def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: str) -> tuple[int, str | None]:
+    """The floats that one image leaves behind in the layers of a network, and the path of the layer that gives the
+    outputs. Tried without computing anything, on the meta device; and where that is not possible, in earnest.
 
     Raises:
         ValueError: it cannot take such images, does not give [n, ways], or has a parameter that is not used.
@@ -204,14 +272,17 @@ def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: s
             ) from error
 
 
-def _counted(network: nn.Module, name: str, images: Tensor) -> int:
+def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | None]:
     floats = 0
+    outputs: dict[str, Any] = {}
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+    def count(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
         nonlocal floats
+        outputs[path] = output
         floats += sum(leaf.numel() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)) // len(images)
 
-    hooks = [layer.register_forward_hook(count) for layer in network.modules() if not list(layer.children())]
+    leaves = [(path, layer) for path, layer in network.named_modules() if not list(layer.children())]
+    hooks = [layer.register_forward_hook(partial(count, path)) for path, layer in leaves]
     try:
         output = network(images)
     finally:
@@ -225,4 +296,4 @@ def _counted(network: nn.Module, name: str, images: Tensor) -> int:
     unused = [path for path, grad in zip(parameters, grads, strict=True) if grad is None]
     if unused:
         raise ValueError(f"{name}: its parameter {unused[0]} has no part in the outputs; leave it out")
-    return max(floats, output.shape[1])
+    return max(floats, output.shape[1]), next((path for path, value in outputs.items() if value is output), None)

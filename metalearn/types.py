@@ -1,7 +1,7 @@
 """The words that every part of the program shares."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 
@@ -10,6 +10,8 @@ Params = dict[str, Tensor]
 tensor carries one more leading dimension, the tasks of the chunk."""
 
 Metrics = dict[str, Tensor]
+
+Unit = Literal["tasks", "samples"]
 
 
 class Batch(NamedTuple):
@@ -61,7 +63,9 @@ class Model(NamedTuple):
 
     `activations` counts the floats that one input leaves behind in a forward pass: what
     `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be. `remark` is
-    what a user should know of how it is computed, if anything.
+    what a user should know of how it is computed, if anything. `features` gives what the `head`, its last linear
+    layer, is given: [t, n, d]; both are None where it does not end in one. `norms` are the parameters of its
+    normalisation layers.
     """
 
     init: Callable[[Generator], Params]
@@ -70,6 +74,9 @@ class Model(NamedTuple):
     activations: int
     stages: tuple[Stage, ...] = ()
     remark: str = ""
+    features: Apply | None = None
+    head: Stage | None = None
+    norms: tuple[str, ...] = ()
 
 
 class Adapt(Protocol):
@@ -86,8 +93,8 @@ class Algorithm(NamedTuple):
     loss with its graph, and `outcome(params, episode, step)` the per-task values [t] behind it, `loss` among
     them with its graph. Both are None where the meta-gradient is not that of such a graph.
 
-    A learner that is not `episodic` does not adapt: it learns from single samples, and is given one episode
-    whose queries are the samples of a micro-batch. Its values are per sample: read samples for tasks above.
+    A learner may learn from single samples (`learns_from`): it is given one episode whose queries are the samples of
+    a micro-batch, and what is per task above is per sample. The same goes for what it is judged by.
     """
 
     init: Callable[[Generator], Params]
@@ -96,12 +103,8 @@ class Algorithm(NamedTuple):
     adapt: Adapt
     loss: Callable[[Params, Episode, int], Tensor] | None
     outcome: Callable[[Params, Episode, int], Metrics] | None = None
-    episodic: bool = True
-
-    @property
-    def unit(self) -> str:
-        """What it is given, and judged, by the number of."""
-        return "tasks" if self.episodic else "samples"
+    learns_from: Unit = "tasks"
+    judged_by: Unit = "tasks"
 
 
 class TaskSource(Protocol):
@@ -115,6 +118,10 @@ class TaskSource(Protocol):
         A source of plain samples gives one episode: its queries are the samples so numbered, its support set
         is empty in training, and later a fixed set of training samples, for normalisation statistics.
         """
+        ...
+
+    def unit(self, split: str) -> Unit:
+        """What its numbers stand for."""
         ...
 
     def size(self, split: str) -> int | None:
@@ -162,6 +169,11 @@ class Strategy(Protocol):
 
     def evaluate(self, params: Params, split: str, chunks: Sequence[Tensor]) -> Metrics:
         """The values of every task, in task order."""
+        ...
+
+    def examine(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
+        """Of every training task, in task order: its `fault` as `metalearn.compute` numbers them, and the `worker` that
+        has found it."""
         ...
 
     def cost(self) -> dict[str, float]:

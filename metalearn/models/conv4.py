@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.functional import one_after_the_other
 from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
+from metalearn.stages import staged_model
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
@@ -77,17 +77,21 @@ def conv4(
             h = conv2d(channels_last(x) if number == 1 else x, params[weight], stride=stride, padding=1)
             h = batch_norm(h, params[scale], params[shift], slope=slope, statistics_of=known or None)
             h = h if activation == "relu" else F.softplus(h)
-            return max_pool2d(h, 2) if downsample == "pool" else h
+            h = max_pool2d(h, 2) if downsample == "pool" else h
+            return flat(h) if number == BLOCKS else h
 
         return Stage(f"block{number}", names, apply)
 
-    def head(params: Params, x: Tensor, known: int) -> Tensor:
-        h = x.mean(dim=(2, 3)) if downsample == "stride" else x.permute(0, 1, 4, 2, 3).flatten(2)
-        return linear(h, params["head.weight"], params["head.bias"])
+    def flat(h: Tensor) -> Tensor:
+        return h.mean(dim=(2, 3)) if downsample == "stride" else h.permute(0, 1, 4, 2, 3).flatten(2)
+
+    def head(params: Params, features: Tensor, known: int) -> Tensor:
+        return linear(features, params["head.weight"], params["head.bias"])
 
     stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))
+    norms = [name for stage in stages for name in stage.params if name.startswith("norm")]
     activations = filters * sum(size**2 for size in conv_sizes)
-    return Model(init, one_after_the_other(stages, ignores_support=transductive), transductive, activations, stages)
+    return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
 
 
 def _halved(size: int) -> tuple[list[int], int]:

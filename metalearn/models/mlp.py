@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, whole_number
-from metalearn.functional import one_after_the_other
 from metalearn.nn import linear
+from metalearn.stages import staged_model
 from metalearn.types import Model, Params, Stage
 
 
@@ -48,10 +48,10 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
         names = (f"layer{number}.weight", f"layer{number}.bias")
 
         def apply(params: Params, x: Tensor, known: int) -> Tensor:
-            return linear(x.flatten(2) if number == 1 else act(x), *(params[name] for name in names))
+            h = linear(x.flatten(2), *(params[name] for name in names))
+            return h if number == len(widths) - 1 else act(h)
 
         return Stage(f"layer{number}", names, apply)
 
     stages = tuple(map(layer, range(1, len(widths))))
-    apply = one_after_the_other(stages, ignores_support=True)  # there is nothing to normalise
-    return Model(init, apply, transductive=False, activations=sum(widths[1:]), stages=stages)
+    return staged_model(init, stages, transductive=False, activations=sum(widths[1:]))

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.functional import one_after_the_other
 from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
+from metalearn.stages import staged_model
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
@@ -94,17 +94,18 @@ def resnet12(
 
             x = channels_last(x) if number == 1 else x
             h = normed("layer3", activated("layer2", activated("layer1", x)), LINEAR) + normed("shortcut", x, LINEAR)
-            return max_pool2d(F.softplus(h) if activation == "softplus" else F.leaky_relu(h, slope), 2)
+            h = max_pool2d(F.softplus(h) if activation == "softplus" else F.leaky_relu(h, slope), 2)
+            return h.mean(dim=(2, 3)) if number == BLOCKS else h
 
         return Stage(f"block{number}", tuple(name for layer in LAYERS for name in _names(number, layer)), apply)
 
-    def head(params: Params, x: Tensor, known: int) -> Tensor:
-        h = x.mean(dim=(2, 3))
-        return linear(h, params["head.weight"], params["head.bias"])
+    def head(params: Params, features: Tensor, known: int) -> Tensor:
+        return linear(features, params["head.weight"], params["head.bias"])
 
     stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))
     activations = sum(len(LAYERS) * width * (image_size // 2**halvings) ** 2 for halvings, width in enumerate(widths))
-    return Model(init, one_after_the_other(stages, ignores_support=transductive), transductive, activations, stages)
+    norms = [name for stage in stages for name in stage.params if ".norm." in name]
+    return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
 
 
 def _names(block: int, layer: str) -> tuple[str, str, str]:

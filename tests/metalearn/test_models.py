@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from metalearn.functional import descend, objective, per_task, support_loss
+from metalearn.functional import objective, per_task
+from metalearn.inner import SGD, constant, descent, last
+from metalearn.learners import support_loss
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
@@ -276,7 +278,8 @@ def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(na
     }
 
     def after_a_step(theta: Params, order: int) -> Tensor:
-        adapted = descend(support_loss(model, support), per_task(theta, 1), lr=0.01, steps=1, order=order)
+        loss, rate = support_loss(model, support), constant(0.01)
+        adapted = last(descent(loss, per_task(theta, 1), optimizer=SGD, rate=rate, steps=1, order=order))
         return objective(model.apply(adapted, query.x, support.x), query.y)["loss"].sum()
 
     def along(order: int) -> float:
