@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from metalearn.checks import one_of, real_number, whole_number
+from metalearn.checks import fraction, one_of, real_number, whole_number
 from metalearn.types import Params
 
 
@@ -17,6 +17,9 @@ class OuterOptimizer(NamedTuple):
     rate: Callable[[int, int], float]
 
 
+SCHEDULES = ("constant", "cosine", "linear")
+
+
 def adam(
     *, lr: float, beta1: float, beta2: float, eps: float, schedule: str, min_lr: float, warmup: int
 ) -> OuterOptimizer:
@@ -25,30 +28,64 @@ def adam(
     Args:
         lr: the rate.
         beta1, beta2, eps: as in the paper.
-        schedule: `constant`, or `cosine`: from `lr` to `min_lr` at the last step (arXiv 1608.03983,
-            equation 5, without restarts).
-        min_lr: where `cosine` ends.
-        warmup: steps over which the rate rises linearly to its schedule.
+        schedule, min_lr, warmup: as for `scheduled`.
 
     Raises:
         ValueError: a rate that is not above 0, a decay outside [0, 1), or an unknown schedule.
     """
-    real_number("lr", lr, above=0)
     real_number("eps", eps, above=0)
-    real_number("min_lr", min_lr, at_least=0)
-    whole_number("warmup", warmup, at_least=0)
-    one_of("schedule", schedule, ("constant", "cosine"))
-    for name, decay in (("beta1", beta1), ("beta2", beta2)):
-        real_number(name, decay, at_least=0)
-        if decay >= 1:
-            raise ValueError(f"{name}={decay}: must be below 1; type {name}=0.9")
+    fraction("beta1", beta1)
+    fraction("beta2", beta2)
+    rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, warmup=warmup)
 
     def start(params: Params) -> torch.optim.Optimizer:
         return torch.optim.Adam(params.values(), lr=lr, betas=(beta1, beta2), eps=eps)
 
-    def rate(step: int, steps: int) -> float:
-        progress = (step - 1) / max(steps, 1)
-        falling = min_lr + (lr - min_lr) * (1 + math.cos(math.pi * progress)) / 2
-        return (falling if schedule == "cosine" else lr) * min(1.0, step / (warmup + 1))
+    return OuterOptimizer(start, rate)
+
+
+def sgd(*, lr: float, momentum: float, schedule: str, min_lr: float, warmup: int) -> OuterOptimizer:
+    """Gradient descent, with momentum if it is above 0.
+
+    Args:
+        lr: the rate; Reptile's ε.
+        momentum: what is kept of the last step.
+        schedule, min_lr, warmup: as for `scheduled`.
+
+    Raises:
+        ValueError: a rate that is not above 0, a momentum outside [0, 1), or an unknown schedule.
+    """
+    fraction("momentum", momentum)
+    rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, warmup=warmup)
+
+    def start(params: Params) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params.values(), lr=lr, momentum=momentum)
 
     return OuterOptimizer(start, rate)
+
+
+def scheduled(*, lr: float, schedule: str, min_lr: float, warmup: int) -> Callable[[int, int], float]:
+    """The rate of a step (from 1) of so many.
+
+    Args:
+        lr: the highest.
+        schedule: `constant`; or from `lr` at the first step to `min_lr` after the last, by `linear` or `cosine`
+            (arXiv 1608.03983, equation 5, without restarts).
+        min_lr: where `cosine` and `linear` end.
+        warmup: steps over which the rate rises linearly to its schedule.
+
+    Raises:
+        ValueError: a rate that is not above 0, or an unknown schedule.
+    """
+    real_number("lr", lr, above=0)
+    real_number("min_lr", min_lr, at_least=0)
+    whole_number("warmup", warmup, at_least=0)
+    one_of("schedule", schedule, SCHEDULES)
+
+    def rate(step: int, steps: int) -> float:
+        progress = (step - 1) / max(steps, 1)
+        falling = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress}[schedule]
+        height = lr if schedule == "constant" else min_lr + (lr - min_lr) * falling
+        return height * min(1.0, step / (warmup + 1))
+
+    return rate
