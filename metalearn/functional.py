@@ -1,16 +1,13 @@
 """Small pure functions that the algorithms share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.nn import laid_out
-from metalearn.types import Algorithm, Apply, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage
-
-TaskLoss = Callable[[Params], Tensor]
-"""Per-task losses [t] of per-task parameters."""
+from metalearn.types import ChunkResult, Episode, Metrics, Params
 
 Outcome = Callable[[Params, Episode, int], Metrics]
 """From meta-parameters, episode and step to values per task [t], `loss` among them with its graph."""
@@ -34,51 +31,9 @@ def by_sample(logits: Tensor, y: Tensor) -> Metrics:
     return {"loss": losses, "accuracy": (logits.detach().argmax(dim=-1) == y).to(logits.dtype)}
 
 
-def one_after_the_other(stages: Sequence[Stage], *, ignores_support: bool) -> Apply:
-    """A network as the sequence of its stages; normalised by the support set's statistics unless it ignores them."""
-
-    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        known = 0 if ignores_support or support_x is None else support_x.shape[1]
-        h = torch.cat([support_x, x], dim=1) if known and support_x is not None else x
-        for stage in stages:
-            h = stage.apply(params, h, known)
-        return h[:, known:]
-
-    return apply
-
-
-def support_loss(model: Model, support: Batch) -> TaskLoss:
-    """The inner objective: each task's loss [t] on its own support set."""
-    return lambda params: objective(model.apply(params, support.x), support.y)["loss"]
-
-
 def per_task(params: Params, tasks: int) -> Params:
     """Every parameter with a leading task dimension, sharing memory; gradients add up over the tasks."""
     return {name: laid_out(p).expand(tasks, *p.shape) for name, p in params.items()}
-
-
-def descent(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int) -> Iterator[Params]:
-    """Gradient descent, one task beside the other: yields `params`, then the parameters after each step.
-
-    `order` says how far one may differentiate through the steps: 2, exactly; 1, taking each step's
-    gradient for a constant (first-order MAML); 0, not at all (evaluation: no graph is kept).
-    """
-    yield params
-    for _ in range(steps):
-        if order == 0:
-            params = leaves(params)
-        with torch.enable_grad():
-            total = loss(params).sum()
-            grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
-        with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
-            params = {name: p.add(g, alpha=-lr) for (name, p), g in zip(params.items(), grads, strict=True)}
-        yield params
-
-
-def descend(loss: TaskLoss, params: Params, *, lr: float, steps: int, order: int) -> Params:
-    """The last of `descent`."""
-    *_, adapted = descent(loss, params, lr=lr, steps=steps, order=order)
-    return adapted
 
 
 def summed(values: Metrics) -> Metrics:
@@ -103,42 +58,54 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
         theta = leaves(params)
         with torch.enable_grad():
             values = outcome(theta, episode, step)
-            grads = torch.autograd.grad(values["loss"].sum(), list(theta.values()))
+            grads = torch.autograd.grad(
+                values["loss"].sum(), list(theta.values()), allow_unused=True, materialize_grads=True
+            )
         return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
 
     return meta_grad
 
 
-def gradient_learner(
-    model: Model,
-    outcome: Outcome,
-    trajectory: Callable[[Params, Batch, int], Iterator[Params]],
-    eval_steps: int,
-) -> Algorithm:
-    """An algorithm that adapts by descent.
+def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps: int) -> tuple[Params, Tensor]:
+    """Solves A x = b for every task by itself (Hestenes and Stiefel 1952), from x = 0.
 
-    `outcome(params, episode, step)` gives the per-task query `loss` [t] with its graph, and metrics
-    beside it. `trajectory(params, support, steps)` yields the adapted parameters without a graph,
-    before the first inner step and after each.
+    Args:
+        product: v ↦ A v, with A symmetric, and positive definite where it is to be solved.
+        right: b, each [t, …].
+        steps: at most so many; a task stays where it is once its residual is zero, or a direction shows that its A is
+            not positive definite.
+
+    Returns:
+        x, and ‖A x − b‖ / ‖b‖ [t], computed anew.
     """
+    x = {name: torch.zeros_like(value) for name, value in right.items()}
+    residual, direction = right, right
+    before = first = _dot(residual, residual)
+    going = torch.ones_like(before, dtype=torch.bool)
+    for _ in range(steps):
+        image = product(direction)
+        curvature = _dot(direction, image)
+        going = going & (curvature > 0)
+        length = torch.where(going, _ratio(before, curvature), 0.0)
+        x, residual = _along(x, direction, length), _along(residual, image, -length)
+        now = _dot(residual, residual)
+        direction = _along(residual, direction, _ratio(now, before))
+        before = now
+    image = product(x)
+    left = {name: value - image[name] for name, value in right.items()}
+    return x, _ratio(_dot(left, left), first).sqrt()
 
-    @torch.no_grad()
-    def evaluate(params: Params, episode: Episode) -> Metrics:
-        (support, query) = episode
-        columns = [
-            objective(model.apply(adapted, query.x, support.x), query.y)
-            for adapted in trajectory(params, support, eval_steps)
-        ]
-        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
 
-    @torch.no_grad()
-    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        *_, final = trajectory(params, support, eval_steps if steps is None else steps)
+def _dot(a: Params, b: Params) -> Tensor:
+    """The inner product of every task's parameters, [t]."""
+    return torch.stack([(a[name] * b[name]).flatten(1).sum(dim=1) for name in a]).sum(dim=0)
 
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return model.apply(final, x, support.x)
 
-        return predict
+def _along(start: Params, direction: Params, lengths: Tensor) -> Params:
+    """start + length · direction, each task with a length of its own [t]."""
+    return {name: p + lengths.view(-1, *[1] * (p.dim() - 1)) * direction[name] for name, p in start.items()}
 
-    return Algorithm(model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is."""
+    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metalearn.checks import whole_number
 from metalearn.episodes import SPLITS, Images
-from metalearn.types import Batch, Episode, TaskSource
+from metalearn.types import Batch, Episode, TaskSource, Unit
 
 _ORDER, _KNOWN = 1, 2
 """Last words of the generators' seeds, which keep them apart from each other and from those of the tasks."""
@@ -47,6 +47,9 @@ class _Samples:
 
     def classes(self, split: str) -> int:
         return self._classes
+
+    def unit(self, split: str) -> Unit:
+        return "samples"
 
     def size(self, split: str) -> int | None:
         return None if split == "train" else self._sizes[split]
@@ -113,6 +116,52 @@ def samples(
     whole_number("eval_seed", eval_seed, at_least=0)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
     return _Samples(load, sizes, classes, known=known, seed=seed, eval_seed=eval_seed)
+
+
+class _Pretraining:
+    def __init__(self, samples: TaskSource, tasks: TaskSource) -> None:
+        self._samples, self._tasks = samples, tasks
+
+    def _of(self, split: str) -> TaskSource:
+        return self._samples if split == "train" else self._tasks
+
+    def classes(self, split: str) -> int | None:
+        return self._of(split).classes(split)
+
+    def unit(self, split: str) -> Unit:
+        return self._of(split).unit(split)
+
+    def size(self, split: str) -> int | None:
+        return self._of(split).size(split)
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        return self._of(split).episodes(split, indices)
+
+
+def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
+    """Training samples of the one; validation and test tasks of the other."""
+    return _Pretraining(samples, tasks)
+
+
+def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, seed: int, eval_seed: int) -> TaskSource:
+    """A source of training samples only: every drawing of `load()` [classes, drawings, h, w].
+
+    Args:
+        load: gives the pictures when the first sample is asked for.
+        classes, drawings: how many there are.
+        seed, eval_seed: as for `samples`.
+
+    Raises:
+        ValueError: a negative seed.
+    """
+
+    def split() -> dict[str, Labelled]:
+        pictures = load()
+        labels = np.repeat(np.arange(classes, dtype=np.int64), drawings)
+        return {"train": Labelled(pictures.reshape(-1, *pictures.shape[2:]), labels)}
+
+    sizes = {"train": classes * drawings, "val": 0, "test": 0}
+    return samples(split, sizes, classes, known=1, seed=seed, eval_seed=eval_seed)
 
 
 def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[str, int]:

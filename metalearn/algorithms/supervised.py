@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from metalearn.functional import by_sample, gradient_of, per_task, total_of
+from metalearn.learners import judged_once
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -26,10 +27,6 @@ def supervised(*, model: Model) -> Algorithm:
         known = support.x if support.x.shape[1] else None
         return {name: v[0] for name, v in by_sample(model.apply(per_task(params, 1), query.x, known), query.y).items()}
 
-    @torch.no_grad()
-    def evaluate(params: Params, episode: Episode) -> Metrics:
-        return {name: values.unsqueeze(1) for name, values in outcome(params, episode, 0).items()}
-
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
@@ -37,4 +34,5 @@ def supervised(*, model: Model) -> Algorithm:
 
         return predict
 
-    return Algorithm(model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, episodic=False)
+    learned = (gradient_of(outcome), judged_once(outcome), adapt, total_of(outcome), outcome)
+    return Algorithm(model.init, *learned, learns_from="samples", judged_by="samples")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from metalearn.checks import enough_classes, whole_number
 from metalearn.episodes import Classes, Images, check_filled, picture_tasks, shapes_of
-from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
+from metalearn.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
@@ -113,3 +113,29 @@ def glyph_characters(
         return split_drawings(pictures, train=train_drawings, val=val_drawings)
 
     return samples(load, sizes, ways, known=known, seed=seed, eval_seed=eval_seed)
+
+
+def glyph_pretraining(
+    *, train_classes: int, ways: int, shots: int, queries: int, image_size: int, channels: int, rotations: bool,
+    seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """Training characters as plain samples, all 20 drawings of each; validation and test tasks as `glyphs` has them.
+
+    Args:
+        train_classes: how many of the training characters, the first so many.
+        ways, shots, queries, image_size, channels, rotations, seed, eval_seed: as for `glyphs`; training samples
+            are not turned.
+
+    Raises:
+        ValueError: more characters than there are, or an episode that they cannot fill.
+    """
+    tasks = glyphs(
+        ways=ways, shots=shots, queries=queries, image_size=image_size, channels=channels, rotations=rotations,
+        seed=seed, eval_seed=eval_seed,
+    )  # fmt: skip
+    whole_number("train_classes", train_classes, at_least=2, at_most=CLASSES["train"])
+
+    def load() -> Images:
+        return np.stack([character(_FIRST["train"] + number, image_size) for number in range(train_classes)])
+
+    return pretraining(all_drawings(load, train_classes, DRAWINGS, seed=seed, eval_seed=eval_seed), tasks)

@@ -21,7 +21,7 @@ from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
 from metalearn.episodes import Classes, Images, check_filled, picture_tasks, shapes_of, turned
 from metalearn.errors import DataError
 from metalearn.omniglot_files import Drawings, find_collections
-from metalearn.samples import Labelled, drawing_sizes, samples, split_drawings
+from metalearn.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
@@ -208,3 +208,31 @@ def omniglot_characters(
         return split_drawings(pictures, train=train_drawings, val=val_drawings)
 
     return samples(load, sizes, ways, known=known, seed=seed, eval_seed=eval_seed)
+
+
+def omniglot_pretraining(
+    *, root: str, split: str, train_classes: int, ways: int, shots: int, queries: int, image_size: int, channels: int,
+    rotations: bool, download: bool, seed: int, eval_seed: int,
+) -> TaskSource:  # fmt: skip
+    """Training characters as plain samples, all 20 drawings of each; validation and test tasks as `omniglot` has them.
+
+    Args:
+        train_classes: how many of the training characters, the first so many.
+        root, split, ways, shots, queries, image_size, channels, rotations, download, seed, eval_seed: as for
+            `omniglot`; training samples are not turned.
+
+    Raises:
+        ValueError: more characters than there are, or an episode that they cannot fill.
+        DataError: when the first sample is made: pictures missing, unreadable or not the published ones.
+    """
+    tasks = omniglot(
+        root=root, split=split, ways=ways, shots=shots, queries=queries, image_size=image_size, channels=channels,
+        rotations=rotations, download=download, seed=seed, eval_seed=eval_seed,
+    )  # fmt: skip
+    chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
+    whole_number("train_classes", train_classes, at_least=2, at_most=len(chosen))
+
+    def load() -> Images:
+        return decoded(Path(root), image_size, download)[chosen[:train_classes]]
+
+    return pretraining(all_drawings(load, train_classes, DRAWINGS, seed=seed, eval_seed=eval_seed), tasks)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metalearn.checks import whole_number
 from metalearn.episodes import task_generators
-from metalearn.types import Batch, Episode, TaskSource
+from metalearn.types import Batch, Episode, TaskSource, Unit
 
 
 class _Sinusoid:
@@ -21,6 +21,9 @@ class _Sinusoid:
 
     def classes(self, split: str) -> None:
         return None
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
 
     def size(self, split: str) -> None:
         return None

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from distributed import session, store
@@ -47,9 +47,14 @@ def world() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def run_program(name: str, ranks: int, *arguments: str) -> list[tuple[int, str]]:
     """Exit code and output of every rank of tests/distributed/program.py."""
+    return run_ranks([str(ROOT / "tests/distributed/program.py"), name, *arguments], ranks)
+
+
+def run_ranks(arguments: Sequence[str], ranks: int) -> list[tuple[int, str]]:
+    """Exit code and output of every rank of a Python program."""
     listener = socket.create_server(("127.0.0.1", 0))
     processes = []
-    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), name, *arguments]
+    command = [sys.executable, *arguments]
     clean = {key: value for key, value in os.environ.items() if key not in environment(0, 0)} | {
         "PYTHONPATH": str(ROOT)
     }

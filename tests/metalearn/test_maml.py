@@ -1,4 +1,5 @@
-"""MAML's meta-gradient against closed forms, finite differences and the network written out."""
+"""MAML through its networks: finite differences, the network written out, memory and chunks. What holds for all
+algorithms is in test_algorithms.py."""
 
 import subprocess
 import sys
@@ -14,60 +15,10 @@ from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.trainer import chunk_size, trainer
-from metalearn.types import Algorithm, Batch, Episode, Model, Params
+from metalearn.types import Algorithm, Batch, Episode, Params
+from tests.metalearn import written_out
+from tests.metalearn.learners import FLOAT64, random
 from tests.runs import ROOT
-
-FLOAT64 = torch.float64
-
-
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, dtype=FLOAT64, generator=Generator().manual_seed(seed))
-
-
-def linear_model(size: int) -> Model:
-    """y = x · θ: its mean squared error is a quadratic in θ."""
-
-    def init(generator: Generator) -> Params:
-        return {"theta": torch.randn(size, dtype=FLOAT64, generator=generator)}
-
-    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        return torch.einsum("tnd,td->tn", x, params["theta"]).unsqueeze(2)
-
-    return Model(init, apply, transductive=False, activations=1)
-
-
-def quadratic_of(batch: Batch, task: int) -> tuple[Tensor, Tensor]:
-    """(A, a) with loss(θ) = ½ (θ − a)ᵀ A (θ − a) + const for y = x · θ under mean squared error."""
-    x, y = batch.x[task], batch.y[task, :, 0]
-    matrix = 2 * x.T @ x / len(x)
-    return matrix, torch.linalg.solve(matrix, 2 * x.T @ y / len(x))
-
-
-def regression(tasks: int, size: int) -> Episode:
-    return Episode(*(Batch(random(tasks, 8, size, seed=s), random(tasks, 8, 1, seed=s + 1)) for s in (1, 3)))
-
-
-@pytest.mark.parametrize("first_order", [False, True])
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_meta_gradient_of_a_quadratic_is_the_closed_form(steps: int, first_order: bool) -> None:
-    tasks, size, rate = 4, 3, 0.05
-    episode = regression(tasks, size)
-    learner = maml(
-        model=linear_model(size), inner_lr=rate, inner_steps=steps, eval_steps=steps, first_order=first_order
-    )
-    theta = learner.init(Generator().manual_seed(0))["theta"]
-
-    expected = torch.zeros(size, dtype=FLOAT64)
-    for task in range(tasks):
-        (matrix, a), (outer, b) = quadratic_of(episode.support, task), quadratic_of(episode.query, task)
-        shrink = torch.linalg.matrix_power(torch.eye(size, dtype=FLOAT64) - rate * matrix, steps)
-        adapted = a + shrink @ (theta - a)
-        gradient = outer @ (adapted - b)
-        expected += gradient if first_order else shrink.T @ gradient
-
-    result = learner.meta_grad({"theta": theta}, episode, 1)
-    torch.testing.assert_close(result.grads["theta"], expected, rtol=0, atol=1e-12)
-    assert result.count == tasks
 
 
 def images(tasks: int, ways: int, *, size: int = 12, seed: int = 0) -> Episode:
@@ -126,18 +77,6 @@ def test_conv4_meta_gradient_along_a_direction(downsample: str, transductive: bo
     assert slope == pytest.approx(fourth_order, rel=1e-6)
 
 
-def conv4_written_out(params: Params, x: Tensor, measured: Tensor, activation: str) -> Tensor:
-    """One task's network from torch's plain convolution and the definition of batch norm."""
-    act = F.relu if activation == "relu" else F.softplus
-    for block in range(1, 5):
-        x, measured = (F.conv2d(value, params[f"conv{block}.weight"], stride=2, padding=1) for value in (x, measured))
-        mean = measured.mean(dim=(0, 2, 3), keepdim=True)
-        variance = ((measured - mean) ** 2).mean(dim=(0, 2, 3), keepdim=True)
-        scale, shift = (params[f"norm{block}.{part}"].view(1, -1, 1, 1) for part in ("weight", "bias"))
-        x, measured = (act((value - mean) / (variance + 1e-5).sqrt() * scale + shift) for value in (x, measured))
-    return F.linear(x.mean(dim=(2, 3)), params["head.weight"], params["head.bias"])
-
-
 @pytest.mark.parametrize(("transductive", "steps"), [(True, 1), (True, 3), (False, 2)])
 def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: int) -> None:
     rate = 0.4
@@ -152,50 +91,16 @@ def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: i
         sx, sy, qx, qy = episode.support.x[task], episode.support.y[task], episode.query.x[task], episode.query.y[task]
         adapted = dict(theta)
         for _ in range(steps):
-            loss = F.cross_entropy(conv4_written_out(adapted, sx, sx, "relu"), sy)
+            loss = F.cross_entropy(written_out.conv4(adapted, sx, sx, F.relu), sy)
             grads = torch.autograd.grad(loss, list(adapted.values()), create_graph=True)
             adapted = {name: p - rate * g for (name, p), g in zip(adapted.items(), grads, strict=True)}
-        total = total + F.cross_entropy(conv4_written_out(adapted, qx, qx if transductive else sx, "relu"), qy)
+        total = total + F.cross_entropy(written_out.conv4(adapted, qx, qx if transductive else sx, F.relu), qy)
     expected = dict(zip(theta, torch.autograd.grad(total, list(theta.values())), strict=True))
 
     result = learner.meta_grad(params, episode, 1)
     assert result.metrics["loss"].item() == pytest.approx(total.item(), abs=1e-11)
     for name in params:
         torch.testing.assert_close(result.grads[name], expected[name], rtol=1e-9, atol=1e-11)
-
-
-def test_queries_see_each_other_only_when_transductive() -> None:
-    episode = images(1, 3)
-    other = images(1, 3, seed=9)
-    replaced = torch.cat([episode.query.x[:, :1], other.query.x[:, 1:]], dim=1)
-    logits = {}
-    for transductive in (True, False):
-        model = conv4(ways=3, channels=1, image_size=12, filters=8, transductive=transductive)
-        learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=2)
-        params = spread_out(double(learner.init(Generator().manual_seed(0))))
-        predict = learner.adapt(params, episode.support)
-        logits[transductive] = [predict(x)[0, 0] for x in (episode.query.x, replaced)]
-    torch.testing.assert_close(*logits[False], rtol=0, atol=1e-12)
-    assert (logits[True][0] - logits[True][1]).abs().max() > 1e-2
-
-
-def test_inputs_are_untouched_and_chunks_add_up() -> None:
-    model = conv4(ways=3, channels=1, image_size=12, filters=8)
-    learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=2)
-    episode = images(4, 3)
-    params = spread_out(double(learner.init(Generator().manual_seed(0))))
-    copy = {name: value.clone() for name, value in params.items()}
-    whole = learner.meta_grad(params, episode, 1)
-    again = learner.meta_grad(params, episode, 1)
-    assert all(torch.equal(params[name], copy[name]) and not params[name].requires_grad for name in params)
-    assert all(torch.equal(whole.grads[name], again.grads[name]) for name in params)
-
-    parts = [Episode(*(Batch(b.x[i : i + 2], b.y[i : i + 2]) for b in episode)) for i in (0, 2)]
-    halves = [learner.meta_grad(params, part, 1) for part in parts]
-    for name in params:
-        torch.testing.assert_close(
-            halves[0].grads[name] + halves[1].grads[name], whole.grads[name], rtol=1e-9, atol=1e-12
-        )
 
 
 def test_evaluation_keeps_no_graph_and_counts_steps() -> None:

@@ -16,7 +16,7 @@ from metalearn.cache import cached_array
 from metalearn.episodes import draw_images, turned
 from metalearn.errors import DataError
 from metalearn.tasks import glyphs as glyphs_module
-from metalearn.tasks.glyphs import glyphs
+from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.types import Episode, TaskSource
@@ -85,6 +85,32 @@ def test_glyph_episodes_hold_what_they_should() -> None:
     assert query.y[0].bincount().tolist() == [3] * 5
     pictures = torch.cat([support.x, query.x], dim=1)[0].flatten(1)
     assert len({tuple(row.tolist()) for row in pictures}) == 25
+
+
+def test_training_episodes_may_have_a_shape_of_their_own() -> None:
+    source = glyphs(
+        ways=5, shots=1, queries=2, train_ways=7, train_queries=4, image_size=28, channels=1, rotations=True, seed=0,
+        eval_seed=1,
+    )  # fmt: skip
+    support, query = source.episodes("train", torch.arange(3))
+    assert support.y.shape == (3, 7) and query.y.shape == (3, 28) and source.classes("train") == 7
+    assert same(source.episodes("test", torch.arange(3)), drawn().episodes("test", torch.arange(3)))
+    assert source.classes("test") == source.classes("val") == 5
+
+
+def test_pretraining_shows_every_drawing_and_is_judged_by_the_same_tasks() -> None:
+    source = glyph_pretraining(
+        train_classes=6, ways=5, shots=1, queries=2, image_size=28, channels=1, rotations=True, seed=0, eval_seed=1
+    )
+    support, query = source.episodes("train", torch.arange(120))
+    assert support.x.shape[1] == 0 and source.classes("train") == 6 and source.size("val") is None
+    shown = Counter(
+        (picture.mul(255).round().byte().numpy().tobytes(), label)
+        for picture, label in zip(query.x[0], query.y[0].tolist(), strict=True)
+    )
+    assert shown == Counter((picture.tobytes(), label) for label in range(6) for picture in character(label, 28))
+    for split in ("val", "test"):
+        assert same(source.episodes(split, torch.arange(3)), drawn().episodes(split, torch.arange(3)))
 
 
 def test_glyph_splits_share_no_character() -> None:

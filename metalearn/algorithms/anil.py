@@ -1,0 +1,56 @@
+"""ANIL, Raghu et al. 2020 (arXiv 1909.09157).
+
+MAML whose inner steps change the head only. The features of the support set stay as they are
+during the inner steps, and are computed once; the outer step changes everything.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from metalearn.checks import true_or_false
+from metalearn.functional import objective, per_task
+from metalearn.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.learners import check_descent, features_and_head, gradient_learner
+from metalearn.types import Algorithm, Batch, Model, Params
+
+
+def anil(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
+    first_order: bool = False,
+) -> Algorithm:
+    """Almost no inner loop.
+
+    Args:
+        model: the network; its head is adapted.
+        inner: the optimiser of the inner steps.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
+        first_order: drop the second derivatives from the meta-gradient.
+
+    Raises:
+        ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    true_or_false("first_order", first_order)
+    features, head = features_and_head(model)
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        theta = per_task(params, support.x.shape[0])
+        known = features(theta, support.x)
+        start = {name: theta[name] for name in head.params}
+
+        def loss(adapted: Params, step: int) -> Tensor:
+            return objective(head.apply(adapted, known, 0), support.y)["loss"]
+
+        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order):
+            yield theta | adapted
+
+    order = 1 if first_order else 2
+    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)

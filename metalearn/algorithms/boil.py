@@ -1,0 +1,56 @@
+"""BOIL, Oh et al. 2021 (arXiv 2008.08882).
+
+ANIL's mirror. The inner steps change the body only (the head's inner rate is zero); the outer step
+changes everything.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from metalearn.checks import true_or_false
+from metalearn.functional import per_task
+from metalearn.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.learners import check_descent, features_and_head, gradient_learner, support_loss
+from metalearn.types import Algorithm, Batch, Model, Params
+
+
+def boil(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
+    first_order: bool = False,
+) -> Algorithm:
+    """Body only update in inner loop.
+
+    Args:
+        model: the network; all but its head is adapted.
+        inner: the optimiser of the inner steps.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
+        first_order: drop the second derivatives from the meta-gradient.
+
+    Raises:
+        ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    true_or_false("first_order", first_order)
+    _, head = features_and_head(model)
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        theta = per_task(params, support.x.shape[0])
+        start = {name: value for name, value in theta.items() if name not in head.params}
+        whole_loss = support_loss(model, support)
+
+        def loss(adapted: Params, step: int) -> Tensor:
+            return whole_loss(theta | adapted, step)
+
+        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order):
+            yield theta | adapted
+
+    order = 1 if first_order else 2
+    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)

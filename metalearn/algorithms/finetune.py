@@ -1,0 +1,65 @@
+"""A baseline that learns from plain samples: a classifier of all training classes, and a new head for every task.
+
+Chen et al. 2019 (arXiv 1904.04232), "Baseline": the body is trained as in supervised learning, then
+frozen, and a linear head is trained on its features of a task's support set. With `whole` everything is trained on.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from metalearn.checks import true_or_false, whole_number
+from metalearn.functional import by_sample, gradient_of, objective, per_task, total_of
+from metalearn.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.learners import check_descent, features_and_head, judged_by_descent
+from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
+
+
+def finetune(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    eval_steps: int,
+    ways: int,
+    whole: bool,
+) -> Algorithm:
+    """Supervised learning, then fine-tuning.
+
+    Args:
+        model: the network; its head tells all training classes apart.
+        inner: the optimiser of the inner steps.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        eval_steps: inner steps in validation and test.
+        ways: classes of a task: the outputs of its head, which starts at zero.
+        whole: train the body on, too.
+
+    Raises:
+        ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
+    whole_number("ways", ways, at_least=2)
+    true_or_false("whole", whole)
+    features, head = features_and_head(model)
+
+    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+        query = episode.query
+        return {name: v[0] for name, v in by_sample(model.apply(per_task(params, 1), query.x), query.y).items()}
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        theta = per_task(params, support.x.shape[0])
+        new_head = {name: theta[name].new_zeros(len(support.x), ways, *params[name].shape[1:]) for name in head.params}
+        known = features(theta, support.x)
+
+        def loss(adapted: Params, step: int) -> Tensor:
+            given = features(theta | adapted, support.x) if whole else known
+            return objective(head.apply(adapted, given, 0), support.y)["loss"]
+
+        start = theta | new_head if whole else new_head
+        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
+            yield theta | adapted
+
+    evaluate, adapt = judged_by_descent(model, path, eval_steps)
+    return Algorithm(
+        model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, learns_from="samples"
+    )

@@ -1,0 +1,56 @@
+"""Meta-SGD, Li et al. 2017 (arXiv 1707.09835).
+
+Algorithm 1: θ′ = θ − α ∘ ∇θ L_support(θ), where α is a vector of the size of θ, learned beside it: it says for
+every single weight how far to go, and which way.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator
+
+from metalearn.checks import true_or_false
+from metalearn.functional import per_task
+from metalearn.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.learners import RATE, check_descent, gradient_learner, part, prefixed, support_loss
+from metalearn.types import Algorithm, Batch, Model, Params
+
+
+def meta_sgd(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
+    first_order: bool = False,
+) -> Algorithm:
+    """MAML with a learned rate for every weight.
+
+    Args:
+        model: the network to be adapted.
+        inner: the optimiser of the inner steps, whose directions the rates multiply.
+        inner_lr: where every rate starts, on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
+        first_order: drop the second derivatives from the meta-gradient.
+
+    Raises:
+        ValueError: a rate that is not above 0, or a negative number of steps.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    true_or_false("first_order", first_order)
+
+    def init(generator: Generator) -> Params:
+        weights = model.init(generator)
+        return weights | prefixed(RATE, {name: torch.full_like(value, inner_lr) for name, value in weights.items()})
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        everything = per_task(params, support.x.shape[0])
+        rates = part(RATE, everything)
+        start = {name: everything[name] for name in rates}
+        loss = support_loss(model, support)
+        return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order)
+
+    order = 1 if first_order else 2
+    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order, init=init)

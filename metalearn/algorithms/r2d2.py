@@ -1,0 +1,60 @@
+"""R2-D2, Bertinetto et al. 2019 (arXiv 1805.08136).
+
+The head of every task is solved for: ridge regression from the features X of the support set to its classes Y as
+one-hot rows, by the Woodbury form W = Xᵀ (X Xᵀ + λ I)⁻¹ Y, whose system has the size of the support set. The logits of
+a query are a X′ W. λ and a are learned beside the network; the paper's b, one number added to all logits of a query,
+moves no softmax and is left out.
+"""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.checks import real_number
+from metalearn.functional import per_task
+from metalearn.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.types import Algorithm, Batch, Model, Params
+
+LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"
+
+
+def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
+    """Learns features from which ridge regression tells the classes of a task.
+
+    Args:
+        model: the network; its head is left out.
+        strength: where λ starts. What is learned is its logarithm.
+        scale: where a starts.
+
+    Raises:
+        ValueError: a strength or scale that is not above 0, or a model without a linear head.
+    """
+    real_number("strength", strength, above=0)
+    real_number("scale", scale, above=0)
+    features, _ = features_and_head(model)
+    network = without_head(model)
+
+    def init(generator: Generator) -> Params:
+        own = {LOG_STRENGTH: math.log(strength), SCALE: scale}
+        return network(generator) | {name: torch.tensor([value]) for name, value in own.items()}
+
+    def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
+        theta = per_task(params, support.x.shape[0])
+        known = _with_ones(features(theta, support.x))
+        weights = ridge(known, one_hot(support, known.dtype), params[LOG_STRENGTH].exp())
+        return params[SCALE] * (_with_ones(features(theta, x, support.x)) @ weights)
+
+    return comparing_learner(model, compare, init)
+
+
+def ridge(x: Tensor, y: Tensor, strength: Tensor) -> Tensor:
+    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k]."""
+    within = x @ x.transpose(1, 2) + strength * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    weights: Tensor = x.transpose(1, 2) @ torch.linalg.solve(within, y)
+    return weights
+
+
+def _with_ones(features: Tensor) -> Tensor:
+    """A last feature that is always 1: the bias of the linear head."""
+    return torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)

@@ -1,0 +1,94 @@
+"""Reptile, Nichol et al. 2018 (arXiv 1803.02999).
+
+Algorithm 2: φᵢ = k inner steps on task i from θ, then θ ← θ + ε (1/n) Σᵢ (φᵢ − θ). The sum of θ − φᵢ is what comes
+back here in place of a gradient: `optimizer=sgd` with rate ε makes that very step. There is no graph, and nothing is
+differentiated through.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from metalearn.checks import whole_number
+from metalearn.functional import objective, per_task, summed
+from metalearn.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
+from metalearn.learners import check_descent, judged_by_descent
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
+
+
+def reptile(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
+    inner_batch: int | None,
+    eval_batch: int | None,
+) -> Algorithm:
+    """Learns to start where the ends of many trainings are near.
+
+    A training task has no queries: its support and query samples are one set.
+
+    Args:
+        model: the network to be adapted.
+        inner: the optimiser of the inner steps, started afresh for every task.
+        inner_lr: the rate of the inner steps.
+        inner_steps: inner steps in meta-training, one mini-batch each.
+        eval_steps: inner steps in validation and test.
+        inner_batch: most samples of a mini-batch in meta-training; None: all.
+        eval_batch: most samples of a mini-batch in validation and test; None: all.
+
+    Raises:
+        ValueError: a rate that is not above 0, a negative number of steps, or an empty mini-batch.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    for name, size in (("inner_batch", inner_batch), ("eval_batch", eval_batch)):
+        if size is not None:
+            whole_number(name, size, at_least=1)
+
+    def batch_loss(samples: Batch, size: int | None) -> TaskLoss:
+        batches = mini_batches(samples, size)
+
+        def loss(params: Params, step: int) -> Tensor:
+            batch = batches[step % len(batches)]
+            return objective(model.apply(params, batch.x), batch.y)["loss"]
+
+        return loss
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        start = per_task(params, support.x.shape[0])
+        loss = batch_loss(support, eval_batch)
+        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+
+    @torch.no_grad()
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        (support, query) = episode
+        tasks = support.x.shape[0]
+        samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
+        start = per_task(params, tasks)
+        loss = batch_loss(samples, inner_batch)
+        end = last(descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=inner_steps, order=0))
+        grads = {name: (start[name] - end[name]).sum(dim=0) for name in start}
+        return ChunkResult(grads, summed(objective(model.apply(end, query.x, support.x), query.y)), tasks)
+
+    return Algorithm(model.init, meta_grad, *judged_by_descent(model, path, eval_steps), loss=None)
+
+
+def mini_batches(samples: Batch, size: int | None) -> list[Batch]:
+    """The samples in mini-batches of at most `size`, as even as can be, that hold the classes in turn.
+
+    A set of classes [t, n] comes sorted by class within support and query: the samples are dealt out by how often
+    their class has come before.
+    """
+    if size is None:
+        return [samples]
+    x, y = samples
+    if not y.is_floating_point():
+        earlier = (y.unsqueeze(2) == y.unsqueeze(1)).tril(-1).sum(dim=2)
+        order = (earlier * (y.max() + 1) + y).argsort(dim=1)
+        rows = torch.arange(len(y), device=y.device).unsqueeze(1)
+        x, y = x[rows, order], y[rows, order]
+    count = -(-y.shape[1] // size)
+    return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]

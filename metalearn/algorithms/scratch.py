@@ -1,0 +1,42 @@
+"""A baseline that does not meta-learn: every task is learned from the same random start.
+
+What it reaches is what a learner has to beat to have learned anything from other tasks.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from metalearn.functional import objective, per_task, summed
+from metalearn.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.learners import check_descent, judged_by_descent, support_loss
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
+
+
+def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int) -> Algorithm:
+    """Learns each task by itself. Its meta-gradient is zero: `trainer.steps=0` saves the time.
+
+    Args:
+        model: the network.
+        inner: the optimiser of the inner steps.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        eval_steps: inner steps in validation and test.
+
+    Raises:
+        ValueError: a rate that is not above 0, or a negative number of steps.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        start = per_task(params, support.x.shape[0])
+        loss = support_loss(model, support)
+        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+
+    @torch.no_grad()
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        (support, query) = episode
+        tasks = support.x.shape[0]
+        values = objective(model.apply(per_task(params, tasks), query.x, support.x), query.y)
+        return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), tasks)
+
+    return Algorithm(model.init, meta_grad, *judged_by_descent(model, path, eval_steps), loss=None)

@@ -1,0 +1,124 @@
+"""Every algorithm, small enough to be tried on anything; what the property table runs over."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn import inner
+from metalearn.algorithms.anil import anil
+from metalearn.algorithms.boil import boil
+from metalearn.algorithms.finetune import finetune
+from metalearn.algorithms.imaml import imaml
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.protonet import protonet
+from metalearn.algorithms.r2d2 import r2d2
+from metalearn.algorithms.reptile import reptile
+from metalearn.algorithms.scratch import scratch
+from metalearn.algorithms.supervised import supervised
+from metalearn.models.conv4 import conv4
+from metalearn.types import Algorithm, Batch, Episode, Model, Params, Unit
+
+FLOAT64 = torch.float64
+WAYS, SIZE = 3, 12
+STEPS = {"inner_lr": 0.3, "inner_steps": 2, "eval_steps": 3}
+PP = {"multi_step_until": 10, "first_order_until": 0, "learned_rates": True, "per_step_norm": True}
+
+OPTIMIZERS = {
+    "momentum": inner.momentum(momentum=0.8),
+    "rmsprop": inner.rmsprop(decay=0.9, eps=1e-3),
+    "adam": inner.adam(beta1=0.9, beta2=0.99, eps=1e-3),
+}
+
+LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
+    "maml": lambda model: maml(model=model, **STEPS),
+    "fomaml": lambda model: maml(model=model, **STEPS, first_order=True),
+    "anil": lambda model: anil(model=model, **STEPS),
+    "boil": lambda model: boil(model=model, **STEPS),
+    "meta_sgd": lambda model: meta_sgd(model=model, **STEPS),
+    "maml_pp": lambda model: maml_pp(model=model, **STEPS, **PP),
+    "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=4, eval_batch=None),
+    "imaml": lambda model: imaml(model=model, **(STEPS | {"inner_lr": 0.1}), strength=5.0, cg_steps=60),
+    "imaml_damped": lambda model: imaml(
+        model=model, **(STEPS | {"inner_lr": 0.1}), strength=2.0, cg_steps=40, cg_damping=1.0, cg_strength=12.0
+    ),
+    "protonet": lambda model: protonet(model=model),
+    "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
+    "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),
+    "finetune_whole": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=True),
+    "scratch": lambda model: scratch(model=model, inner_lr=0.3, eval_steps=3),
+    "supervised": lambda model: supervised(model=model),
+    **{
+        f"maml_{name}": lambda model, chosen=chosen: maml(model=model, inner=chosen, **(STEPS | {"inner_lr": 0.05}))
+        for name, chosen in OPTIMIZERS.items()
+    },
+}
+
+
+def network(*, transductive: bool = True, size: int = SIZE, filters: int = 8) -> Model:
+    """Smooth, so that finite differences and other programs can be compared with."""
+    return conv4(
+        ways=WAYS, channels=1, image_size=size, filters=filters, activation="softplus", transductive=transductive
+    )
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=FLOAT64, generator=Generator().manual_seed(seed))
+
+
+def start_of(learner: Algorithm, dtype: torch.dtype = FLOAT64) -> Params:
+    """Away from the symmetric start, where many derivatives are zero; rates stay above 0."""
+    drawn = learner.init(Generator().manual_seed(0)).items()
+    spread = {name: 0.02 if name.startswith("inner_lr.") else 0.2 for name, _ in drawn}
+    return {
+        name: (value + spread[name] * random(*value.shape, seed=i)).to(dtype) for i, (name, value) in enumerate(drawn)
+    }
+
+
+def tasks(count: int, *, seed: int = 0, size: int = SIZE) -> Episode:
+    """Random pictures of `WAYS` classes, two of each in the support set and two in the query set."""
+
+    def batch(seed: int) -> Batch:
+        y = torch.arange(WAYS).repeat_interleave(2).repeat(count, 1)
+        return Batch(random(count, WAYS * 2, 1, size, size, seed=seed).abs(), y)
+
+    return Episode(batch(seed), batch(seed + 1))
+
+
+def given_to(learner: Algorithm, count: int, seed: int = 0) -> Episode:
+    """What the learner is trained on: so many tasks, or that many samples in one episode."""
+    if learner.learns_from == "tasks":
+        return tasks(count, seed=seed)
+    x = random(1, count, 1, SIZE, SIZE, seed=seed).abs()
+    samples = Batch(x, torch.arange(count).remainder(WAYS).unsqueeze(0))
+    return Episode(Batch(x[:, :0], samples.y[:, :0]), samples)
+
+
+def judged_on(learner: Algorithm, count: int, seed: int = 0) -> Episode:
+    return tasks(count, seed=seed) if learner.judged_by == "tasks" else given_to(learner, count, seed)
+
+
+class Tasks:
+    """A source of `tasks`, or of the samples that a learner is given."""
+
+    def __init__(self, learner: Algorithm) -> None:
+        self._samples = learner.learns_from == "samples", learner.judged_by == "samples"
+
+    def classes(self, split: str) -> int:
+        return WAYS
+
+    def unit(self, split: str) -> Unit:
+        return "samples" if self._samples[split != "train"] else "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        made = [tasks(1, seed=3 * index + (0 if split == "train" else 10_000)) for index in indices.tolist()]
+        episode = Episode(*(Batch(*map(torch.cat, zip(*batches, strict=True))) for batches in zip(*made, strict=True)))
+        if not self._samples[split != "train"]:
+            return episode
+        x, y = (value[:, :1].transpose(0, 1) for value in episode.query)
+        return Episode(Batch(x[:, :0], y[:, :0]), Batch(x, y))

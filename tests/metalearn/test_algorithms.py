@@ -1,0 +1,626 @@
+"""The property table, which every algorithm passes; and each against its paper, by another route."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch import Generator, Tensor
+
+from metalearn import inner
+from metalearn.algorithms.anil import anil
+from metalearn.algorithms.imaml import imaml
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.maml_pp import maml_pp, step_weights
+from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.protonet import protonet
+from metalearn.algorithms.r2d2 import ridge
+from metalearn.algorithms.reptile import mini_batches, reptile
+from metalearn.functional import conjugate_gradient
+from metalearn.inner import constant, descent, last
+from metalearn.models.conv4 import conv4
+from metalearn.models.mlp import mlp
+from metalearn.tasks.glyphs import glyphs
+from metalearn.types import Algorithm, Batch, Episode, Model, Params
+from tests.distributed.worlds import run_ranks
+from tests.metalearn import written_out
+from tests.metalearn.learners import (
+    FLOAT64,
+    LEARNERS,
+    OPTIMIZERS,
+    PP,
+    STEPS,
+    WAYS,
+    given_to,
+    judged_on,
+    network,
+    random,
+    start_of,
+    tasks,
+)
+from tests.runs import ROOT
+
+every_learner = pytest.mark.parametrize("name", LEARNERS)
+
+
+def copied(values: Params) -> Params:
+    return {name: value.clone() for name, value in values.items()}
+
+
+def part_of(learner: Algorithm, episode: Episode, chosen: list[int]) -> Episode:
+    """Some of the tasks, or of the samples, in an order of one's own."""
+    if learner.learns_from == "tasks":
+        return Episode(*(Batch(batch.x[chosen], batch.y[chosen]) for batch in episode))
+    return Episode(episode.support, Batch(episode.query.x[:, chosen], episode.query.y[:, chosen]))
+
+
+def close(found: Params, expected: Params, *, atol: float, rtol: float = 0.0) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# What holds for all
+
+
+def test_the_table_has_every_algorithm() -> None:
+    """Each file in the folder of algorithms is in the table, and is what some yaml asks for."""
+    files = {path.stem for path in (ROOT / "metalearn/algorithms").glob("*.py")} - {"__init__"}
+    yamls = {path.stem: OmegaConf.load(path)._target_ for path in (ROOT / "conf/algorithm").glob("*.yaml")}
+    assert files <= LEARNERS.keys() and yamls.keys() <= LEARNERS.keys()
+    assert files == {target.split(".")[2] for target in yamls.values()}
+
+
+@every_learner
+def test_a_learner_is_pure(name: str) -> None:
+    """Nothing that it is given is changed, the same gives the same bits, and no graph comes out."""
+    learner = LEARNERS[name](network())
+    params, episode, judged = start_of(learner), given_to(learner, 4), judged_on(learner, 4)
+    before = copied(params), [value.clone() for batch in (*episode, *judged) for value in batch]
+    results = [learner.meta_grad(params, episode, 3) for _ in range(2)]
+    values = [learner.evaluate(params, judged) for _ in range(2)]
+    predictions = [learner.adapt(params, judged.support)(judged.query.x) for _ in range(2)]
+    assert all(torch.equal(params[key], before[0][key]) and not params[key].requires_grad for key in params)
+    after = [value for batch in (*episode, *judged) for value in batch]
+    assert all(torch.equal(a, b) for a, b in zip(after, before[1], strict=True))
+    assert results[0].grads.keys() == params.keys() and results[0].count == 4
+    assert all(results[0].grads[key].shape == params[key].shape for key in params)
+    for first, second in (
+        (results[0].grads, results[1].grads), (results[0].metrics, results[1].metrics), (values[0], values[1]),
+    ):  # fmt: skip
+        assert all(torch.equal(first[key], second[key]) and not first[key].requires_grad for key in first)
+    assert torch.equal(predictions[0], predictions[1]) and not predictions[0].requires_grad
+
+
+@every_learner
+def test_neither_order_nor_chunks_matter(name: str) -> None:
+    """The sum over tasks in another order, and in two chunks, is the same but for rounding."""
+    learner = LEARNERS[name](network())
+    params, episode = start_of(learner), given_to(learner, 4)
+    whole = learner.meta_grad(params, episode, 3)
+    turned = learner.meta_grad(params, part_of(learner, episode, [2, 0, 3, 1]), 3)
+    close(turned.grads, whole.grads, atol=1e-12)
+    if learner.learns_from == "samples":
+        return  # a micro-batch is normalised by itself: another cut is another network
+    halves = [learner.meta_grad(params, part_of(learner, episode, chosen), 3) for chosen in ([0], [1, 2, 3])]
+    close({key: halves[0].grads[key] + halves[1].grads[key] for key in params}, whole.grads, atol=1e-12)
+    for key, value in whole.metrics.items():
+        assert halves[0].metrics[key] + halves[1].metrics[key] == pytest.approx(value.item(), abs=1e-12)
+
+
+NO_DERIVATIVE = ("fomaml", "reptile", "imaml", "imaml_damped", "scratch")
+"""Of these the meta-gradient is not that of a loss; they are compared with their formulas below."""
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNERS if name not in NO_DERIVATIVE])
+def test_the_gradient_is_a_finite_difference(name: str) -> None:
+    """Of the summed loss along a direction."""
+    learner = LEARNERS[name](network())
+    params, episode = start_of(learner), given_to(learner, 3)
+    direction = {key: random(*value.shape, seed=50 + i) for i, (key, value) in enumerate(params.items())}
+    grads = learner.meta_grad(params, episode, 3).grads
+    slope = sum((grads[key] * direction[key]).sum().item() for key in params)
+
+    def along(distance: float) -> float:
+        assert learner.loss is not None
+        moved = {key: (params[key] + distance * direction[key]).requires_grad_() for key in params}
+        return learner.loss(moved, episode, 3).item()
+
+    h = 1e-5
+    fourth_order = (8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h)
+    assert slope == pytest.approx(fourth_order, rel=1e-6)
+
+
+@every_learner
+def test_every_inner_step_is_told(name: str) -> None:
+    """Column i of what it is judged by is what its predictor gives after i inner steps."""
+    learner = LEARNERS[name](network())
+    params, episode = start_of(learner), judged_on(learner, 1 if learner.judged_by == "tasks" else 4)
+    values = learner.evaluate(params, episode)
+    columns = 1 if name in ("protonet", "r2d2", "supervised") else STEPS["eval_steps"] + 1
+    assert {value.shape[1] for value in values.values()} == {columns}
+    for step in range(int(columns)):
+        logits = learner.adapt(params, episode.support, step)(episode.query.x)
+        losses = F.cross_entropy(logits[0], episode.query.y[0], reduction="none")
+        expected = losses if learner.judged_by == "samples" else losses.mean()
+        torch.testing.assert_close(values["loss"][:, step].squeeze(), expected, rtol=0, atol=1e-12)
+        right = (logits[0].argmax(dim=1) == episode.query.y[0]).double()
+        assert values["accuracy"][:, step].mean() == pytest.approx(right.mean().item())
+
+
+@every_learner
+def test_queries_see_each_other_only_when_transductive(name: str) -> None:
+    """The other queries are replaced: the logits of the first stay where `transductive` is false."""
+    episode, other = tasks(1), tasks(1, seed=9)
+    replaced = torch.cat([episode.query.x[:, :1], other.query.x[:, 1:]], dim=1)
+    logits = {}
+    for transductive in (True, False):
+        learner = LEARNERS[name](network(transductive=transductive))
+        predict = learner.adapt(start_of(learner), episode.support)
+        logits[transductive] = [predict(x)[0, 0] for x in (episode.query.x, replaced)]
+    torch.testing.assert_close(*logits[False], rtol=0, atol=1e-12)
+    assert (logits[True][0] - logits[True][1]).abs().max() > 1e-3
+
+
+def test_two_workers_give_the_bits_of_one() -> None:
+    """By remote calls, for every algorithm: gradients, metrics and the values of test tasks."""
+    results = run_ranks([str(ROOT / "tests/metalearn/learners_program.py")], 2)
+    assert all(code == 0 for code, _ in results), results
+    assert results[0][1].split() == [word for name in LEARNERS for word in (name, "ok")]
+
+
+# Each against its paper
+
+REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
+    "maml": written_out.gradient(written_out.maml(lr=0.3, steps=2)),
+    "fomaml": written_out.gradient(written_out.maml(lr=0.3, steps=2, order=1)),
+    "anil": written_out.gradient(written_out.maml(lr=0.3, steps=2, adapts="head")),
+    "boil": written_out.gradient(written_out.maml(lr=0.3, steps=2, adapts="body")),
+    "meta_sgd": written_out.gradient(written_out.meta_sgd(steps=2)),
+    "maml_pp": written_out.gradient(written_out.maml_pp(steps=2, weights=(0.0, 1.0))),
+    "protonet": written_out.gradient(written_out.protonet),
+    "r2d2": written_out.gradient(written_out.r2d2),
+    "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
+    "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
+    "imaml_damped": written_out.imaml(lr=0.1, steps=2, strength=2.0, damping=1.0, cg_strength=12.0),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_ten_meta_steps_beside_the_formulas_written_out(name: str) -> None:
+    """Ten steps of Adam on the same episodes, in float64: the parameters stay together."""
+    learner = LEARNERS[name](network(filters=2))  # so few that the whole Hessian can be had
+    start = start_of(learner)
+    runs: dict[str, Params] = {}
+    for who, gradient in (
+        ("ours", lambda params, episode: learner.meta_grad(params, episode, 100).grads), ("theirs", REFERENCES[name]),
+    ):  # fmt: skip
+        params = {key: value.clone().requires_grad_() for key, value in start.items()}
+        outer = torch.optim.Adam(params.values(), lr=1e-3)
+        for step in range(10):
+            for key, grad in gradient({k: v.detach() for k, v in params.items()}, tasks(2, seed=10 * step)).items():
+                params[key].grad = grad / 2
+            outer.step()
+        runs[who] = {key: value.detach() for key, value in params.items()}
+    moved = max((runs["ours"][key] - start[key]).abs().max().item() for key in start)
+    assert moved > 5e-3
+    close(runs["ours"], runs["theirs"], atol=1e-10)
+
+
+def linear_model(size: int) -> Model:
+    """y = x · θ: its mean squared error is a quadratic in θ."""
+
+    def init(generator: Generator) -> Params:
+        return {"theta": torch.randn(size, dtype=FLOAT64, generator=generator)}
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return torch.einsum("tnd,td->tn", x, params["theta"]).unsqueeze(2)
+
+    return Model(init, apply, transductive=False, activations=1)
+
+
+class Quadratic:
+    """Tasks with loss(θ) = ½ (θ − a)ᵀ A (θ − a) + constant on the support set, B and b on the query set."""
+
+    def __init__(self, size: int = 3, count: int = 4) -> None:
+        x = [random(count, 8, size, seed=seed) for seed in (1, 3)]
+        y = [random(count, 8, 1, seed=seed) for seed in (2, 4)]
+        self.episode = Episode(*(Batch(*pair) for pair in zip(x, y, strict=True)))
+        self.size, self.count = size, count
+        self.matrices = [2 * part.transpose(1, 2) @ part / 8 for part in x]
+        self.centres = [
+            torch.linalg.solve(matrix, 2 * part.transpose(1, 2) @ target / 8)[..., 0]
+            for matrix, part, target in zip(self.matrices, x, y, strict=True)
+        ]
+
+    def task(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (a_matrix, b_matrix), (a, b) = self.matrices, self.centres
+        return a_matrix[number], a[number], b_matrix[number], b[number]
+
+
+EYE = torch.eye(3, dtype=FLOAT64)
+RATE, DEPTH = 0.05, 3
+
+
+def of_maml(theta: Tensor, a_matrix: Tensor, a: Tensor, b_matrix: Tensor, b: Tensor) -> Tensor:
+    shrink = torch.linalg.matrix_power(EYE - RATE * a_matrix, DEPTH)
+    return shrink.T @ b_matrix @ (a + shrink @ (theta - a) - b)
+
+
+def of_fomaml(theta: Tensor, a_matrix: Tensor, a: Tensor, b_matrix: Tensor, b: Tensor) -> Tensor:
+    shrink = torch.linalg.matrix_power(EYE - RATE * a_matrix, DEPTH)
+    return b_matrix @ (a + shrink @ (theta - a) - b)
+
+
+def of_reptile(theta: Tensor, a_matrix: Tensor, a: Tensor, b_matrix: Tensor, b: Tensor) -> Tensor:
+    """All samples are learned from: the mean loss is half of each."""
+    matrix = (a_matrix + b_matrix) / 2
+    centre = torch.linalg.solve(matrix, (a_matrix @ a + b_matrix @ b) / 2)
+    return theta - centre - torch.linalg.matrix_power(EYE - RATE * matrix, DEPTH) @ (theta - centre)
+
+
+def of_momentum(theta: Tensor, a_matrix: Tensor, a: Tensor, b_matrix: Tensor, b: Tensor) -> Tensor:
+    """(θ, m) moves by a matrix: m ← μ m + A (θ − a), θ ← θ − α m."""
+    step = torch.cat([torch.cat([EYE - RATE * a_matrix, -RATE * 0.8 * EYE], 1), torch.cat([a_matrix, 0.8 * EYE], 1)])
+    power = torch.linalg.matrix_power(step, DEPTH)[:3, :3]
+    return power.T @ b_matrix @ (a + power @ (theta - a) - b)
+
+
+def of_imaml(theta: Tensor, a_matrix: Tensor, a: Tensor, b_matrix: Tensor, b: Tensor) -> Tensor:
+    """φ = (A + λ I)⁻¹ (A a + λ θ), so that dφ/dθ = λ (A + λ I)⁻¹."""
+    inverse = torch.linalg.inv(a_matrix + 2.0 * EYE)
+    return 2.0 * inverse @ b_matrix @ (inverse @ (a_matrix @ a + 2.0 * theta) - b)
+
+
+STEPPED = {"inner_lr": RATE, "inner_steps": DEPTH, "eval_steps": 1}
+CLOSED_FORMS: dict[str, tuple[Callable[[Model], Algorithm], Callable[..., Tensor]]] = {
+    "maml": (lambda model: maml(model=model, **STEPPED), of_maml),
+    "fomaml": (lambda model: maml(model=model, **STEPPED, first_order=True), of_fomaml),
+    "meta_sgd": (lambda model: meta_sgd(model=model, **STEPPED), of_maml),
+    "maml_pp": (
+        lambda model: maml_pp(model=model, **STEPPED, **(PP | {"multi_step_until": 0, "per_step_norm": False})),
+        of_maml,
+    ),
+    "reptile": (lambda model: reptile(model=model, **STEPPED, inner_batch=None, eval_batch=None), of_reptile),
+    "momentum": (lambda model: maml(model=model, inner=OPTIMIZERS["momentum"], **STEPPED), of_momentum),
+    "imaml": (
+        lambda model: imaml(model=model, inner_lr=0.1, inner_steps=300, eval_steps=1, strength=2.0, cg_steps=3),
+        of_imaml,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_the_meta_gradient_of_a_quadratic_is_the_closed_form(name: str, dtype: torch.dtype, error: float) -> None:
+    make, formula = CLOSED_FORMS[name]
+    problem = Quadratic()
+    learner = make(linear_model(problem.size))
+    params = {key: value.to(dtype) for key, value in learner.init(Generator().manual_seed(0)).items()}
+    theta = params["theta"].double()
+    expected = torch.stack([formula(theta, *problem.task(number)) for number in range(problem.count)]).sum(dim=0)
+    episode = Episode(*(Batch(batch.x.to(dtype), batch.y.to(dtype)) for batch in problem.episode))
+    found = learner.meta_grad(params, episode, 1).grads["theta"].double()
+    assert (found - expected).abs().max() <= error * max(1.0, expected.abs().max().item())
+
+
+def test_the_gradient_by_a_learned_rate_is_the_closed_form() -> None:
+    """One step of θ′ = θ − α ∘ A (θ − a): the derivative by α is −A (θ − a) ∘ B (θ′ − b)."""
+    problem = Quadratic()
+    learner = meta_sgd(model=linear_model(3), inner_lr=RATE, inner_steps=1, eval_steps=1)
+    params = start_of(learner)
+    theta, rate = params["theta"], params["inner_lr.theta"]
+    expected = torch.zeros(3, dtype=FLOAT64)
+    for number in range(problem.count):
+        a_matrix, a, b_matrix, b = problem.task(number)
+        slope = a_matrix @ (theta - a)
+        expected += -slope * (b_matrix @ (theta - rate * slope - b))
+    found = learner.meta_grad(params, problem.episode, 1).grads["inner_lr.theta"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_first_order_is_second_order_where_the_hessian_is_zero() -> None:
+    """Outputs √(c + x · θ) with targets 0 have the mean squared error c + mean(x) · θ, which is linear."""
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return (50 + torch.einsum("tnd,td->tn", x, params["theta"])).sqrt().unsqueeze(2)
+
+    model = linear_model(3)._replace(apply=apply)
+    x = random(2, 4, 8, 3, seed=1)
+    support = Batch(x[0], torch.zeros(4, 8, 1, dtype=FLOAT64))
+    episode = Episode(support, Batch(x[1], random(4, 8, 1, seed=2)))
+    for make in (maml, meta_sgd):
+        orders = []
+        for first_order in (False, True):
+            learner = make(model=model, **STEPS, first_order=first_order)
+            orders.append(learner.meta_grad(start_of(learner), episode, 1).grads)
+        close(orders[0], orders[1], atol=1e-12)
+        assert orders[0]["theta"].abs().max() > 1e-3
+
+
+def test_meta_sgd_with_equal_rates_is_maml() -> None:
+    plain, learned = (make(model=network(), **STEPS) for make in (maml, meta_sgd))
+    weights, episode = start_of(plain), tasks(3)
+    rates = {f"inner_lr.{name}": torch.full_like(value, STEPS["inner_lr"]) for name, value in weights.items()}
+    expected = plain.meta_grad(weights, episode, 1)
+    found = learned.meta_grad(weights | rates, episode, 1)
+    close({name: found.grads[name] for name in weights}, expected.grads, atol=1e-12)
+    assert learned.init(Generator().manual_seed(0))["inner_lr.head.bias"].tolist() == pytest.approx([0.3] * WAYS)
+
+
+def test_maml_pp_switched_off_is_maml() -> None:
+    plain = maml(model=network(), **STEPS)
+    off = {"multi_step_until": 0, "first_order_until": 0, "learned_rates": False, "per_step_norm": False}
+    params, episode = start_of(plain), tasks(3)
+    expected = plain.meta_grad(params, episode, 1)
+    found = maml_pp(model=network(), **STEPS, **off).meta_grad(params, episode, 1)
+    assert all(torch.equal(found.grads[name], expected.grads[name]) for name in params)
+
+
+def test_maml_pp_begins_with_first_order_gradients() -> None:
+    options = {"multi_step_until": 0, "learned_rates": False, "per_step_norm": False}
+    learner = maml_pp(model=network(), **STEPS, **options, first_order_until=5)
+    params, episode = start_of(learner), tasks(2)
+    for step, first_order in ((5, True), (6, False)):
+        expected = maml(model=network(), **STEPS, first_order=first_order).meta_grad(params, episode, 1)
+        close(learner.meta_grad(params, episode, step).grads, expected.grads, atol=1e-14)
+
+
+def test_maml_pp_weighs_the_losses_of_all_steps() -> None:
+    assert step_weights(1, 5, 100) == pytest.approx([0.2] * 5)
+    assert step_weights(51, 5, 100) == pytest.approx([0.1] * 4 + [0.6])
+    assert step_weights(101, 5, 100) == [0.0] * 4 + [1.0] == step_weights(1, 5, 0)
+    assert sum(step_weights(34, 5, 100)) == pytest.approx(1)
+    learner = LEARNERS["maml_pp"](network())
+    params, episode = start_of(learner), tasks(2)
+    expected = written_out.gradient(written_out.maml_pp(steps=2, weights=(0.35, 0.65)))(params, episode)
+    close(learner.meta_grad(params, episode, 4).grads, expected, atol=1e-12)  # 1 − 3/10 of an equal share
+
+
+def test_scratch_meta_learns_nothing() -> None:
+    learner = LEARNERS["scratch"](network())
+    params, episode = start_of(learner), tasks(3)
+    result = learner.meta_grad(params, episode, 1)
+    assert not any(grad.any() for grad in result.grads.values()) and learner.loss is None
+    assert result.metrics["loss"] == learner.evaluate(params, episode)["loss"][:, 0].sum()
+
+
+def test_anil_on_a_frozen_body_is_logistic_regression() -> None:
+    """The head after some inner steps, against softmax regression by the books, in numpy."""
+    learner = anil(model=network(), inner_lr=0.5, inner_steps=1, eval_steps=4)
+    params, episode = start_of(learner), tasks(1)
+    weight, bias = (params[name].numpy() for name in written_out.HEAD)
+    (support, query) = episode
+
+    def features(x: Tensor) -> np.ndarray:
+        return np.asarray(written_out.features(params, x, x, F.softplus))
+
+    weight, bias = written_out.softmax_regression(
+        features(support.x[0]), support.y[0].numpy(), weight, bias, lr=0.5, steps=4
+    )
+    expected = features(query.x[0]) @ weight.T + bias
+    np.testing.assert_allclose(learner.adapt(params, support)(query.x)[0].numpy(), expected, rtol=0, atol=1e-12)
+
+
+def test_prototypes_by_hand() -> None:
+    """Two classes around (0, 0) and (4, 0), a query at (1, 0): squared distances 1 and 9."""
+    model = Model(
+        lambda generator: {"unused": torch.zeros(1)}, lambda params, x, support_x=None: x, transductive=False,
+        activations=1, features=lambda params, x, support_x=None: x, head=network().head,
+    )  # fmt: skip
+    x = torch.tensor([[[0.0, 1.0], [0.0, -1.0], [4.0, 2.0], [4.0, -2.0]]])
+    predict = protonet(model=model).adapt({}, Batch(x, torch.tensor([[0, 0, 1, 1]])))
+    assert predict(torch.tensor([[[1.0, 0.0]]])).tolist() == [[[-1.0, -9.0]]]
+
+
+@pytest.mark.parametrize("samples", [4, 40])
+def test_ridge_regression_is_numpys(samples: int) -> None:
+    x, y = random(2, samples, 9, seed=1), random(2, samples, 3, seed=2)
+    found = ridge(x, y, torch.tensor([0.7], dtype=FLOAT64))
+    for task in range(2):
+        a, b = x[task].numpy(), y[task].numpy()
+        expected = np.linalg.solve(a.T @ a + 0.7 * np.eye(9), a.T @ b)
+        np.testing.assert_allclose(found[task].numpy(), expected, rtol=0, atol=1e-12)
+
+
+def test_conjugate_gradient_solves_and_tells_how_well() -> None:
+    """Of three tasks: a system of full rank, the identity, and one with nothing to solve."""
+    root = random(5, 5, seed=1)
+    matrices = torch.stack([root @ root.T + EYE.new_ones(5).diag(), torch.eye(5, dtype=FLOAT64), root @ root.T])
+    right = random(3, 5, seed=2)
+    right[2] = 0
+
+    def product(v: Params) -> Params:
+        return {"x": torch.einsum("tij,tj->ti", matrices, v["x"])}
+
+    solution, residual = conjugate_gradient(product, {"x": right}, 5)
+    torch.testing.assert_close(solution["x"][:2], torch.linalg.solve(matrices, right)[:2], rtol=0, atol=1e-10)
+    assert residual.max() < 1e-10 and solution["x"][2].abs().max() == 0 == residual[2]
+    short, residual = conjugate_gradient(product, {"x": right}, 2)
+    gap = (product(short)["x"] - right).norm(dim=1)[0] / right[0].norm()
+    assert residual[0] == pytest.approx(gap.item(), rel=1e-10) and residual[0] > 1e-3
+
+
+def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> None:
+    """Of diag(1, 2, −1.01) the first direction (1, 0, 1) shows nothing but a negative curvature: x stays 0, which the
+    residual tells. The task beside it is solved."""
+    diagonals = torch.tensor([[1.0, 2.0, -1.01], [1.0, 2.0, 4.0]], dtype=FLOAT64)
+    right = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=FLOAT64)
+    solution, residual = conjugate_gradient(lambda v: {"x": diagonals * v["x"]}, {"x": right}, 5)
+    assert solution["x"][0].tolist() == [0.0, 0.0, 0.0] and residual[0] == 1
+    torch.testing.assert_close(solution["x"][1], right[1] / diagonals[1], rtol=0, atol=1e-12)
+
+
+def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
+    """Inner problems solved to the end: the gradient is a finite difference of the loss after them."""
+    model = mlp(inputs=1, outputs=1, hidden=(4,), activation="tanh")
+    learner = imaml(model=model, inner_lr=0.1, inner_steps=200, eval_steps=200, strength=4.0, cg_steps=13)
+    params = start_of(learner)
+    episode = Episode(*(Batch(random(2, 6, 1, seed=s), random(2, 6, 1, seed=s + 1)) for s in (1, 3)))
+    result = learner.meta_grad(params, episode, 1)
+    assert result.metrics["cg_residual"] < 1e-8
+    direction = {name: random(*value.shape, seed=60 + i) for i, (name, value) in enumerate(params.items())}
+    slope = sum((result.grads[name] * direction[name]).sum().item() for name in params)
+
+    def along(distance: float) -> float:
+        moved = {name: params[name] + distance * direction[name] for name in params}
+        return learner.evaluate(moved, episode)["loss"][:, -1].sum().item()
+
+    h = 1e-4
+    assert slope == pytest.approx((8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h), rel=1e-8)
+
+
+def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
+    """Conv4 with ReLU, whose Hessian is not positive, in float32 on drawn characters: five steps are enough."""
+    chosen = OmegaConf.load(ROOT / "conf/experiment/imaml_omniglot.yaml").algorithm
+    model = conv4(ways=5, channels=1, image_size=28, filters=16)
+    learner = imaml(model=model, **chosen)
+    source = glyphs(ways=5, shots=1, queries=1, image_size=28, channels=1, rotations=True, seed=0, eval_seed=1)
+    params = learner.init(Generator().manual_seed(0))
+    for first in (0, 8):
+        result = learner.meta_grad(params, source.episodes("train", torch.arange(first, first + 8)), 1)
+        assert result.metrics["cg_residual"] / 8 < 1e-2
+        params = {name: params[name] - 0.1 * result.grads[name] / 8 for name in params}
+
+
+def test_mini_batches_take_the_classes_in_turn() -> None:
+    y = torch.tensor([[0, 1, 2, 0, 0, 1, 1, 2, 2]])
+    batches = mini_batches(Batch(torch.arange(9.0).view(1, 9, 1), y), 4)
+    assert [batch.y[0].tolist() for batch in batches] == [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    assert [batch.x.flatten().tolist() for batch in batches] == [[0, 1, 2], [3, 5, 7], [4, 6, 8]]
+
+
+# Inner optimisers
+
+TORCHS = {
+    "sgd": (inner.SGD, lambda params: torch.optim.SGD(params, lr=0.1)),
+    "momentum": (OPTIMIZERS["momentum"], lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.8)),
+    "rmsprop": (OPTIMIZERS["rmsprop"], lambda params: torch.optim.RMSprop(params, lr=0.1, alpha=0.9, eps=1e-3)),
+    "adam": (OPTIMIZERS["adam"], lambda params: torch.optim.Adam(params, lr=0.1, betas=(0.9, 0.99), eps=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_inner_optimisers_are_torchs(name: str) -> None:
+    optimizer, make = TORCHS[name]
+    start, centre = random(2, 5, seed=1), random(2, 5, seed=2)
+
+    def loss(x: Tensor) -> Tensor:
+        return (x - centre).square().sum(dim=1) + x.cos().sum(dim=1)
+
+    found = last(
+        descent(
+            lambda params, step: loss(params["x"]),
+            {"x": start},
+            optimizer=optimizer,
+            rate=constant(0.1),
+            steps=7,
+            order=0,
+        )
+    )
+    x = start.clone().requires_grad_()
+    theirs = make([x])
+    for _ in range(7):
+        theirs.zero_grad()
+        loss(x).sum().backward()
+        theirs.step()
+    torch.testing.assert_close(found["x"], x.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adam"])
+def test_a_parameter_without_a_gradient_stays_and_harms_nothing(name: str) -> None:
+    """√v has no derivative at 0; the meta-gradient must be finite all the same."""
+    x = random(1, 3, seed=1).requires_grad_()
+    still = torch.ones(1, 3, dtype=FLOAT64, requires_grad=True)
+
+    def loss(params: Params, step: int) -> Tensor:
+        return (params["x"].square() + 0 * params["still"]).sum(dim=1)
+
+    adapted = last(
+        descent(loss, {"x": x, "still": still}, optimizer=OPTIMIZERS[name], rate=constant(0.1), steps=2, order=2)
+    )
+    total = adapted["x"].sum() + adapted["still"].sum()
+    of_x, of_still = torch.autograd.grad(total, (x, still))
+    assert torch.isfinite(of_x).all() and torch.equal(of_still, torch.ones_like(still))
+    assert torch.equal(adapted["still"], still)
+
+
+# Against another library
+
+
+TORCHOPTS = {
+    "sgd": (inner.SGD, "MetaSGD", {}),
+    "momentum": (OPTIMIZERS["momentum"], "MetaSGD", {"momentum": 0.8}),
+    # Its corrections 1 − βᵗ are float32 even here: of these β they are exact all the same.
+    "adam": (inner.adam(beta1=0.5, beta2=0.75, eps=1e-3), "MetaAdam", {"betas": (0.5, 0.75), "eps": 1e-3}),
+    "rmsprop": (OPTIMIZERS["rmsprop"], "MetaRMSProp", {"alpha": 0.9, "eps": 1e-3}),
+}
+
+
+class Registered(torch.nn.Module):
+    """The network written out, as a module whose parameters a library can take hold of."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__()
+        self.names = {name: name.replace(".", "_") for name in params}
+        for name, value in params.items():
+            self.register_parameter(self.names[name], torch.nn.Parameter(value.clone()))
+
+    def values(self) -> Params:
+        return {name: getattr(self, own) for name, own in self.names.items()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return written_out.conv4(self.values(), x, x)
+
+
+@pytest.mark.parametrize("name", TORCHOPTS)
+def test_ten_meta_steps_of_maml_beside_torchopt(name: str) -> None:
+    """Pictures of 24 pixels: of smaller ones some parts of a kernel only ever meet padding, and where a gradient is
+    zero torchopt's √v has the derivative NaN."""
+    torchopt = pytest.importorskip("torchopt", reason="torchopt is not installed: pip install torchopt==0.7.3")
+    chosen, of_library, options = TORCHOPTS[name]
+    steps = {"inner_lr": 0.05, "inner_steps": 2, "eval_steps": 1}
+    learner = maml(model=network(size=24, filters=2), inner=chosen, **steps)
+    params = {key: value.requires_grad_() for key, value in start_of(learner).items()}
+    net = Registered({key: value.detach() for key, value in params.items()})
+    ours, theirs = torch.optim.Adam(params.values(), lr=1e-3), torch.optim.Adam(net.parameters(), lr=1e-3)
+    for step in range(10):
+        episode = tasks(2, seed=10 * step, size=24)
+        found = learner.meta_grad({key: value.detach() for key, value in params.items()}, episode, 1)
+        for key, value in params.items():
+            value.grad = found.grads[key]
+        ours.step()
+        theirs.zero_grad()
+        optimizer = getattr(torchopt, of_library)(net, lr=0.05, **options)
+        states = [torchopt.extract_state_dict(part, by="reference") for part in (net, optimizer)]
+        for sx, sy, qx, qy in written_out.tasks_of(episode):
+            for _ in range(2):
+                optimizer.step(F.cross_entropy(net(sx), sy))
+            F.cross_entropy(net(qx), qy).backward()
+            for part, state in zip((net, optimizer), states, strict=True):
+                torchopt.recover_state_dict(part, state)
+        theirs.step()
+    close({k: v.detach() for k, v in params.items()}, {k: v.detach() for k, v in net.values().items()}, atol=1e-10)
+
+
+def test_bad_settings_are_told() -> None:
+    plain = linear_model(3)
+    for make, message in (
+        (
+            lambda: anil(model=plain, **STEPS),
+            "model: this algorithm needs a network whose outputs come from one",
+        ),
+        (lambda: maml_pp(model=plain, **STEPS, **PP), "per_step_norm=True: this model has no batch norm"),
+        (lambda: maml_pp(model=network(), **(STEPS | {"inner_steps": 0}), **PP), "inner_steps=0: must be a whole"),
+        (lambda: imaml(model=plain, **STEPS, strength=0, cg_steps=1), "strength=0: must be a finite number above 0"),
+        (lambda: inner.adam(beta1=1.0, beta2=0.9, eps=1e-8), "beta1=1.0: must be below 1"),
+        (lambda: reptile(model=plain, **STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    waves = Batch(random(1, 4, 1, 12, 12, seed=1), random(1, 4, 1, seed=2))
+    learner = protonet(model=network())
+    with pytest.raises(ValueError, match="this dataset's targets are real numbers; type algorithm=maml"):
+        learner.adapt(start_of(learner), waves)(waves.x)

@@ -1,0 +1,206 @@
+"""The papers' formulas, task by task, in plain torch: what the algorithms are compared with. Nothing of the program
+is used here but the types.
+
+`params` are the meta-parameters with a graph to differentiate by, an episode's task comes as (support x, support y,
+query x, query y), and each function gives the task's meta-loss, or what stands in for its gradient.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.types import Episode, Params
+
+Task = tuple[Tensor, Tensor, Tensor, Tensor]
+HEAD = ("head.weight", "head.bias")
+
+
+def tasks_of(episode: Episode) -> Iterator[Task]:
+    (support, query) = episode
+    return zip(support.x, support.y, query.x, query.y, strict=True)
+
+
+def features(params: Params, x: Tensor, measured: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Conv4 with stride 2 up to its head, from torch's convolution and the definition of batch norm."""
+    for block in range(1, 5):
+        x, measured = (F.conv2d(value, params[f"conv{block}.weight"], stride=2, padding=1) for value in (x, measured))
+        mean = measured.mean(dim=(0, 2, 3), keepdim=True)
+        variance = ((measured - mean) ** 2).mean(dim=(0, 2, 3), keepdim=True)
+        scale, shift = (params[f"norm{block}.{part}"].view(1, -1, 1, 1) for part in ("weight", "bias"))
+        x, measured = (activation((v - mean) / (variance + 1e-5).sqrt() * scale + shift) for v in (x, measured))
+    return x.mean(dim=(2, 3))
+
+
+def conv4(params: Params, x: Tensor, measured: Tensor, activation: Callable[[Tensor], Tensor] = F.softplus) -> Tensor:
+    """Logits; normalised by the statistics of `measured`."""
+    return F.linear(features(params, x, measured, activation), params["head.weight"], params["head.bias"])
+
+
+def adapted_losses(
+    params: Params,
+    task: Task,
+    *,
+    steps: int,
+    rate: Callable[[str, int], Tensor | float],
+    names: Sequence[str],
+    order: int = 2,
+    at_step: Callable[[int], Params] = lambda step: {},
+    transductive: bool = True,
+) -> list[Tensor]:
+    """The query loss after each inner step of gradient descent on the parameters `names`."""
+    (sx, sy, qx, qy) = task
+    weights = dict(params)
+    losses = []
+    for step in range(steps):
+        loss = F.cross_entropy(conv4(weights | at_step(step), sx, sx), sy)
+        grads = torch.autograd.grad(loss, [weights[name] for name in names], create_graph=order == 2)
+        for name, grad in zip(names, grads, strict=True):
+            weights[name] = weights[name] - rate(name, step) * grad
+        losses.append(F.cross_entropy(conv4(weights | at_step(step), qx, qx if transductive else sx), qy))
+    return losses
+
+
+def gradient(loss: Callable[[Params, Task], Tensor]) -> Callable[[Params, Episode], Params]:
+    """Of the sum over the tasks."""
+
+    def grads(params: Params, episode: Episode) -> Params:
+        theta = {name: value.clone().requires_grad_() for name, value in params.items()}
+        total = torch.stack([loss(theta, task) for task in tasks_of(episode)]).sum()
+        found = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(theta, found, strict=True))
+
+    return grads
+
+
+def maml(*, lr: float, steps: int, order: int = 2, adapts: str = "all") -> Callable[[Params, Task], Tensor]:
+    """Of MAML, or of ANIL (`adapts` the head) or BOIL (the body)."""
+
+    def loss(params: Params, task: Task) -> Tensor:
+        chosen = [name for name in params if adapts == "all" or (name in HEAD) == (adapts == "head")]
+        return adapted_losses(params, task, steps=steps, rate=lambda name, step: lr, names=chosen, order=order)[-1]
+
+    return loss
+
+
+def meta_sgd(*, steps: int) -> Callable[[Params, Task], Tensor]:
+    def loss(params: Params, task: Task) -> Tensor:
+        names = [name for name in params if not name.startswith("inner_lr.")]
+        rates = {name: params[f"inner_lr.{name}"] for name in names}
+        weights = {name: params[name] for name in names}
+        return adapted_losses(weights, task, steps=steps, rate=lambda name, step: rates[name], names=names)[-1]
+
+    return loss
+
+
+def maml_pp(*, steps: int, weights: Sequence[float]) -> Callable[[Params, Task], Tensor]:
+    """With rates [steps] of every tensor, norms [steps, channels], and the losses after all steps weighed."""
+
+    def loss(params: Params, task: Task) -> Tensor:
+        norms = [name for name in params if name.startswith("norm")]
+        names = [name for name in params if not name.startswith(("inner_lr.", "norm"))]
+        found = adapted_losses(
+            {name: params[name] for name in names},
+            task,
+            steps=steps,
+            rate=lambda name, step: params[f"inner_lr.{name}"][step],
+            names=names,
+            at_step=lambda step: {name: params[name][step] for name in norms},
+        )
+        return torch.stack([weight * value for weight, value in zip(weights, found, strict=True)]).sum()
+
+    return loss
+
+
+def protonet(params: Params, task: Task) -> Tensor:
+    (sx, sy, qx, qy) = task
+    known, asked = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
+    centres = [known[sy == label].mean(dim=0) for label in range(int(sy.max()) + 1)]
+    logits = [torch.stack([-((query - centre) ** 2).sum() for centre in centres]) for query in asked]
+    return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
+
+
+def r2d2(params: Params, task: Task) -> Tensor:
+    """By the normal equations (Xᵀ X + λ I) W = Xᵀ Y, not by Woodbury's form."""
+    (sx, sy, qx, qy) = task
+
+    def with_ones(x: Tensor) -> Tensor:
+        found = features(params, x, x, F.softplus)
+        return torch.cat([found, found.new_ones(len(found), 1)], dim=1)
+
+    x, y = with_ones(sx), F.one_hot(sy).to(sx.dtype)
+    strength = params["ridge.log_strength"].exp()
+    weights = torch.linalg.inv(x.T @ x + strength * torch.eye(x.shape[1], dtype=x.dtype)) @ x.T @ y
+    return F.cross_entropy(params["ridge.scale"] * (with_ones(qx) @ weights), qy)
+
+
+def reptile(*, lr: float, steps: int, size: int) -> Callable[[Params, Episode], Params]:
+    """Σ (θ − φ), φ by torch's own SGD on mini-batches: the first drawing of each class, then the second, …"""
+
+    def grads(params: Params, episode: Episode) -> Params:
+        total = {name: torch.zeros_like(value) for name, value in params.items()}
+        for sx, sy, qx, qy in tasks_of(episode):
+            by_class = [
+                [image for x, y in ((sx, sy), (qx, qy)) for image in x[y == label]]
+                for label in range(int(sy.max()) + 1)
+            ]
+            x = torch.stack([image for turn in zip(*by_class, strict=True) for image in turn])
+            y = torch.arange(len(by_class)).repeat(len(x) // len(by_class))
+            phi = {name: value.clone().requires_grad_() for name, value in params.items()}
+            optimizer = torch.optim.SGD(phi.values(), lr=lr)
+            parts = [slice(first, first + size) for first in range(0, len(x), size)]
+            for step in range(steps):
+                part = parts[step % len(parts)]
+                optimizer.zero_grad()
+                F.cross_entropy(conv4(phi, x[part], x[part]), y[part]).backward()
+                optimizer.step()
+            for name in total:
+                total[name] += params[name] - phi[name].detach()
+        return total
+
+    return grads
+
+
+def imaml(
+    *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None
+) -> Callable[[Params, Episode], Params]:
+    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian, after so many steps on the regularised loss."""
+
+    def grads(params: Params, episode: Episode) -> Params:
+        sizes = [value.numel() for value in params.values()]
+
+        def unflat(flat: Tensor) -> Params:
+            parts = zip(params.items(), flat.split(sizes), strict=True)
+            return {name: part.view(value.shape) for (name, value), part in parts}
+
+        theta = torch.cat([value.flatten() for value in params.values()])
+        total = torch.zeros_like(theta)
+        for sx, sy, qx, qy in tasks_of(episode):
+
+            def known(flat: Tensor, sx: Tensor = sx, sy: Tensor = sy) -> Tensor:
+                return F.cross_entropy(conv4(unflat(flat), sx, sx), sy)
+
+            phi = theta.clone()
+            for _ in range(steps):
+                phi.requires_grad_()
+                loss = known(phi) + strength / 2 * ((phi - theta) ** 2).sum()
+                phi = (phi - lr * torch.autograd.grad(loss, phi)[0]).detach()
+            phi.requires_grad_()
+            asked = torch.autograd.grad(F.cross_entropy(conv4(unflat(phi), qx, qx), qy), phi)[0]
+            hessian = torch.autograd.functional.hessian(known, phi.detach())
+            matrix = (1 + damping) * torch.eye(len(theta), dtype=theta.dtype) + hessian / (cg_strength or strength)
+            total += torch.linalg.solve(matrix, asked)
+        return unflat(total)
+
+    return grads
+
+
+def softmax_regression(x: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.ndarray, lr: float, steps: int):
+    """Weights and bias after gradient descent on the mean cross-entropy, by its gradient as the books have it."""
+    for _ in range(steps):
+        scores = np.exp(x @ weight.T + bias)
+        wrong = scores / scores.sum(axis=1, keepdims=True) - np.eye(len(bias))[y]
+        weight, bias = weight - lr * wrong.T @ x / len(x), bias - lr * wrong.mean(axis=0)
+    return weight, bias
