@@ -19,7 +19,7 @@ from distributed.partition import Args, DynamicPartitioner, PartitionFunction, T
 from distributed.remote import parts_of, remote_sync_call
 from distributed.session import DeviceMaps, start_rpc, stop_rpc
 from distributed.traffic import Traffic, traffic
-from distributed.work import Plan, Strategy, Tensors, Work, join
+from distributed.work import Plan, Strategy, Tensors, Work, examined, join
 
 ROUND = 4
 """Chunks that a worker evaluates in one call."""
@@ -120,21 +120,31 @@ def call(
     return [results[number] for number in range(len(chunks))], seconds
 
 
-def evaluate(
-    partitioner: PartitionFunction, params: Tensors, split: str, chunks: Sequence[Tensor], timeout: float
+def values(
+    func: Callable[..., Done],
+    partitioner: PartitionFunction,
+    params: Tensors,
+    chunks: Sequence[Tensor],
+    argument: Any,
+    timeout: float,
 ) -> Tensors:
-    """The values of every sample, in order. In rounds, so that the time limit is one on a few chunks, however
+    """What `func` finds of every sample, in order. In rounds, so that the time limit is one on a few chunks, however
     many there are."""
     size = ROUND * get_world_info().world_size
-    shared = (whole(carried(params)), split)
+    shared = (whole(carried(params)), argument)
     rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    values = [v for part in rounds for v in call(_evaluate, partitioner, part, lambda _: shared, timeout)[0]]
-    joined: Tensors = brought_home(join(values))
+    found = [v for part in rounds for v in call(func, partitioner, part, lambda _: shared, timeout)[0]]
+    joined: Tensors = brought_home(join(found))
     return joined
 
 
 def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> Done:
     return compute(numbers, (work_here().evaluate(params, split, chunk) for chunk in chunks))
+
+
+def _examine(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> Done:
+    rank = get_world_rank()
+    return compute(numbers, (examined(work_here(), params, chunk, step, rank) for chunk in chunks))
 
 
 class Meter:
@@ -224,6 +234,9 @@ def connect(
         return [brought_home(result) for result in map_chunks(params, chunks, step)]
 
     def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return evaluate(plan.partitioner, params, split, chunks, timeout)
+        return values(_evaluate, plan.partitioner, params, chunks, split, timeout)
 
-    return Strategy(leads, map_metered, evaluate_chunks, meter.cost, stop_rpc)
+    def examine_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        return values(_examine, plan.partitioner, params, chunks, step, timeout)
+
+    return Strategy(leads, map_metered, evaluate_chunks, examine_chunks, meter.cost, stop_rpc)

@@ -13,9 +13,10 @@ from metalearn.checks import whole_number
 from metalearn.compute import DATA_SECONDS
 from metalearn.errors import RunError
 from metalearn.evaluation import better, headline, summary
+from metalearn.faults import explain
 from metalearn.logging import RunLog
 from metalearn.optimizers import OuterOptimizer
-from metalearn.types import ChunkResult, Model, Params, Strategy
+from metalearn.types import ChunkResult, Metrics, Model, Params, Strategy, Unit
 
 CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 """How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`, by type of device.
@@ -59,19 +60,26 @@ class Progress(NamedTuple):
     best: dict[str, Any] | None = None
 
 
+class Units(NamedTuple):
+    """Tasks, or samples, that are computed together."""
+
+    chunk: int
+    unit: Unit
+
+
 class Run(NamedTuple):
-    """What a run is made of, and stays the same throughout. `chunk` is the number of tasks (`unit`) of a chunk."""
+    """What a run is made of, and stays the same throughout."""
 
     settings: Settings
     strategy: Strategy
     outer: OuterOptimizer
     reduce: Reduce
-    chunk: int
+    training: Units
+    judging: Units
     keeper: Keeper
     log: RunLog
     config: dict[str, Any]
     should_stop: Callable[[], bool]
-    unit: str
 
 
 def trainer(
@@ -110,14 +118,17 @@ def trainer(
 
 def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
     """Tasks of so many images that are computed together. `auto` is a formula of model, episode, type of device and
-    constants, not of anything else about the machine: as many as fit `CHUNK_FLOATS`, or two that fit `PAIR_FLOATS`,
-    evened out over the meta-batch."""
+    constants, not of anything else about the machine: as many as are `fitting`, evened out over the meta-batch."""
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
-    floats = images * model.activations
-    fitting = max(CHUNK_FLOATS[device.type] // floats, 2 if 2 * floats <= PAIR_FLOATS else 1)
-    chunks = math.ceil(settings.meta_batch_size / fitting)
+    chunks = math.ceil(settings.meta_batch_size / fitting(model, images, device))
     return math.ceil(settings.meta_batch_size / chunks)
+
+
+def fitting(model: Model, images: int, device: torch.device) -> int:
+    """How many tasks of so many images fit `CHUNK_FLOATS`; or two that fit `PAIR_FLOATS`; else one."""
+    floats = images * model.activations
+    return max(CHUNK_FLOATS[device.type] // floats, 2 if 2 * floats <= PAIR_FLOATS else 1)
 
 
 def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
@@ -132,7 +143,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         run.strategy.home.push(learner.params, learner.optimizer.state_dict())
     for step in range(progress.step + 1, steps + 1):
         began = time.perf_counter()
-        tasks = tasks_in_chunks((step - 1) * batch, batch, run.chunk)
+        tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
         rate = run.outer.rate(step, steps)
         results, update_seconds = advance(run, learner, tasks, step, rate)
         seconds = time.perf_counter() - began
@@ -164,17 +175,29 @@ def advance(
     changing the parameters took, 0 where they do not live here.
 
     Raises:
-        RunError: a gradient is not finite; the step is not applied.
+        RunError: a loss or gradient is not finite; the step is not applied.
     """
-    if run.strategy.home is None:
-        results = run.strategy.map(learner.params, tasks, step)
-        began = time.perf_counter()
-        update(learner, run.reduce([r.grads for r in results], [r.count for r in results]), rate, step)
-        return results, time.perf_counter() - began
-    try:
-        return run.strategy.home.advance(tasks, step, rate), 0.0
-    except FloatingPointError as error:
-        raise RunError(f"step {step}: {error}; the step is not applied. A lower optimizer.lr may help") from error
+    if run.strategy.home is not None:
+        try:
+            return run.strategy.home.advance(tasks, step, rate), 0.0
+        except FloatingPointError as error:
+            bring_home(run, learner)
+            raise not_finite(run, learner, tasks, step) from error
+    results = run.strategy.map(learner.params, tasks, step)
+    began = time.perf_counter()
+    gradient = run.reduce([r.grads for r in results], [r.count for r in results])
+    losses = torch.stack([r.metrics["loss"].cpu() for r in results])
+    if not all(torch.isfinite(value).all() for value in (losses, *gradient.values())):
+        raise not_finite(run, learner, tasks, step)
+    update(learner, gradient, rate)
+    return results, time.perf_counter() - began
+
+
+def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> RunError:
+    """Names the task that spoils a step, and the worker that computes it."""
+    found = run.strategy.examine(learner.params, tasks, step)
+    told = explain(found, torch.cat(list(tasks)), step, run.training.unit)
+    return RunError(f"{told}. The step is not applied, and the last checkpoint stands")
 
 
 def bring_home(run: Run, learner: Learner) -> None:
@@ -190,18 +213,18 @@ def bring_home(run: Run, learner: Learner) -> None:
 def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, bool]:
     """Validates; says whether it was the best so far."""
     began = time.perf_counter()
-    values = evaluate(run, learner.params, "val", run.settings.val_tasks)
-    metric = headline(values)
-    improved = better(metric, values[metric], progress.best[metric] if progress.best else None)
-    run.log.evaluation(progress.step, "val", values)
-    best = values | {"step": progress.step} if improved else progress.best
+    found = summary(judge(run, learner.params, "val", run.settings.val_tasks), run.judging.unit)
+    metric = headline(found)
+    improved = better(metric, found[metric], progress.best[metric] if progress.best else None)
+    run.log.evaluation(progress.step, "val", found)
+    best = found | {"step": progress.step} if improved else progress.best
     seconds = progress.seconds + time.perf_counter() - began
     return progress._replace(seconds=seconds, best=best), improved
 
 
-def evaluate(run: Run, params: Params, split: str, tasks: int) -> dict[str, Any]:
-    """The figures over the first `tasks` tasks of a split."""
-    return summary(run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.chunk)), run.unit)
+def judge(run: Run, params: Params, split: str, tasks: int) -> Metrics:
+    """The values of the first `tasks` tasks of a split."""
+    return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.judging.chunk))
 
 
 def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
@@ -216,18 +239,8 @@ def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
     return {name: value if name == DATA_SECONDS else value / count for name, value in sums.items()}
 
 
-def update(learner: Learner, grads: Params, rate: float, step: int) -> None:
-    """One step of the outer optimiser at `rate`.
-
-    Raises:
-        RunError: a gradient is not finite; nothing is changed then.
-    """
-    for name, grad in grads.items():
-        if not torch.isfinite(grad).all():
-            raise RunError(
-                f"step {step}: the meta-gradient of {name} is not finite; the step is not applied. "
-                "Lower rates may help: algorithm.inner_lr, optimizer.lr"
-            )
+def update(learner: Learner, grads: Params, rate: float) -> None:
+    """One step of the outer optimiser at `rate`."""
     for name, param in learner.params.items():
         param.grad = grads[name]
     for group in learner.optimizer.param_groups:

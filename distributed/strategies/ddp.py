@@ -10,7 +10,7 @@ import gc
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ from distributed.overlapped import Overlapped
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import add_in_order
 from distributed.sockets import tcp_bytes_sent
-from distributed.work import Connect, Plan, Strategy, Tensors, Work, join
+from distributed.work import Connect, Plan, Strategy, Tensors, Work, examined, join
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -81,7 +81,14 @@ class _Ranks:
 
     def strategy(self) -> Strategy:
         return Strategy(
-            True, self.map, self.evaluate, lambda: self._cost, self.close, agree=self.agree, share=self.share
+            True,
+            self.map,
+            self.evaluate,
+            self.examine,
+            lambda: self._cost,
+            self.close,
+            agree=self.agree,
+            share=self.share,
         )
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
@@ -162,17 +169,26 @@ class _Ranks:
         """By rank zero's parameters; each rank computes its part, and all know all values."""
         with self._telling():
             params = self._of_rank_zero(params)
-            own = _runs(chunks, self._size)[self._rank]
-            values = join([self._work.evaluate(params, split, chunk) for chunk in own or chunks[:1]])
-            before = sum(map(len, (c for run in _runs(chunks, self._size)[: self._rank] for c in run)))
-            samples, count = sum(map(len, chunks)), sum(map(len, own))
-            everyones = {}
-            for name, value in values.items():
-                table = value.new_zeros(samples, *value.shape[1:]).to(self._device)
-                table[before : before + count] = value[:count].to(self._device)
-                dist.all_reduce(table)  # all but one rank's are zero
-                everyones[name] = table.cpu()
-            return everyones
+            return self._gathered(chunks, lambda chunk: self._work.evaluate(params, split, chunk))
+
+    def examine(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        """Each rank looks at what it has computed, and all know all findings."""
+        with self._telling():
+            return self._gathered(chunks, lambda chunk: examined(self._work, params, chunk, step, self._rank))
+
+    def _gathered(self, chunks: Sequence[Tensor], compute: Callable[[Tensor], Tensors]) -> Tensors:
+        """Values of every sample, of which each rank computes its part."""
+        own = _runs(chunks, self._size)[self._rank]
+        values = join([compute(chunk) for chunk in own or chunks[:1]])
+        before = sum(map(len, (c for run in _runs(chunks, self._size)[: self._rank] for c in run)))
+        samples, count = sum(map(len, chunks)), sum(map(len, own))
+        everyones = {}
+        for name, value in values.items():
+            table = value.new_zeros(samples, *value.shape[1:]).to(self._device)
+            table[before : before + count] = value[:count].to(self._device)
+            dist.all_reduce(table)  # all but one rank's are zero
+            everyones[name] = table.cpu()
+        return everyones
 
     def _of_rank_zero(self, params: Tensors) -> Tensors:
         copies = {name: value.detach().clone().to(self._device) for name, value in params.items()}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
@@ -57,9 +58,9 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
     def connect() -> Strategy:
         leads = start_session(plan.work, timeout)
         if not leads:
-            return Strategy(False, _no_map, _not_here, dict, stop_rpc)
+            return Strategy(False, _no_map, _not_here, _no_map, dict, stop_rpc)
         home = Pipeline(ends, plan.reduce, micro_batches, timeout)
-        return Strategy(True, _no_map, home.evaluate, home.cost, home.close, home=home)
+        return Strategy(True, _no_map, home.evaluate, home.examine, home.cost, home.close, home=home)
 
     return connect
 
@@ -216,6 +217,13 @@ class Pipeline:
             values += [self._wait(len(self._shards) - 1, future) for future in futures]
         return join(values)
 
+    def examine(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        """What `Pieces.faults` finds wrong with the samples; all of them end at the last worker."""
+        pieces = work_here().pieces
+        assert pieces is not None
+        found = pieces.faults(self.evaluate(params, "train", chunks))
+        return found | {"worker": torch.full_like(next(iter(found.values())), len(self._shards) - 1)}
+
     def pull(self) -> tuple[Tensors, dict[str, Any]]:
         """The parameters of all shards, and one `state_dict` of their optimisers (by sorted names)."""
         states: list[State] = self._all("state")
@@ -262,7 +270,7 @@ def _told(name: str, error: RuntimeError, timeout: float) -> Exception:
     return TimeoutError(f"{told}{hint}") if isinstance(told, TimeoutError) else told
 
 
-def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:
     raise RuntimeError("strategy=split: gradients stay where the shards are; home.advance steps them")
 
 

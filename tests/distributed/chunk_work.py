@@ -39,4 +39,8 @@ def evaluate(params: dict[str, Tensor], split: str, indices: Tensor) -> dict[str
     return {"loss": losses_of(params, indices, len(split))}
 
 
-WORK = Work(map_chunk, evaluate, loss, result, torch.device("cpu"))
+def examine(params: dict[str, Tensor], indices: Tensor, step: int) -> dict[str, Tensor]:
+    return {"fault": torch.where(indices == 5, step, 0)}
+
+
+WORK = Work(map_chunk, evaluate, examine, loss, result, torch.device("cpu"))

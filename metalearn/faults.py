@@ -1,0 +1,59 @@
+"""Which task it was, where a step did not give finite numbers."""
+
+import torch
+from torch import Tensor
+
+from metalearn.types import Algorithm, Batch, Episode, Metrics, Params, Unit
+
+FAULTS = ("", "its inputs are not finite", "its loss is not finite", "its gradient is not finite")
+"""What can be wrong with a task, by number; 0 is nothing."""
+
+INPUTS, LOSS, GRADIENT = 1, 2, 3
+
+
+def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int) -> Tensor:
+    """The fault of each training task of an episode, or of each sample: [t] int64."""
+    if algorithm.learns_from == "samples":
+        return _of_samples(algorithm, params, episode, step)
+    tasks = [Episode(*(Batch(*(value[i : i + 1] for value in batch)) for batch in episode)) for i in _tasks(episode)]
+    return torch.tensor([_of_task(algorithm, params, task, step) for task in tasks])
+
+
+def explain(found: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
+    """In words what `Strategy.examine` has found of the training tasks `numbers`."""
+    faults = found["fault"]
+    wrong = faults.nonzero().flatten()
+    if not len(wrong):
+        return f"step {step}: the meta-gradient is not finite, though that of every one of its {unit} is"
+    gravest = int(faults[wrong].min())  # what is wrong with its inputs spoils the loss of its whole micro-batch
+    first = int((faults == gravest).nonzero()[0])
+    what = f"{unit[:-1]} {int(numbers[first])}"
+    if unit == "samples" and gravest != INPUTS:
+        what = f"the micro-batch with {what}"
+    others = f" (and {len(wrong) - 1} more of its {len(numbers)} {unit})" if len(wrong) > 1 else ""
+    advice = "" if gravest == INPUTS else ". Lower rates may help: algorithm.inner_lr, optimizer.lr"
+    return f"step {step}: {what}, on worker{int(found['worker'][first])}: {FAULTS[gravest]}{others}{advice}"
+
+
+def _tasks(episode: Episode) -> range:
+    return range(len(episode.query.x))
+
+
+def _of_task(algorithm: Algorithm, params: Params, task: Episode, step: int) -> int:
+    if not all(torch.isfinite(value).all() for batch in task for value in batch):
+        return INPUTS
+    result = algorithm.meta_grad(params, task, step)
+    if not torch.isfinite(result.metrics["loss"]):
+        return LOSS
+    return 0 if all(torch.isfinite(grad).all() for grad in result.grads.values()) else GRADIENT
+
+
+def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int) -> Tensor:
+    assert algorithm.outcome is not None
+    losses = algorithm.outcome(params, episode, step)["loss"].detach()
+    inputs = torch.isfinite(episode.query.x[0]).flatten(1).all(dim=1)
+    faults = torch.where(inputs, torch.where(torch.isfinite(losses), 0, LOSS), INPUTS)
+    grads = algorithm.meta_grad(params, episode, step).grads.values()
+    if not faults.any() and not all(torch.isfinite(grad).all() for grad in grads):
+        faults = torch.full_like(faults, GRADIENT)  # of the micro-batch: samples have none of their own
+    return faults.cpu()
