@@ -73,14 +73,16 @@ def exit_code_of(run: Callable[[], int]) -> int:
         return complain(error, FAILED)
 
 
-def to_job(config: DictConfig, run_dir: Path, experiment: str, overrides: Sequence[str]) -> configs.Job:
+def to_job(
+    config: DictConfig, run_dir: Path, experiment: str, overrides: Sequence[str], program: str = "train.py"
+) -> configs.Job:
     """The job that a composed config asks for.
 
     Raises:
         ConfigError: a value that is not allowed, of a key that belongs to no component.
     """
     configs.check_top_level(config)
-    workers = configs.world_size(config, " ".join(overrides))
+    workers = configs.world_size(config, " ".join([program, *overrides]))
     configs.check_network(config)
     return configs.Job(config, run_dir, experiment, list(overrides), workers)
 
@@ -146,10 +148,10 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
 
     from distributed import launch
     from metalearn import run_folder
-    from metalearn.compute import check_fit
+    from metalearn.fitting import check_fit
     from metalearn.logging import log_to_terminal
     from metalearn.nn.precision import compute_with
-    from metalearn.run import first_tasks
+    from metalearn.run import first_tasks, follow
 
     torch.set_num_threads(job.config.threads)
     compute_with(job.config.precision)
@@ -167,11 +169,11 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
     follows = found is None and not run_folder.goes_back(job.run_dir, config["resume"])
     if follows and run_folder.finished(job.run_dir, parts.settings.steps):
         return OK
-    check_fit(parts.algorithm, parts.model, parts.start, first_tasks(parts), parts.source.classes("train"))
+    check_fit(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
     if job.workers > 1 and not configs.started_as_rank():
         return start_workers(job, found)
     if not leads:
-        return serve(job, parts)
+        return serve(parts, lambda strategy: follow(job, parts, strategy))
     with run_folder.lock(job.run_dir):
         found = run_folder.examine(job.run_dir, config)  # whoever held the folder may have gone on
         if in_sweep:
@@ -181,22 +183,28 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
 
 def start_workers(job: configs.Job, found: "Found | None") -> int:
     """Runs this program once a worker, on loopback, and waits."""
-    from distributed.launch import CannotListenError, Place, launch
     from metalearn import checkpoint, run_folder
 
-    settings = job.config.launch
-    place = Place(
-        job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
-        settings.master_port, settings.interface,
-    )  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *job.overrides]
     if found is not None:
         with run_folder.lock(job.run_dir):  # a folder in use is found here, before a worker is started
             if found.goes_back and found.snapshot is not None:
                 checkpoint.rewind(job.run_dir, found.snapshot.meta["step"])
                 command.append("resume=auto")  # go back once, not again at every restart
+    return start_ranks(job, command, max_restarts=job.config.launch.max_restarts)
+
+
+def start_ranks(job: configs.Job, command: list[str], *, max_restarts: int) -> int:
+    """Runs a command once a worker of the job, and waits."""
+    from distributed.launch import CannotListenError, Place, launch
+
+    settings = job.config.launch
+    place = Place(
+        job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
+        settings.master_port, settings.interface,
+    )  # fmt: skip
     try:
-        return launch(command, place, max_restarts=settings.max_restarts, say=log.warning)
+        return launch(command, place, max_restarts=max_restarts, say=log.warning)
     except CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
 
@@ -214,7 +222,7 @@ def assemble(job: configs.Job) -> "Parts":
     check_device(config.device, config.precision)
     source = configs.build(config, "dataset")
     model = configs.build(config, "model")
-    algorithm = configs.build(config, "algorithm", model=model)
+    algorithm = configs.build(config, "algorithm", model=model, inner=configs.build(config, "inner"))
     outer = configs.build(config, "optimizer")
     start = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)
@@ -290,10 +298,9 @@ def drive(job: configs.Job, parts: "Parts", found: "Found") -> int:
         stop.forget()
 
 
-def serve(job: configs.Job, parts: "Parts") -> int:
-    """The other ranks: compute what rank zero asks for, or step along with it, until it is done."""
+def serve(parts: "Parts", along: "Callable[[Strategy], None]") -> int:
+    """The other ranks: compute what rank zero asks for, or, where all drive, go `along` with it, until it is done."""
     from distributed.session import StoppedByLeader
-    from metalearn.run import follow
     from metalearn.trainer import Stopped
 
     try:
@@ -302,7 +309,7 @@ def serve(job: configs.Job, parts: "Parts") -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         if strategy.drives:
-            follow(job, parts, strategy)
+            along(strategy)
         strategy.close()
     except Stopped:
         return OK
@@ -339,11 +346,11 @@ def make_work(
 
     device, dtype = own_device(config.device), type_of(config.precision)
     pieces = None
-    if model.stages and not algorithm.episodic:
+    if model.stages and algorithm.judged_by == "samples":
         sizes = {name: value.numel() for name, value in start.items()}
         pieces = Pieces(single_stages(model), *piece_functions(model, source, device, dtype), outer.start, sizes)
     functions = chunk_functions(algorithm, source, device, dtype)
-    return Work(*functions, device, plain=not algorithm.episodic, pieces=pieces)
+    return Work(*functions, device, plain=algorithm.learns_from == "samples", pieces=pieces)
 
 
 def check_device(name: str, precision: str) -> None:

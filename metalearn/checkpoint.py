@@ -186,12 +186,21 @@ def start_params(path: Path, params: Params) -> Params:
     Raises:
         ConfigError: it cannot be read, or holds other parameters.
     """
-    loaded = read_named("init_from", path).params
+    return fitted("init_from", path, read_named("init_from", path).params, params)
+
+
+def fitted(key: str, path: Path, loaded: Params, params: Params) -> Params:
+    """The parameters `loaded` from the checkpoint at `path` that the config's `key` names, in the type of `params`.
+
+    Raises:
+        ConfigError: they have not the names and shapes of `params`.
+    """
     ours, theirs = _shapes(params), _shapes(loaded)
     if ours != theirs:
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-        parts = ", ".join(f"{n} (here {ours.get(n, 'absent')}, there {theirs.get(n, 'absent')})" for n in differ)
-        raise ConfigError(f"init_from={path}: holds parameters of another model: {parts}")
+        parts = ", ".join(f"{n} (here {ours.get(n, 'absent')}, there {theirs.get(n, 'absent')})" for n in differ[:3])
+        parts += f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise ConfigError(f"{key}={path}: holds parameters of another model: {parts}")
     return {name: loaded[name].to(value.dtype) for name, value in params.items()}
 
 

@@ -1,5 +1,6 @@
 """What any worker computes of a chunk: makes its episodes, runs the algorithm, brings the result home."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,24 +8,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.errors import ConfigError
+from metalearn.faults import LOSS, faults_of
 from metalearn.functional import by_sample, per_task, summed
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
 
 DATA_SECONDS = "data_seconds"
 """Among a chunk's metrics: the seconds in which its episodes were made."""
 
+DIGEST = "digest"
+"""Among the values of a task that a learner is judged by: a number made of all that the task holds."""
+
 
 class ChunkFunctions(NamedTuple):
     """What can be computed of a chunk of task numbers. Parameters may lie anywhere; gradients, metrics and
     losses go back to where the parameters came from.
 
-    `loss(params, indices, step)` gives the summed loss with its graph, and (metrics, count); from gradients
-    and these, `result` makes what `map` gives. None where the algorithm's loss has no graph.
+    `evaluate` gives per-task values, and of tasks a `digest` of what they hold. `examine` gives each training task's
+    `fault`, see `metalearn.faults`. `loss(params, indices, step)` gives the summed loss with its graph, and
+    (metrics, count); from gradients and these, `result` makes what `map` gives. None where the algorithm's loss has
+    no graph.
     """
 
     map: Callable[[Params, Tensor, int], ChunkResult]
     evaluate: Callable[[Params, str, Tensor], Metrics]
+    examine: Callable[[Params, Tensor, int], Metrics]
     loss: Callable[[Params, Tensor, int], tuple[Tensor, tuple[Metrics, int]]] | None
     result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
 
@@ -32,11 +39,12 @@ class ChunkFunctions(NamedTuple):
 class PieceFunctions(NamedTuple):
     """What can be computed of single samples where a network is cut: the inputs [1, known + n, …] of its first stage
     and how many of them are known samples; and, from the outputs [1, n, …] of its last one, the summed loss with
-    its graph and (metrics, count), or the values of every sample."""
+    its graph and (metrics, count), or the values of every sample; and of these the samples' faults."""
 
     inputs: Callable[[str, Tensor], tuple[Tensor, int]]
     outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, tuple[Metrics, int]]]
     values: Callable[[Tensor, str, Tensor], Metrics]
+    faults: Callable[[Metrics], Metrics]
 
 
 def single_stages(model: Model) -> tuple[Stage, ...]:
@@ -48,23 +56,22 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     return tuple(map(single, model.stages))
 
 
-def placed(source: TaskSource, device: torch.device, dtype: torch.dtype) -> Callable[[str, Tensor], Episode]:
-    """The source's episodes, on `device` in `dtype`."""
+def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Episode]:
+    """Brings episodes to `device`, in `dtype`."""
 
     def batch(values: Batch) -> Batch:
         y = values.y.to(device, dtype) if values.y.is_floating_point() else values.y.to(device)
         return Batch(values.x.to(device, dtype), y)
 
-    def episodes(split: str, indices: Tensor) -> Episode:
-        support, query = source.episodes(split, indices)
-        return Episode(batch(support), batch(query))
-
-    return episodes
+    return lambda episode: Episode(batch(episode.support), batch(episode.query))
 
 
 def piece_functions(model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype) -> PieceFunctions:
     """What is computed at both ends of a network that is cut."""
-    episodes = placed(source, device, dtype)
+    on_device = placing(device, dtype)
+
+    def episodes(split: str, indices: Tensor) -> Episode:
+        return on_device(source.episodes(split, indices))
 
     def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
         support, query = episodes(split, indices)
@@ -79,18 +86,21 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
         found = by_sample(outputs, episodes(split, indices).query.y)
         return found["loss"].sum(), (summed(found), len(indices))
 
-    return PieceFunctions(inputs, outcome, values)
+    def faults(found: Metrics) -> Metrics:
+        return {"fault": torch.where(torch.isfinite(found["loss"][:, 0]), 0, LOSS)}
+
+    return PieceFunctions(inputs, outcome, values, faults)
 
 
 def chunk_functions(
     algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
 ) -> ChunkFunctions:
     """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
-    episodes = placed(source, device, dtype)
+    on_device = placing(device, dtype)
 
     def training(indices: Tensor) -> tuple[Episode, Metrics]:
         began = time.perf_counter()
-        episode = episodes("train", indices)
+        episode = on_device(source.episodes("train", indices))
         return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
@@ -101,7 +111,13 @@ def chunk_functions(
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
         home = device_of(params)
-        return moved(algorithm.evaluate(moved(params, device), episodes(split, indices)), home)
+        task = source.episodes(split, indices)
+        values = moved(algorithm.evaluate(moved(params, device), on_device(task)), home)
+        return values if algorithm.judged_by == "samples" else values | {DIGEST: digests(task)}
+
+    def examine(params: Params, indices: Tensor, step: int) -> Metrics:
+        episode, _ = training(indices)
+        return {"fault": faults_of(algorithm, moved(params, device), episode, step)}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
@@ -113,7 +129,17 @@ def chunk_functions(
     def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
         return ChunkResult(grads, *rest)
 
-    return ChunkFunctions(map_chunk, evaluate, None if algorithm.outcome is None else loss, result)
+    return ChunkFunctions(map_chunk, evaluate, examine, None if algorithm.outcome is None else loss, result)
+
+
+def digests(episode: Episode) -> Tensor:
+    """A number for every task, [t, 1] int64, that is another one where a bit of its pictures or labels is."""
+    values = [value for batch in episode for value in batch]
+    found = []
+    for task in zip(*values, strict=True):
+        joined = hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in task))
+        found.append(int.from_bytes(joined.digest()[:8], "big", signed=True))
+    return torch.tensor(found).unsqueeze(1)
 
 
 def device_of(params: Params) -> torch.device:
@@ -124,42 +150,3 @@ def device_of(params: Params) -> torch.device:
 def moved(values: Params, device: torch.device) -> Params:
     """The same tensors on `device`."""
     return {name: value.to(device) for name, value in values.items()}
-
-
-def check_fit(algorithm: Algorithm, model: Model, params: Params, episode: Episode, classes: int | None) -> None:
-    """Tries the model on one task, or one sample, of a source with so many classes.
-
-    Raises:
-        ConfigError: the algorithm learns from something else; the model cannot take the task's inputs, or its
-            outputs do not fit the targets.
-    """
-    if algorithm.episodic and not episode.support.x.shape[1]:
-        raise ConfigError(
-            "dataset: it gives plain samples, and this algorithm learns from tasks; type algorithm=supervised, or a "
-            "dataset of tasks, such as dataset=omniglot"
-        )
-    if not algorithm.episodic and episode.support.x.shape[1]:
-        raise ConfigError(
-            "dataset: it gives tasks, and this algorithm learns from plain samples; type dataset=omniglot_characters, "
-            "for example"
-        )
-    dtype = next(iter(params.values())).dtype
-    query = episode.query
-    try:
-        with torch.no_grad():
-            support = episode.support.x.to(dtype) if algorithm.episodic else None
-            outputs = model.apply(per_task(params, 1), query.x.to(dtype), support)
-    except (RuntimeError, IndexError, ValueError) as error:
-        shape = tuple(query.x.shape[2:])
-        few = (
-            ""
-            if algorithm.episodic or query.x.shape[1] > 1
-            else (" in micro-batches of one sample; type a trainer.task_chunk that leaves none over")
-        )
-        raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape}{few} ({error})") from error
-    wanted = query.y.shape[2] if classes is None else classes
-    if outputs.shape[2] != wanted:
-        raise ConfigError(
-            f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}; "
-            f"type model.ways={wanted}, or model.outputs={wanted} for an mlp"
-        )

@@ -36,6 +36,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 _LONGEST_FOLDER_NAME = 120
 
+_NOT_CHOSEN = {"inner": "metalearn.inner.sgd"}
+"""Parts that an object may have no use for, and the target of the default of each."""
+
 Config = dict[str, Any]
 
 
@@ -82,25 +85,25 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     Raises:
         ConfigError: a key or a choice that does not exist, or a value that cannot be read.
     """
-    parsed = _parsed(overrides)
-    for override in parsed:
+    asked = parsed(overrides)
+    for override in asked:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values need a multirun; type --multirun before them")
     try:
-        choices, values = _sorted_out(parsed)
+        choices, values = sorted_out(asked)
         for override in choices:
-            _check_choice(override)
+            check_choice(override)
         with initialize_config_dir(str(CONF), version_base="1.3"):
             lines = [override.input_line or "" for override in choices]
-            known = _keys(_without_experiment(lines))
+            known = keys_of(_without_experiment(lines))
             for override in values:
-                _check_key(override.key_or_group, known)
+                check_key(override.key_or_group, known)
             whole = compose("config", overrides=list(overrides), return_hydra_config=True)
             HydraConfig.instance().set_config(whole)
             run_dir = Path(whole.hydra.run.dir)
             experiment = str(whole.hydra.runtime.choices.experiment)
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-        for key in sorted(_keys(config) - known):
+        for key in sorted(keys_of(config) - known):
             _check_own_key(key, known, experiment)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
@@ -118,7 +121,7 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
         ConfigError: an override that cannot be read, or a sweep that is no list of values.
     """
     values: list[list[str]] = []
-    for override in _parsed(overrides):
+    for override in parsed(overrides):
         key = override.key_or_group
         if not override.is_sweep_override():
             values.append([override.input_line or ""])
@@ -136,7 +139,12 @@ def groups() -> dict[str, list[str]]:
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 
-def _parsed(overrides: Sequence[str]) -> list[Override]:
+def parsed(overrides: Sequence[str]) -> list[Override]:
+    """The overrides, read by Hydra.
+
+    Raises:
+        ConfigError: one that cannot be read.
+    """
     parser = OverridesParser.create()
     parsed = []
     for override in overrides:
@@ -147,14 +155,15 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-def _sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
+def sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
     """Choices of a group's option, and values of keys; what concerns Hydra itself is left to Hydra."""
     ours = [o for o in parsed if not o.key_or_group.startswith(("hydra.", "hydra/"))]
     known = groups()
     return [o for o in ours if o.key_or_group in known], [o for o in ours if o.key_or_group not in known]
 
 
-def _check_choice(override: Override) -> None:
+def check_choice(override: Override) -> None:
+    """Raises ConfigError for an option that its group does not have."""
     group = override.key_or_group
     if override.is_delete():
         raise ConfigError(f"~{group}: a group cannot be removed; type {group}=NAME")
@@ -168,19 +177,24 @@ def _check_option(group: str, option: str) -> None:
         raise ConfigError(f"{group}={option}: there is no such choice{hint}; allowed: {', '.join(options)}")
 
 
-def _check_key(key: str, known: set[str]) -> None:
+def check_key(key: str, known: set[str]) -> None:
+    """Raises ConfigError for a key that is not known, naming the nearest."""
     if key in known or (key.startswith(OPEN) and OPEN.rstrip(".") in known):
         return
-    last = {name.rpartition(".")[2]: name for name in known}
-    tail = difflib.get_close_matches(key.rpartition(".")[2], last, n=1, cutoff=0.75)
-    hint = _nearest(key, [*sorted(known), *groups()]) or (f"; did you mean {last[tail[0]]}?" if tail else "")
+    known = {name for name in known if not name.endswith("._target_")}
+    last = {name.rpartition(".")[2]: name for name in sorted(known)}
+    own = key.rpartition(".")[2]
+    tail = [own] if own in last else difflib.get_close_matches(own, last, n=1, cutoff=0.75)
+    by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
+    whole = _nearest(key, [*sorted(known), *groups()])
+    hint = by_tail if own in last else whole or by_tail
     raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
 
 
 def _check_own_key(key: str, known: set[str], experiment: str) -> None:
-    """As `_check_key`, for a key that the experiment has set."""
+    """As `check_key`, for a key that the experiment has set."""
     try:
-        _check_key(key, known)
+        check_key(key, known)
     except ConfigError as error:
         group = key.partition(".")[0]
         raise ConfigError(
@@ -201,14 +215,14 @@ def _without_experiment(choices: list[str]) -> DictConfig:
     return compose("config", overrides=[*plain, "~experiment"])
 
 
-def _keys(node: DictConfig, prefix: str = "") -> set[str]:
+def keys_of(node: DictConfig, prefix: str = "") -> set[str]:
     """The dotted path of every node."""
     found = set()
     for name in map(str, node):
         found.add(f"{prefix}{name}")
         child = node._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none():
-            found |= _keys(child, f"{prefix}{name}.")
+            found |= keys_of(child, f"{prefix}{name}.")
     return found
 
 
@@ -250,7 +264,8 @@ def started_as_rank() -> bool:
 
 
 def world_size(config: DictConfig, command: str) -> int:
-    """The number of workers: what torchrun (or our launcher) gave, else `workers`, else 1.
+    """The number of workers: what torchrun (or our launcher) gave, else `workers`, else 1. `command`, the program with
+    its arguments, is for the message.
 
     Raises:
         ConfigError: they contradict each other, or cannot be divided among the hosts.
@@ -261,8 +276,8 @@ def world_size(config: DictConfig, command: str) -> int:
         if asked is not None and asked != int(given):
             raise ConfigError(
                 f"workers={asked}, but torchrun started {given}. Type either\n"
-                f"  torchrun --nproc_per_node={asked} train.py {command}\n"
-                f"or, without torchrun,\n  python train.py {command}"
+                f"  torchrun --nproc_per_node={asked} {command}\n"
+                f"or, without torchrun,\n  python {command}"
             )
         return int(given)
     workers = int(asked or 1)
@@ -358,6 +373,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{group}._target_={target}: {error}") from error
     accepted = inspect.signature(factory).parameters
+    parts = _wanted(config, group, parts, set(accepted))
     for key in map(str, node):
         if key != "_target_" and key not in accepted:
             raise ConfigError(f"{group}.{key}: {target} does not take it{_nearest(key, list(accepted))}")
@@ -371,6 +387,19 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
         if isinstance(cause, ValueError | TypeError):
             raise ConfigError(_with_group(group, list(map(str, node)), str(cause))) from cause
         raise
+
+
+def _wanted(config: DictConfig, group: str, parts: Mapping[str, Any], accepted: set[str]) -> dict[str, Any]:
+    """The parts that the object of a group takes.
+
+    Raises:
+        ConfigError: a part that it does not take was chosen, that is, is not the default.
+    """
+    for name in sorted(parts.keys() - accepted):
+        target = config[name]._target_
+        if target != _NOT_CHOSEN.get(name):
+            raise ConfigError(f"{name}: {config[group]._target_} has no use for {target}; leave {name}=… out")
+    return {name: part for name, part in parts.items() if name in accepted}
 
 
 def _with_group(group: str, keys: Sequence[str], message: str) -> str:

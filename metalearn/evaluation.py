@@ -1,6 +1,9 @@
 """From per-task values to the figures that are reported."""
 
+import csv
+import hashlib
 import math
+from pathlib import Path
 from typing import Any
 
 from metalearn.types import Metrics
@@ -37,20 +40,46 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
 
     Returns:
         `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks` or `samples`, and `by_step`: the
-        metric after each inner step, by its number as a string.
+        metric after each inner step, by its number as a string; of tasks also `task_list`, which is the same only for
+        the same tasks.
     """
     metric = headline(values)
     table = values[metric].double()
     tasks = table.shape[0]
-    last = table[:, -1]
+    last, name = table[:, -1], list_name(values)
     spread = last.std().item() if tasks > 1 else math.nan
     return {
         metric: last.mean().item(),
         "ci95": 1.96 * spread / math.sqrt(tasks),
         "loss": values["loss"][:, -1].double().mean().item(),
         unit: tasks,
+        **({} if name is None else {"task_list": name}),
         "by_step": {str(step): value for step, value in enumerate(table.mean(dim=0).tolist())},
     }
+
+
+LIST_VERSION = 1
+"""Of the lists of test tasks: raise it when the same config no longer gives the same tasks."""
+
+
+def list_name(values: Metrics) -> str | None:
+    """What tells one list of tasks from another: its version, and a digest of all that the tasks hold."""
+    if "digest" not in values:
+        return None
+    numbers = values["digest"].flatten().tolist()
+    return f"v{LIST_VERSION}-{hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]}"
+
+
+def write_table(path: Path, values: Metrics) -> None:
+    """A line a task: its number, the digest of its content, and its loss and metric after each inner step."""
+    columns = {"task": range(len(values["loss"]))}
+    for name, table in values.items():
+        for step, column in enumerate(table.t().tolist()):
+            columns[name if name == "digest" else f"{name}_{step}"] = column
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
 
 
 def describe(figures: dict[str, Any]) -> str:

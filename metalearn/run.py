@@ -9,6 +9,7 @@ import torch
 from metalearn.checkpoint import KEEPS_NOTHING, Keeper, from_bytes, rewind, to_bytes
 from metalearn.config import Job, leaves, to_container
 from metalearn.errors import ConfigError, RunError
+from metalearn.evaluation import summary, write_table
 from metalearn.logging import SILENT, OpenLog, RunLog, Span
 from metalearn.nn.native import describe
 from metalearn.optimizers import OuterOptimizer
@@ -20,10 +21,12 @@ from metalearn.trainer import (
     Reduce,
     Run,
     Settings,
+    Units,
     begin,
     chunk_size,
-    evaluate,
     fit,
+    fitting,
+    judge,
     restore,
     snapshot,
 )
@@ -67,7 +70,7 @@ def first_tasks(parts: Parts) -> Episode:
     Raises:
         DataError: data that is missing or damaged.
     """
-    if parts.algorithm.episodic:
+    if parts.algorithm.learns_from == "tasks":
         return parts.source.episodes("train", torch.tensor([0]))
     left_over = parts.settings.meta_batch_size % chunk_size(parts.settings, parts.model, 1, parts.device)
     return parts.source.episodes("train", torch.arange(1 if left_over == 1 else 2))
@@ -82,10 +85,10 @@ def lead(job: Job, parts: Parts, found: Found, strategy: Strategy, should_stop: 
     """
     learner, progress = take_up(job, parts, found)
     config = to_container(job.config)
-    span = Span(progress.step, parts.settings.steps, parts.settings.meta_batch_size, parts.algorithm.unit)
+    span = Span(progress.step, parts.settings.steps, parts.settings.meta_batch_size, parts.algorithm.learns_from)
     run_log = parts.open_log(job.run_dir, span)
     run = make_run(job, parts, strategy, parts.keeper, run_log, should_stop)
-    log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, span.steps, job.workers, run.chunk, span.unit)
+    log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, span.steps, job.workers, *run.training)
     log.info("the layers are computed by %s", describe(parts.device, next(iter(parts.start.values())).dtype))
     if parts.model.remark:
         log.info("%s", parts.model.remark)
@@ -95,7 +98,9 @@ def lead(job: Job, parts: Parts, found: Found, strategy: Strategy, should_stop: 
         best = parts.keeper.best()
         if best is None:
             raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
-        test = evaluate(run, best.params, "test", parts.settings.test_tasks)
+        values = judge(run, best.params, "test", parts.settings.test_tasks)
+        write_table(job.run_dir / "test.csv", values)
+        test = summary(values, run.judging.unit)
         run_log.evaluation(progress.step, "test", test)
         result = {
             "status": "completed", "experiment": job.experiment, "run": str(job.config.run),
@@ -121,24 +126,37 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     learner, progress = restore(from_bytes(strategy.share(b"")), parts.outer.start)
     run = make_run(job, parts, strategy, KEEPS_NOTHING, SILENT, lambda: False)
     fit(run, learner, progress)
-    evaluate(run, learner.params, "test", parts.settings.test_tasks)
+    judge(run, learner.params, "test", parts.settings.test_tasks)
 
 
 def make_run(
     job: Job, parts: Parts, strategy: Strategy, keeper: Keeper, run_log: RunLog, should_stop: Callable[[], bool]
 ) -> Run:
     """What the loop needs on this rank."""
+    training = Units(chunk_of(parts), parts.algorithm.learns_from)
+    judging = Units(judging_chunk_of(parts), parts.algorithm.judged_by)
     return Run(
-        parts.settings, strategy, parts.outer, parts.reduce, chunk_of(parts), keeper, run_log,
-        to_container(job.config), should_stop, parts.algorithm.unit,
+        parts.settings, strategy, parts.outer, parts.reduce, training, judging, keeper, run_log,
+        to_container(job.config), should_stop,
     )  # fmt: skip
 
 
 def chunk_of(parts: Parts) -> int:
-    """Tasks, or samples, that are computed together."""
+    """Tasks, or samples, that are computed together in training."""
     (support, query) = first_tasks(parts)
-    images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.episodic else 1
+    images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.learns_from == "tasks" else 1
     return chunk_size(parts.settings, parts.model, images, parts.device)
+
+
+def judging_chunk_of(parts: Parts) -> int:
+    """Tasks, or samples, that are computed together in validation and test. `trainer.task_chunk` is about what is
+    trained on; where that is something else, as many as fit."""
+    if parts.algorithm.judged_by == "samples":
+        return chunk_of(parts)
+    if parts.algorithm.learns_from == "tasks" and isinstance(parts.settings.task_chunk, int):
+        return parts.settings.task_chunk
+    (support, query) = parts.source.episodes("test", torch.tensor([0]))
+    return fitting(parts.model, support.x.shape[1] + query.x.shape[1], parts.device)
 
 
 def take_up(job: Job, parts: Parts, found: Found) -> tuple[Learner, Progress]:

@@ -22,6 +22,9 @@ FREE_KEYS = (
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend it."""
 
 
+_TOLD_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
+
+
 class Found(NamedTuple):
     """Where to go on from; the result of the run if it is complete; whether to go back, that is, to drop
     what the folder holds of later steps."""
@@ -89,15 +92,20 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
 
 def announcement(run_dir: Path, result: dict[str, Any]) -> str:
     """A result in words: the last lines of a run."""
-    test = result["test"]
-    form = ".2%" if headline(test) == "accuracy" else ".4f"
-    by_step = ", ".join(f"{step}: {value:{form}}" for step, value in test["by_step"].items())
-    kind = "transductive" if test["transductive"] else "not transductive"
     return (
-        f"test {describe(test)}, {kind}\n"
-        + (f"by inner step  {by_step}\n" if len(test["by_step"]) > 1 else "")
-        + f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
+        f"test {judgement(result['test'])}\n"
+        f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
     )
+
+
+def judgement(figures: dict[str, Any]) -> str:
+    """What a test has found, in words: one line, and one more where there are inner steps."""
+    form = ".2%" if headline(figures) == "accuracy" else ".4f"
+    steps = figures["by_step"]
+    told = [step for step in steps if int(step) in _TOLD_STEPS or int(step) == len(steps) - 1]
+    by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in told)
+    kind = "transductive" if figures["transductive"] else "not transductive"
+    return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
 
 
 def lock(run_dir: Path) -> TextIO:

@@ -12,6 +12,15 @@ FILES = sorted([*ROOT.glob("distributed/**/*.py"), *ROOT.glob("metalearn/**/*.py
 MAY_IMPORT = {
     "metalearn/types.py": set(),
     "metalearn/functional.py": {"metalearn.nn", "metalearn.types"},
+    "metalearn/stages.py": {"metalearn.types"},
+    "metalearn/inner.py": {"metalearn.types", "metalearn.functional", "metalearn.checks"},
+    "metalearn/learners.py": {
+        "metalearn.types",
+        "metalearn.functional",
+        "metalearn.inner",
+        "metalearn.checks",
+        "metalearn.errors",
+    },
     "metalearn/nn": {"metalearn.nn", "metalearn.cache_folder"},
     "metalearn/tasks": {
         "metalearn.types",
@@ -20,17 +29,25 @@ MAY_IMPORT = {
         "metalearn.episodes",
         "metalearn.cache",
         "metalearn.omniglot_files",
+        "metalearn.picture_folders",
         "metalearn.samples",
+        "metalearn.torchvision_files",
     },
-    "metalearn/modules.py": {"metalearn.types", "metalearn.functional", "metalearn.nn"},
+    "metalearn/modules.py": {"metalearn.types", "metalearn.stages", "metalearn.nn"},
     "metalearn/models": {
         "metalearn.types",
-        "metalearn.functional",
+        "metalearn.stages",
         "metalearn.nn",
         "metalearn.checks",
         "metalearn.modules",
     },
-    "metalearn/algorithms": {"metalearn.types", "metalearn.functional", "metalearn.nn", "metalearn.checks"},
+    "metalearn/algorithms": {
+        "metalearn.types",
+        "metalearn.functional",
+        "metalearn.inner",
+        "metalearn.learners",
+        "metalearn.checks",
+    },
 }
 
 

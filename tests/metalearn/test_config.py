@@ -102,6 +102,12 @@ WRONG_VALUES = [
     ("experiment=maml_omniglot dataset.ways=424", "the split 'val' has 100 classes"),
     ("experiment=maml_omniglot dataset.split=papers", "paper, lake, vinyals"),
     ("dataset.queries=20", "dataset.queries=20"),
+    ("dataset=fc100 dataset.ways=21", "type dataset.ways=20 or fewer"),
+    ("dataset=cifar_fs dataset.image_size=84", "type dataset.image_size=32"),
+    ("dataset=mini_imagenet dataset.train_ways=65", "type dataset.train_ways=64 or fewer"),
+    ("dataset=mini_imagenet dataset.root=nowhere", "dataset.root=nowhere: mini-ImageNet is not there"),
+    ("dataset=image_folder dataset.split=[0.5,0.5]", "type dataset.split=[0.64,0.16,0.2]"),
+    ("dataset=image_folder dataset.root=nowhere", "dataset.root=nowhere: there is no such folder"),
     ("dataset.ways=five", "dataset.ways='five'"),
     ("trainer.steps=-1", "type trainer.steps=1 or more"),
     ("trainer.steps=1.5", "trainer.steps=1.5"),
@@ -114,7 +120,24 @@ WRONG_VALUES = [
     ("algorithm.first_order=maybe", "algorithm.first_order='maybe'"),
     ("optimizer.lr=0", "optimizer.lr=0"),
     ("optimizer.beta1=1.0", "optimizer.beta1=1.0"),
-    ("optimizer.schedule=linear", "type optimizer.schedule=constant"),
+    ("optimizer.schedule=stepwise", "type optimizer.schedule=constant"),
+    ("optimizer=sgd optimizer.momentum=1", "optimizer.momentum=1: must be below 1"),
+    ("algorithm=protonet inner=adam", "inner: metalearn.algorithms.protonet.protonet has no use for"),
+    ("inner=adam inner.beta2=1", "inner.beta2=1: must be below 1"),
+    ("inner=adm", "did you mean adam"),
+    ("dataset.train_ways=20", "type dataset.train_ways=null, or algorithm=protonet"),
+    ("dataset.train_ways=401", "dataset.train_ways=401: the split 'train' has 400 classes"),
+    ("dataset.train_queries=20", "dataset.train_queries=20: with shots=1 an episode needs 21"),
+    ("algorithm=reptile strategy=rpc_autograd", "no loss that a graph leads to; type strategy=rpc"),
+    ("algorithm=imaml strategy=rpc_autograd workers=2", "no loss that a graph leads to; type strategy=rpc"),
+    ("algorithm=imaml algorithm.strength=-1", "algorithm.strength=-1"),
+    ("algorithm=maml_pp algorithm.inner_steps=0", "algorithm.inner_steps=0: must be a whole number of at least 1"),
+    ("algorithm=anil model=torchvision model.name=squeezenet1_0", "come from one linear layer (nn.Linear)"),
+    ("experiment=maml_sinusoid algorithm=protonet", "experiment=maml_sinusoid sets it"),
+    ("algorithm=protonet model=mlp dataset=sinusoid", "targets are real numbers; type algorithm=maml"),
+    ("experiment=finetune_omniglot strategy=split workers=2", "algorithm=supervised and model=conv4"),
+    ("experiment=finetune_omniglot algorithm.ways=4", "type model.ways=5"),
+    ("algorithm=finetune", "type dataset=omniglot_pretraining"),
     ("model.filters=0", "model.filters=0"),
     ("model.downsample=none", "stride, pool"),
     ("checkpoint.every=0", "checkpoint.every=0"),
@@ -141,7 +164,8 @@ WRONG_VALUES = [
     ("experiment=supervised_glyphs dataset.val_drawings=6", "dataset.val_drawings=6"),
     ("experiment=supervised_glyphs dataset=glyphs", "it gives tasks, and this algorithm learns from plain samples"),
     ("dataset=glyph_characters", "it gives plain samples, and this algorithm learns from tasks"),
-    ("algorithm=supervised", "experiment=maml_glyphs sets it"),
+    ("algorithm=supervised", "type dataset=omniglot_characters"),
+    ("experiment=maml_omniglot algorithm=supervised", "experiment=maml_omniglot sets it"),
     (
         "experiment=supervised_glyphs model=torchvision trainer.meta_batch_size=9 trainer.task_chunk=4",
         "type a trainer.task_chunk that leaves none over",
@@ -204,7 +228,7 @@ def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytes
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError) as caught:
-        configs.world_size(configs.compose_config(["workers=4"]).config, "workers=4")
+        configs.world_size(configs.compose_config(["workers=4"]).config, "train.py workers=4")
     assert "torchrun --nproc_per_node=4 train.py" in str(caught.value)
     assert "python train.py workers=4" in str(caught.value)
     assert configs.world_size(configs.compose_config(["workers=2"]).config, "") == 2

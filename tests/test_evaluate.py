@@ -1,0 +1,137 @@
+"""Honest evaluation: one fixed list of test tasks, a line a task, and a script that judges any checkpoint alike."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from metalearn.compute import digests
+from metalearn.evaluation import list_name
+from metalearn.tasks.omniglot import omniglot
+from metalearn.types import Batch, Episode
+from tests.runs import ROOT, Outcome, Program
+
+TINY = (
+    "trainer.steps=6", "trainer.meta_batch_size=4", "trainer.val_every=6", "trainer.val_tasks=4",
+    "trainer.test_tasks=10", "model.filters=16", "logger.tensorboard=false",
+)  # fmt: skip
+RUNS = {
+    "maml": ("algorithm=maml", "run=maml"),
+    "protonet": ("algorithm=protonet", "dataset.train_ways=8", "run=protonet"),
+    "finetune": (
+        "algorithm=finetune", "dataset=glyph_pretraining", "dataset.train_classes=30", "trainer.meta_batch_size=30",
+        "trainer.task_chunk=8", "model.ways=30", "workers=2", "run=finetune",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds a short run of each."""
+    folder = tmp_path_factory.mktemp("trained")
+    for overrides in RUNS.values():
+        outcome = Program([sys.executable, str(ROOT / "train.py"), *TINY, *overrides], folder).wait()
+        assert outcome.code == 0, outcome.text
+    return folder / "outputs/maml_glyphs"
+
+
+def evaluated(folder: Path, *arguments: str, torchrun: int | None = None) -> Outcome:
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={torchrun}"] if torchrun else []
+    return Program([sys.executable, *start, str(ROOT / "scripts/evaluate.py"), *arguments], folder).wait()
+
+
+def result_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_tells_every_test_task(name: str, trained: Path) -> None:
+    test = result_in(trained / name)["test"]
+    with (trained / name / "test.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["task"] for row in rows] == [str(number) for number in range(10)]
+    assert test["tasks"] == 10 and len({row["digest"] for row in rows}) == 10
+    for step, mean in test["by_step"].items():
+        assert sum(float(row[f"accuracy_{step}"]) for row in rows) / 10 == pytest.approx(mean)
+    assert test["task_list"] == list_name({"digest": torch.tensor([[int(row["digest"])] for row in rows])})
+    assert test["task_list"].startswith("v1-")
+
+
+def test_every_run_on_a_dataset_is_judged_by_the_same_tasks(trained: Path) -> None:
+    assert len({result_in(trained / name)["test"]["task_list"] for name in RUNS}) == 1
+
+
+@pytest.mark.parametrize("name", ["maml", "finetune"])
+@pytest.mark.parametrize("how", [["alone"], ["workers=2"], ["strategy=ddp"]], ids=lambda how: how[0])
+def test_a_checkpoint_is_judged_the_same_by_any_number_of_workers(
+    name: str, how: list[str], trained: Path, tmp_path: Path
+) -> None:
+    arguments = [f"checkpoint={trained / name / 'checkpoints/best'}", "output=out", *(how if how != ["alone"] else [])]
+    outcome = evaluated(tmp_path, *arguments, torchrun=2 if how == ["strategy=ddp"] else None)
+    assert outcome.code == 0, outcome.text
+    assert (tmp_path / "out/test.csv").read_bytes() == (trained / name / "test.csv").read_bytes()
+    run, again = result_in(trained / name), result_in(tmp_path / "out")
+    assert again["test"] == run["test"] and again["workers"] == (1 if how == ["alone"] else 2)
+    assert f"test accuracy {run['test']['accuracy']:.2%}" in outcome.text
+
+
+def test_other_tasks_than_those_of_the_run(trained: Path, tmp_path: Path) -> None:
+    checkpoint = f"checkpoint={trained / 'protonet/checkpoints/last'}"
+    outcome = evaluated(tmp_path, checkpoint, "ways=20", "shots=5", "tasks=4", "model.transductive=false", "on=val")
+    assert outcome.code == 0, outcome.text
+    (folder,) = (trained / "protonet/evaluations").iterdir()
+    found = result_in(folder)["val"]
+    assert found["tasks"] == 4 and found["transductive"] is False
+    assert (folder / "val.csv").exists() and "model.transductive=false" in folder.name
+
+
+def test_keys_that_follow_others_still_do(trained: Path, tmp_path: Path) -> None:
+    """A checkpoint's config holds numbers: those that stood for another key must follow it all the same."""
+    for name, override in (("maml", "trainer.eval_seed=7"), ("finetune", "ways=7")):
+        checkpoint = f"checkpoint={trained / name / 'checkpoints/best'}"
+        outcome = evaluated(tmp_path, checkpoint, override, "tasks=4", f"output={name}")
+        assert outcome.code == 0, outcome.text
+        found, before = (result_in(folder)["test"] for folder in (tmp_path / name, trained / name))
+        assert found["task_list"] != before["task_list"]
+        assert len((tmp_path / name / "test.csv").read_text().splitlines()) == 5
+
+
+def test_what_does_not_fit_is_told(trained: Path, tmp_path: Path) -> None:
+    checkpoint = f"checkpoint={trained / 'maml/checkpoints/best'}"
+    for arguments, message in (
+        ([checkpoint, "ways=20"], "model: it has 5 outputs, and this dataset's tasks need 20; type ways that fit"),
+        ([checkpoint, "dataset.wayz=20"], "did you mean dataset.ways?"),
+        ([checkpoint, "on=train"], "on=train: must be one of test, val"),
+        ([checkpoint, "model.filters=32"], "holds parameters of another model"),
+        ([checkpoint, "algorithm=supervised"], "this algorithm is judged by plain samples"),
+        ([checkpoint, "optimizer.lr=1"], "optimizer.lr=1: says nothing about what a checkpoint can do"),
+        (["checkpoint=nowhere"], "checkpoint=nowhere: must be the folder of a checkpoint"),
+        (["tasks=4"], "checkpoint: missing"),
+    ):
+        outcome = evaluated(tmp_path, *arguments)
+        assert outcome.code == 2 and message in outcome.text and "Traceback" not in outcome.text, outcome.text
+
+
+def test_a_digest_tells_tasks_apart() -> None:
+    x, y = torch.zeros(2, 3, 1, 4, 4), torch.zeros(2, 3, dtype=torch.int64)
+    other = x.clone()
+    other[1, 2, 0, 3, 3] = 1e-30
+    first, second = (digests(Episode(Batch(x, y), Batch(value, y))).flatten().tolist() for value in (x, other))
+    assert first[0] == first[1] == second[0] != second[1]
+
+
+def test_the_list_of_omniglots_test_tasks_is_the_published_one(omniglot_root: Path) -> None:
+    """If this changes, old results and new ones are not about the same tasks: raise evaluation.LIST_VERSION."""
+    names = {}
+    for ways in (5, 20):
+        source = omniglot(
+            root=str(omniglot_root), split="paper", ways=ways, shots=1, queries=1, image_size=28, channels=1,
+            rotations=True, download=False, seed=0, eval_seed=20170309,
+        )  # fmt: skip
+        names[ways] = list_name({"digest": digests(source.episodes("test", torch.arange(600)))})
+    assert names == {5: "v1-b91b9cde6f32", 20: "v1-2b705f9c11cd"}
