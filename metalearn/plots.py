@@ -4,11 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from metalearn.types import Adapt, Episode, Params
 
 ADAPTATION_STEPS = (1, 10)
@@ -18,7 +13,7 @@ def learning_curve(run_dir: Path) -> Path:
     """Draws loss and headline metric against the meta-step from metrics.jsonl into plots/learning_curve.png."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (left, right) = _pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")
     for axes, name in ((left, "loss"), (right, metric)):
         known = [row for row in rows if row[name] is not None]
         train = [(row["step"], row[name]) for row in known if row["split"] == "train"]
@@ -50,7 +45,7 @@ def adaptation(run_dir: Path, adapt: Adapt, params: Params, episode: Episode) ->
     """
     (support, query) = episode
     x, order = query.x[0, :, 0].sort()
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = _pyplot().subplots(figsize=(7, 4.5), layout="constrained")
     axes.plot(x, query.y[0, order, 0], color="black", label="truth")
     for steps, style in zip((0, *ADAPTATION_STEPS), (":", "--", "-"), strict=True):
         predicted = adapt(params, support, steps)(query.x)[0, order, 0]
@@ -71,5 +66,15 @@ def _figure(name: str, value: float) -> str:
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
+    _pyplot().close(figure)
     return path
+
+
+def _pyplot() -> Any:
+    """matplotlib, which takes most of a second to import, and only the rank that draws needs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+
+slow = pytest.mark.slow
+"""For the further cases of a table, one of which is run always: ./scripts/test.sh --slow runs all."""
 
 LIMIT = 240.0
 """Seconds after which a started program is taken for hanging."""

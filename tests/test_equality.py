@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import ROOT, Program, Start
+from tests.runs import ROOT, Program, Start, slow
 
 SHORT = ("trainer.steps=20", "trainer.val_every=20", "checkpoint.every=10", "logger.every=20", "model.filters=16",
          "logger.tensorboard=false", "run=r")  # fmt: skip
@@ -39,12 +39,13 @@ STRATEGIES = {
 
 
 def is_slow(learner: str, strategy: str, workers: int) -> bool:
-    """What differs from second-order MAML in a few lines of arithmetic is left to ./scripts/test.sh --slow."""
-    return learner == "first-order maml" and (strategy, workers) != ("ddp", 2)
+    """What differs from second-order MAML in a few lines of arithmetic, and one worker, is left to
+    ./scripts/test.sh --slow."""
+    return learner == "first-order maml" or workers == 1
 
 
 TABLE = [
-    pytest.param(*row, marks=pytest.mark.slow if is_slow(*row) else ())
+    pytest.param(*row, marks=slow if is_slow(*row) else ())
     for row in product(LEARNERS, STRATEGIES, (1, 2))
     if row[1] != "split" or row[0] == "supervised"
 ]
@@ -114,7 +115,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), [("local", "split"), ("split", "ddp"), ("ddp", "local")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param("local", "split", marks=slow),
+        ("split", "ddp"),
+        pytest.param("ddp", "local", marks=slow),
+    ],
+)
 def test_strategies_go_on_from_each_other(first: str, second: str, start: Start, tmp_path: Path) -> None:
     learner = [*LEARNERS["supervised"], "optimizer.schedule=constant"]
     completed(start(*learner, "strategy=local", "hydra.run.dir=whole"))
@@ -123,6 +131,7 @@ def test_strategies_go_on_from_each_other(first: str, second: str, start: Start,
     assert params(tmp_path) == (tmp_path / "whole/checkpoints/last/params.safetensors").read_bytes()
 
 
+@slow
 def test_a_network_made_to_keep_running_statistics(start: Start, tmp_path: Path) -> None:
     """torchvision's batch norm: every strategy normalises a micro-batch by its own statistics, and keeps none."""
     tiny = [override for override in LEARNERS["supervised"] if not override.startswith("model.")]
@@ -136,6 +145,7 @@ def test_a_network_made_to_keep_running_statistics(start: Start, tmp_path: Path)
     assert all(torch.equal(one[name], other[name]) for other in others for name in one)
 
 
+@slow
 def test_more_workers_than_chunks(start: Start, tmp_path: Path) -> None:
     """Whoever has no chunk computes nothing that counts."""
     few = [*LEARNERS["maml"], "trainer.meta_batch_size=2", "trainer.task_chunk=2", "trainer.steps=3"]

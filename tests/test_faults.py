@@ -12,7 +12,7 @@ import pytest
 
 from distributed.doctor import Check, Report, measured, worst
 from distributed.listening import listeners
-from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, until
+from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, slow, until
 
 ENDLESS = (
     "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100000",
@@ -52,7 +52,7 @@ def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_p
     os.kill(ranks[1], signal.SIGSTOP)
     began = time.monotonic()
     outcome = program.wait(30)
-    assert time.monotonic() - began < 4 + 5
+    assert time.monotonic() - began < 4 + 15
     assert outcome.code == 1 and "worker1 did not answer within 4 s" in outcome.text, outcome.text
     assert "type strategy.timeout=SECONDS" in outcome.text
     assert not any(map(alive, ranks))
@@ -65,22 +65,31 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("how", TOGETHER)
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("ddp-maml", signal.SIGKILL),
+        ("ddp-supervised", signal.SIGSTOP),
+        ("split", signal.SIGKILL),
+        pytest.param("ddp-supervised", signal.SIGKILL, marks=slow),
+        pytest.param("ddp-maml", signal.SIGSTOP, marks=slow),
+        pytest.param("split", signal.SIGSTOP, marks=slow),
+    ],
+)
 def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, *TOGETHER[how], "workers=2", "strategy.timeout=5", "hydra.run.dir=" + str(RUN))
     ranks = started(program, tmp_path)
     os.kill(ranks[1], fault)
     began = time.monotonic()
     outcome = program.wait(30)
-    assert time.monotonic() - began < (15 if fault == signal.SIGKILL else 5 + 5)
+    assert time.monotonic() - began < (15 if fault == signal.SIGKILL else 5 + 15)
     assert outcome.code == 1, outcome.text
     said = "worker1 does not answer" if fault == signal.SIGKILL else "worker1 did not answer within 5 s"
     assert f"error: {said}" in outcome.text, outcome.text
     assert not any(map(alive, ranks))
 
 
-@pytest.mark.parametrize("how", ["ddp-supervised", "split"])
+@pytest.mark.parametrize("how", [pytest.param("ddp-supervised", marks=slow), "split"])
 def test_a_stopped_run_has_saved(how: str, start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, *TOGETHER[how], "workers=2", "hydra.run.dir=" + str(RUN))
     ranks = started(program, tmp_path)
@@ -113,7 +122,7 @@ def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_pa
     assert program.wait(30).code != 0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=slow), 1])
 def test_torchrun_restarts_a_failed_run_which_goes_on(rank: int, start: Start, tmp_path: Path) -> None:
     short = [*ENDLESS, "trainer.steps=60", "trainer.test_tasks=4"]
     program = start(*short, torchrun=2, torchrun_arguments=["--max-restarts=1"])

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, until
+from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, slow, until
 
 TINY = (
     "trainer.steps=100", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=50",
@@ -103,11 +103,11 @@ def is_cost(name: str) -> bool:
 @pytest.mark.parametrize(
     ("overrides", "torchrun"),
     [
-        (["strategy=rpc", "workers=1"], None),
+        pytest.param(["strategy=rpc", "workers=1"], None, marks=slow),
         (["strategy=rpc", "workers=2"], None),
         (["partitioner=exclusive"], 2),
         (["strategy=rpc_autograd", "workers=2", "partitioner=dynamic"], None),
-        (["workers=2", *OWN_FUNCTIONS], None),
+        pytest.param(["workers=2", *OWN_FUNCTIONS], None, marks=slow),
     ],
     ids=["rpc-1", "rpc-2", "torchrun-2-exclusive", "rpc-autograd-dynamic", "own-functions"],
 )
@@ -135,7 +135,7 @@ def test_every_way_to_run_gives_the_same_bits(
                 assert parts[0] > 0 and min(parts) >= 0 and sum(parts) <= row["step_seconds"], row
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("first", "second"), [pytest.param(2, 2, marks=slow), (2, 1), (1, 2)])
 def test_killed_and_resumed_equals_uninterrupted(
     first: int, second: int, reference: Path, start: Start, tmp_path: Path
 ) -> None:
@@ -166,7 +166,12 @@ def test_a_dead_worker_ends_the_run_and_is_named(start: Start, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("workers", "number", "code"), [(1, signal.SIGTERM, 143), (2, signal.SIGTERM, 143), (2, signal.SIGINT, 130)]
+    ("workers", "number", "code"),
+    [
+        pytest.param(1, signal.SIGTERM, 143, marks=slow),
+        (2, signal.SIGTERM, 143),
+        pytest.param(2, signal.SIGINT, 130, marks=slow),
+    ],
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
     workers: int, number: int, code: int, reference: Path, start: Start, tmp_path: Path
@@ -261,6 +266,7 @@ def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> No
     }
 
 
+@slow
 def test_products_in_bf16_train_the_same_float32_parameters(start: Start, tmp_path: Path, reference: Path) -> None:
     good(start(*TINY, "trainer.steps=5", "precision=bf16", "workers=2").wait())
     good(start(*TINY, "trainer.steps=5", "precision=bf16", "run=alone").wait())
@@ -331,7 +337,7 @@ def test_checkpoints_that_cannot_be_read_are_no_new_start(finished: Path, start:
     assert contents(finished) == before
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=slow)])
 def test_resuming_from_an_earlier_checkpoint_goes_back_to_it(
     workers: int, finished: Path, reference: Path, start: Start
 ) -> None:
