@@ -8,4 +8,10 @@ if [[ "${1:-}" == --slow ]]; then
     shift
 fi
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-exec .venv/bin/python -m pytest "${selection[@]}" "$@"
+pytest=(.venv/bin/python -m pytest "${selection[@]}")
+if [[ $# -gt 0 ]]; then
+    exec "${pytest[@]}" "$@"
+fi
+# What stays in its process, two files at a time; then what starts processes of its own, and must not be in a hurry.
+"${pytest[@]}" -n 2 --dist loadfile tests/metalearn
+exec "${pytest[@]}" --ignore=tests/metalearn
