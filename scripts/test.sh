@@ -12,6 +12,7 @@ pytest=(.venv/bin/python -m pytest "${selection[@]}")
 if [[ $# -gt 0 ]]; then
     exec "${pytest[@]}" "$@"
 fi
-# What stays in its process, two files at a time; then what starts processes of its own, and must not be in a hurry.
-"${pytest[@]}" -n 2 --dist loadfile tests/metalearn
-exec "${pytest[@]}" --ignore=tests/metalearn
+# Two files at a time; then, alone, those that hold processes to short time limits.
+alone=(tests/distributed tests/test_faults.py)
+"${pytest[@]}" -n 2 --dist loadfile "${alone[@]/#/--ignore=}"
+exec "${pytest[@]}" "${alone[@]}"

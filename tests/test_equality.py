@@ -39,9 +39,9 @@ STRATEGIES = {
 
 
 def is_slow(learner: str, strategy: str, workers: int) -> bool:
-    """What differs from second-order MAML in a few lines of arithmetic, and one worker, is left to
-    ./scripts/test.sh --slow."""
-    return learner == "first-order maml" or workers == 1
+    """One worker, what differs from second-order MAML in a few lines of arithmetic, and remote calls for supervised
+    learning are left to ./scripts/test.sh --slow."""
+    return learner == "first-order maml" or workers == 1 or (learner, strategy) == ("supervised", "rpc")
 
 
 TABLE = [

@@ -13,7 +13,7 @@ from metalearn.compute import digests
 from metalearn.evaluation import list_name
 from metalearn.tasks.omniglot import omniglot
 from metalearn.types import Batch, Episode
-from tests.runs import ROOT, Outcome, Program
+from tests.runs import ROOT, Outcome, Program, slow
 
 TINY = (
     "trainer.steps=6", "trainer.meta_batch_size=4", "trainer.val_every=6", "trainer.val_tasks=4",
@@ -66,8 +66,17 @@ def test_every_run_on_a_dataset_is_judged_by_the_same_tasks(trained: Path) -> No
     assert len({result_in(trained / name)["test"]["task_list"] for name in RUNS}) == 1
 
 
-@pytest.mark.parametrize("name", ["maml", "finetune"])
-@pytest.mark.parametrize("how", [["alone"], ["workers=2"], ["strategy=ddp"]], ids=lambda how: how[0])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("maml", ["workers=2"]),
+        ("finetune", ["alone"]),
+        ("finetune", ["strategy=ddp"]),
+        pytest.param("maml", ["alone"], marks=slow),
+        pytest.param("maml", ["strategy=ddp"], marks=slow),
+        pytest.param("finetune", ["workers=2"], marks=slow),
+    ],
+)
 def test_a_checkpoint_is_judged_the_same_by_any_number_of_workers(
     name: str, how: list[str], trained: Path, tmp_path: Path
 ) -> None:
