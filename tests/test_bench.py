@@ -12,6 +12,8 @@ import pytest
 
 from tests.runs import ROOT
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 180.0
 """Seconds after which it is taken for hanging."""
 

@@ -41,7 +41,11 @@ STRATEGIES = {
 def is_slow(learner: str, strategy: str, workers: int) -> bool:
     """One worker, what differs from second-order MAML in a few lines of arithmetic, and remote calls for supervised
     learning are left to ./scripts/test.sh --slow."""
-    return learner == "first-order maml" or workers == 1 or (learner, strategy) == ("supervised", "rpc")
+    return (
+        learner == "first-order maml"
+        or workers == 1
+        or (learner, strategy) in (("supervised", "rpc"), ("supervised", "rpc_autograd"), ("maml", "rpc"))
+    )
 
 
 TABLE = [
@@ -90,6 +94,7 @@ def test_every_strategy_trains_the_same_model(
     assert judged(tmp_path) == judged(alone[learner])
 
 
+@slow
 def test_distributed_data_parallel_agrees_in_one_step(start: Start, tmp_path: Path) -> None:
     smooth = [
         *LEARNERS["supervised"],
@@ -115,6 +120,7 @@ WAYS = {
 }
 
 
+@slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -122,6 +122,7 @@ def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_pa
     assert program.wait(30).code != 0
 
 
+@slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=slow), 1])
 def test_torchrun_restarts_a_failed_run_which_goes_on(rank: int, start: Start, tmp_path: Path) -> None:
     short = [*ENDLESS, "trainer.steps=60", "trainer.test_tasks=4"]

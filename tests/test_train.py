@@ -225,6 +225,7 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
     assert contents(finished) == before
 
 
+@slow
 def test_raising_steps_continues_and_a_damaged_checkpoint_is_passed_over(finished: Path, start: Start) -> None:
     (finished / "checkpoints/best").unlink()
     (finished / "checkpoints/best").symlink_to("step_000100")
@@ -236,6 +237,7 @@ def test_raising_steps_continues_and_a_damaged_checkpoint_is_passed_over(finishe
     assert [row["step"] for row in metrics(finished) if row["split"] == "train"] == list(range(1, 103))
 
 
+@slow
 def test_init_from_starts_with_the_parameters_of_another_run(finished: Path, start: Start, tmp_path: Path) -> None:
     checkpoint = finished / "checkpoints/last"
     good(start(*TINY, "run=next", f"init_from={checkpoint}", "trainer.steps=0").wait())
@@ -280,6 +282,7 @@ def test_products_in_bf16_train_the_same_float32_parameters(start: Start, tmp_pa
     assert 0 < abs(losses[0] - losses[1]) < 0.1
 
 
+@slow
 def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -290,6 +293,7 @@ def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: P
     assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
 
 
+@slow
 def test_a_multirun_gives_each_job_its_folder(start: Start, tmp_path: Path) -> None:
     good(start("--multirun", *TINY, "trainer.steps=2", "seed=0,1", "workers=1,2").wait())
     results = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / OUTPUTS).glob("*/result.json")}
@@ -303,6 +307,7 @@ def test_a_multirun_gives_each_job_its_folder(start: Start, tmp_path: Path) -> N
     assert params[0, 1] == params[0, 2] != params[1, 1] == params[1, 2]
 
 
+@slow
 def test_a_failed_run_is_started_again_and_goes_on(reference: Path, start: Start, tmp_path: Path) -> None:
     program = start(*TINY, "workers=2", "launch.max_restarts=1")
     until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 3, "step 3")
@@ -350,6 +355,7 @@ def test_resuming_from_an_earlier_checkpoint_goes_back_to_it(
     ]
 
 
+@slow
 def test_resuming_from_the_checkpoint_of_another_folder(reference: Path, start: Start, tmp_path: Path) -> None:
     command = [*TINY, "run=copy", f"resume={reference / 'checkpoints/step_000098'}"]
     rarely = "checkpoint.every=1000"
