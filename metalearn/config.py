@@ -27,6 +27,8 @@ from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+NO_GROUPS = ("reproduce",)
+"""Folders beside the groups' that hold something else."""
 OWN_PACKAGES = ("metalearn.", "distributed.")
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
@@ -135,7 +137,7 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
 
 def groups() -> dict[str, list[str]]:
     """Every config group with its options."""
-    folders = sorted(folder for folder in CONF.iterdir() if folder.is_dir())
+    folders = sorted(folder for folder in CONF.iterdir() if folder.is_dir() and folder.name not in NO_GROUPS)
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 

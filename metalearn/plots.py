@@ -1,12 +1,81 @@
 """Pictures of a run: the learning curve, and how a regression task is adapted to."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.types import Adapt, Episode, Params
+if TYPE_CHECKING:
+    from metalearn.types import Adapt, Episode, Params
 
 ADAPTATION_STEPS = (1, 10)
+
+
+class Curve(NamedTuple):
+    """What the validations of a run found: accuracy or mse after so many meta-steps, and after so many seconds of
+    training and validation, where they are known."""
+
+    name: str
+    metric: str
+    steps: list[int]
+    seconds: list[float] | None
+    values: list[float]
+
+
+def curve_of(run_dir: Path) -> Curve:
+    """The validations in metrics.jsonl, those that were not finite left out.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ValueError: the run has not been validated yet.
+    """
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["split"] == "val"]
+    if not rows:
+        raise ValueError(f"{run_dir}: has not been validated yet; let it run for trainer.val_every steps")
+    metric = "accuracy" if "accuracy" in rows[0] else "mse"
+    rows = [row for row in rows if row[metric] is not None]
+    timed = all("elapsed_seconds" in row for row in rows)
+    return Curve(
+        run_dir.name,
+        metric,
+        [row["step"] for row in rows],
+        [row["elapsed_seconds"] for row in rows] if timed else None,
+        [row[metric] for row in rows],
+    )
+
+
+def comparison(curves: Sequence[Curve], path: Path) -> Path:
+    """Draws validations of several runs against wall-clock minutes and against meta-steps.
+
+    Accuracy is drawn by its distance from 100%, on a logarithmic axis: the step from 98% to 99% is as long as that from
+    96% to 98%.
+    """
+    figure, (left, right) = _pyplot().subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
+    for number, curve in enumerate(curves):
+        accuracy = curve.metric == "accuracy"
+        heights = [max(1 - value, 1e-4) for value in curve.values] if accuracy else curve.values
+        style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.4}
+        if curve.seconds is not None:
+            left.plot([seconds / 60 for seconds in curve.seconds], heights, label=curve.name, **style)
+        right.plot(curve.steps, heights, label=curve.name, **style)
+    left.set_xlabel("minutes of training and validation")
+    right.set_xlabel("meta-steps")
+    left.set_yscale("log")
+    if all(curve.metric == "accuracy" for curve in curves):
+        left.set_ylabel("validation accuracy")
+        left.invert_yaxis()
+        left.set_yticks([1 - accuracy for accuracy in _TICKS], [f"{accuracy:.1%}" for accuracy in _TICKS])
+        left.minorticks_off()
+    else:
+        left.set_ylabel("validation: mean squared error")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    right.legend()
+    return _save(figure, path)
+
+
+_TICKS = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 
 
 def learning_curve(run_dir: Path) -> Path:
@@ -34,7 +103,7 @@ def learning_curve(run_dir: Path) -> Path:
     return _save(figure, run_dir / "plots" / "learning_curve.png")
 
 
-def adaptation(run_dir: Path, adapt: Adapt, params: Params, episode: Episode) -> Path:
+def adaptation(run_dir: Path, adapt: "Adapt", params: "Params", episode: "Episode") -> Path:
     """Draws a one-dimensional regression task: the truth, and the prediction before and after adapting.
 
     Args:

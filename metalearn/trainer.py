@@ -216,7 +216,7 @@ def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, 
     found = summary(judge(run, learner.params, "val", run.settings.val_tasks), run.judging.unit)
     metric = headline(found)
     improved = better(metric, found[metric], progress.best[metric] if progress.best else None)
-    run.log.evaluation(progress.step, "val", found)
+    run.log.evaluation(progress.step, "val", found | {"elapsed_seconds": progress.seconds})
     best = found | {"step": progress.step} if improved else progress.best
     seconds = progress.seconds + time.perf_counter() - began
     return progress._replace(seconds=seconds, best=best), improved

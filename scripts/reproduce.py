@@ -1,0 +1,239 @@
+"""Regenerates the table of published accuracies: runs the rows of conf/reproduce/*.yaml, and draws RESULTS.md.
+
+    python scripts/reproduce.py                          every row that has no result yet, one after another
+    python scripts/reproduce.py --only maml_5w1s anil_5w1s --seeds 0 1
+    python scripts/reproduce.py --jobs 2                 two runs at a time
+    python scripts/reproduce.py --quick                  a hundred steps of each: does everything run here?
+    python scripts/reproduce.py --list                   the rows, and which have results
+    python scripts/reproduce.py --render                 draw RESULTS.md from results/ alone
+
+May be stopped at any time: runs save, and the same command goes on where they stopped. A run is the command printed,
+in outputs/reproduce/ROW/seedN; what it found goes to results/ROW_seedN.json. To run it anew, remove both. With
+--output FOLDER, and with --quick, all of it and the page go under a folder of their own. --tables FOLDER takes tables
+of your own, in files like those of conf/reproduce.
+
+Exit codes: 0 all done; 1 a run failed (the others were run); 2 usage; 130 or 143 stopped by a signal.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from metalearn import reproduction  # noqa: E402 (the path comes first)
+from metalearn.errors import ConfigError  # noqa: E402
+from metalearn.plots import comparison  # noqa: E402
+from metalearn.reproduction import Row, Table  # noqa: E402
+
+QUICK = ("trainer.steps=100", "trainer.val_every=50", "trainer.val_tasks=100", "trainer.test_tasks=600")
+"""What --quick changes in every run."""
+
+OK, FAILED, BAD_USAGE = 0, 1, 2
+
+
+class Places(NamedTuple):
+    """Where runs, findings and the page go."""
+
+    runs: Path
+    findings: Path
+    page: Path
+
+
+class Job(NamedTuple):
+    """One run of a row: its folder, and the arguments of train.py."""
+
+    row: Row
+    seed: int
+    run_dir: Path
+    arguments: list[str]
+
+
+USUAL = Places(Path("outputs/reproduce"), Path("results"), Path("RESULTS.md"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    os.chdir(ROOT)
+    options = _options(arguments)
+    try:
+        tables = reproduction.read_tables(options.tables)
+        rows = _chosen(tables, options.only)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_USAGE
+    places = _places(options)
+    changes = list(QUICK) if options.quick else []
+    jobs = [_job(row, seed, places, changes) for row in rows for seed in (options.seeds or row.seeds)]
+    if options.list:
+        for job in jobs:
+            print(f"{job.row.name:32} seed {job.seed}  {'done' if _is_done(job, places) else 'not run'}")
+        return OK
+    code = OK
+    if not options.render:
+        waiting = [job for job in jobs if not _is_done(job, places)]
+        print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before", flush=True)
+        code = Runs(waiting, places).run(options.jobs)
+    render(tables, places)
+    return code
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list tells all")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="these seeds, not those of the row")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, elsewhere")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where all goes, in place of the usual folders")
+    parser.add_argument("--tables", type=Path, metavar="FOLDER", default=reproduction.TABLES, help="other tables")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="name the runs, and run nothing")
+    what.add_argument("--render", action="store_true", help="draw the page, and run nothing")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: must be at least 1; type --jobs 1")
+    if options.seeds and min(options.seeds) < 0:
+        parser.error(f"--seeds {min(options.seeds)}: must be at least 0; type --seeds 0")
+    return options
+
+
+def _places(options: argparse.Namespace) -> Places:
+    folder = options.output or (Path("outputs/reproduce_quick") if options.quick else None)
+    return USUAL if folder is None else Places(folder / "runs", folder / "results", folder / "RESULTS.md")
+
+
+def _chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Row]:
+    rows = {row.name: row for table in tables for row in table.rows}
+    unknown = [name for name in names or [] if name not in rows]
+    if unknown:
+        raise ConfigError(f"--only {' '.join(unknown)}: no such row; allowed: {', '.join(rows)}")
+    return [rows[name] for name in names or rows]
+
+
+def _job(row: Row, seed: int, places: Places, changes: list[str]) -> Job:
+    run_dir = places.runs / row.name / f"seed{seed}"
+    return Job(row, seed, run_dir, [*row.overrides, *changes, f"seed={seed}", f"hydra.run.dir={run_dir}"])
+
+
+def _command(job: Job) -> str:
+    return " ".join(["python train.py", *job.arguments])
+
+
+def _is_done(job: Job, places: Places) -> bool:
+    """Whether this very command has been run to its end."""
+    path = reproduction.finding_path(places.findings, job.row.name, job.seed)
+    return path.exists() and json.loads(path.read_text())["command"] == _command(job)
+
+
+class Runs:
+    """Runs to be done, some at a time; a signal stops those under way, which save."""
+
+    def __init__(self, jobs: Sequence[Job], places: Places) -> None:
+        self._places = places
+        self._left: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in jobs:
+            self._left.put(job)
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._failed: list[Job] = []
+        self._lock = threading.Lock()
+        self._signal = 0
+
+    def run(self, at_once: int) -> int:
+        """Runs them all; returns the exit code."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        threads = [threading.Thread(target=self._work) for _ in range(at_once)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if self._signal:
+            return 128 + self._signal
+        return FAILED if self._failed else OK
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+        for process in list(self._running):
+            process.terminate()
+
+    def _work(self) -> None:
+        while not self._signal:
+            try:
+                job = self._left.get_nowait()
+            except queue.Empty:
+                return
+            if not self._signal:
+                self._do(job)
+
+    def _do(self, job: Job) -> None:
+        output = job.run_dir.with_suffix(".log")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{job.row.name} seed {job.seed}: {_command(job)}\n  tail -f {output}", flush=True)
+        with output.open("w") as file:
+            command = [sys.executable, "train.py", *job.arguments]
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            with self._lock:
+                self._running.add(process)
+            if self._signal:  # it came between
+                process.terminate()
+            code = process.wait()
+            with self._lock:
+                self._running.discard(process)
+        if code == OK:
+            facts = {"command": _command(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
+            finding = reproduction.finding_of(job.row, job.run_dir, facts)
+            path = reproduction.write_finding(self._places.findings, finding)
+            metric = job.row.metric
+            print(f"{job.row.name} seed {job.seed}: {metric} {finding[metric]:.4f} ± {finding['ci95']:.4f}; {path}")
+        elif not self._signal:
+            self._failed.append(job)
+            last = "\n  ".join(output.read_text().splitlines()[-5:])
+            print(f"{job.row.name} seed {job.seed}: failed with exit code {code}\n  {last}", file=sys.stderr)
+        sys.stdout.flush()
+
+
+def _commit() -> str | None:
+    """The commit that is checked out, with a + where its code has been changed since; None where there is no git."""
+    try:
+        told = [
+            subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S607
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno", "--", *_CODE])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told[0] + ("+" if told[1] else "")
+
+
+_CODE = ("train.py", "metalearn", "distributed", "conf")
+
+
+def render(tables: Sequence[Table], places: Places) -> None:
+    """Draws the page and its learning curves."""
+    findings = {
+        row.name: reproduction.read_findings(places.findings, row.name) for table in tables for row in table.rows
+    }
+    pictures = {}
+    for table in tables:
+        curves = reproduction.curves_of(table, findings)
+        if curves:
+            comparison(curves, places.findings / f"{table.name}.png")
+            pictures[table.name] = f"{places.findings.name}/{table.name}.png"
+    places.page.parent.mkdir(parents=True, exist_ok=True)
+    places.page.write_text(reproduction.page(tables, findings, pictures))
+    print(places.page)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

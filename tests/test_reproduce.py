@@ -1,0 +1,202 @@
+"""The table of published accuracies: its rows can be run, a stopped run goes on, and the page says what was found."""
+
+import csv
+import json
+import math
+import signal
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metalearn.config import compose_config
+from metalearn.errors import ConfigError
+from metalearn.plots import curve_of
+from metalearn.reproduction import LAST, TABLES, Published, Row, Table, page, read_tables, verdict
+from tests.runs import ROOT, Outcome, Program, metrics, until
+
+TINY = (
+    "trainer.meta_batch_size=4 trainer.val_every=20 trainer.val_tasks=4 trainer.test_tasks=10 model.filters=16 "
+    "logger.tensorboard=false"
+)
+TABLE = f"""
+title: Drawn characters
+all: {TINY}
+rows:
+  short:
+    method: MAML
+    run: algorithm=maml trainer.steps=40
+    paper: 0.99
+    ci95: 0.01
+    source: nobody
+    seeds: [3]
+  long:
+    method: ANIL
+    run: algorithm=anil trainer.steps=200
+    paper: {{0: 0.2, last: null}}
+    seeds: [0]
+  never:
+    method: protonet
+    run: algorithm=protonet trainer.steps=20
+    paper: null
+"""
+KEYS = {
+    "row", "algorithm", "dataset", "split", "ways", "shots", "queries", "accuracy", "ci95", "tasks", "task_list",
+    "transductive", "by_step", "ci95_by_step", "steps", "seconds", "seed", "workers", "command", "date", "commit",
+    "validation",
+}  # fmt: skip
+
+
+def program(folder: Path, *arguments: str, script: str = "reproduce") -> Program:
+    return Program([sys.executable, str(ROOT / "scripts" / f"{script}.py"), *arguments], folder)
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Outcome]]]:
+    """A folder of results, and what the three calls that made it said: one stopped, one that went on, one more."""
+    folder = tmp_path_factory.mktemp("reproduced")
+    (folder / "tables").mkdir()
+    (folder / "tables" / "drawn.yaml").write_text(TABLE)
+    places = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "long", "short")
+    first = program(folder, *places, "--jobs", "2")
+    said = []
+    try:
+        row = folder / "out/runs/long/seed0"
+        until(lambda: [line for line in metrics(row) if line["split"] == "val"], "a validation of the long run")
+        first.process.send_signal(signal.SIGTERM)
+        said.append(first.wait())
+        assert said[0].code == 143, said[0].text
+        assert not (folder / "out/results/long_seed0.json").exists()
+        assert (row / "checkpoints/last").exists() and not (row / "result.json").exists()
+        said += [program(folder, *places).wait(), program(folder, *places, "--render").wait()]
+    finally:
+        first.kill()
+    yield folder, said
+
+
+def finding(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out/results" / f"{name}.json").read_text())
+    return found
+
+
+def test_a_stopped_run_goes_on(reproduced: tuple[Path, list[Outcome]]) -> None:
+    folder, (_, second, third) = reproduced
+    assert second.code == 0 and third.code == 0, second.text + third.text
+    log = (folder / "out/runs/long/seed0/train.log").read_text()
+    assert "SIGTERM: saving, then stopping" in log and "going on after step" in log
+    steps = [row["step"] for row in metrics(folder / "out/runs/long/seed0") if row["split"] == "val"]
+    assert steps == list(range(20, 201, 20))
+
+
+def test_what_a_run_found_is_kept_with_the_command_that_found_it(reproduced: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = reproduced
+    found = finding(folder, "short_seed3")
+    run_dir = folder / "out/runs/short/seed3"
+    result = json.loads((run_dir / "result.json").read_text())
+    assert set(found) == KEYS
+    assert found["accuracy"] == result["test"]["accuracy"] and found["seconds"] == result["seconds"]
+    assert (found["algorithm"], found["dataset"], found["ways"], found["shots"]) == ("maml", "glyphs", 5, 1)
+    assert (found["seed"], found["steps"], found["tasks"], found["workers"]) == (3, 40, 10, 1)
+    assert found["command"].startswith("python train.py algorithm=maml trainer.steps=40 ")
+    assert found["command"].endswith(f" seed=3 hydra.run.dir={run_dir}")
+    with (run_dir / "test.csv").open(newline="") as file:
+        last = [float(task["accuracy_3"]) for task in csv.DictReader(file)]
+    assert found["ci95_by_step"]["3"] == pytest.approx(1.96 * statistics.stdev(last) / math.sqrt(10))
+    assert found["ci95_by_step"]["3"] == pytest.approx(found["ci95"])
+    assert found["validation"]["steps"] == [20, 40]
+    assert 0 < found["validation"]["seconds"][0] < found["validation"]["seconds"][1] < found["seconds"] + 0.1
+
+
+def test_the_page_shows_what_was_found_and_what_was_not_run(reproduced: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = reproduced
+    text = (folder / "out/RESULTS.md").read_text()
+    short, long = finding(folder, "short_seed3"), finding(folder, "long_seed0")
+    lines = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert f"{short['accuracy']:.2%} ± {short['ci95']:.2%} | 99.00% ± 1.00% | *" in lines["short"]
+    assert f"ANIL, 0 steps | {long['by_step']['0']:.2%}" in text and f"{long['accuracy']:.2%}" in lines["long"]
+    assert "| *not run* | – |" in lines["never"]
+    assert short["command"] in text and "protonet trainer.steps=20" in text
+    assert "![validation against time and steps](results/drawn.png)" in text
+    assert (folder / "out/results/drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_are_compared_in_one_picture(reproduced: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+    folder, _ = reproduced
+    runs = folder / "out/runs"
+    curve = curve_of(runs / "long/seed0")
+    rows = [row for row in metrics(runs / "long/seed0") if row["split"] == "val"]
+    assert curve.values == [row["accuracy"] for row in rows]
+    assert curve.seconds == sorted(row["elapsed_seconds"] for row in rows)
+    named = (f"one={runs}/long/seed0", f"{runs}/short/seed3")
+    drawn = program(tmp_path, *named, "--output", "both.png", script="compare").wait()
+    assert drawn.code == 0 and (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG"), drawn.text
+    refused = program(tmp_path, str(tmp_path), script="compare").wait()
+    assert refused.code == 2 and "metrics.jsonl" in refused.text
+
+
+def test_every_row_of_the_tables_can_be_composed() -> None:
+    tables = read_tables(TABLES)
+    assert len([row for table in tables for row in table.rows]) >= 25
+    for table in tables:
+        for row in table.rows:
+            compose_config([*row.overrides, "seed=0", "hydra.run.dir=x"])
+
+
+def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path) -> None:
+    refused = program(tmp_path, "--only", "mamml_5w1s").wait()
+    assert refused.code == 2 and "--only mamml_5w1s: no such row; allowed: maml_5w1s" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rows: {}", "KeyError('title')"),
+        ("title: x\nrows:\n  a: {method: M}", "KeyError('run')"),
+        ("title: x\nrows:\n  a: {method: M, run: b, papper: 1}", "a: papper"),
+        ("title: x\nmetric: f1\nrows: {}", "metric='f1': must be one of accuracy, mse"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_tables(tmp_path)
+    assert "bad.yaml" in str(caught.value) and told in str(caught.value)
+
+
+def test_an_empty_folder_of_tables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no tables"):
+        read_tables(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metric", "ours", "ci95", "paper", "paper_ci95", "expected"),
+    [
+        ("accuracy", 0.985, 0.003, 0.987, 0.004, "within"),
+        ("accuracy", 0.9821, 0.003, 0.987, 0.004, "within"),  # 0.005 is the hypotenuse of the two
+        ("accuracy", 0.9815, 0.003, 0.987, 0.004, "below"),
+        ("accuracy", 0.9925, 0.003, 0.987, 0.004, "above"),
+        ("accuracy", 0.985, 0.001, 0.987, None, "below"),
+        ("mse", 0.60, 0.01, 0.67, None, "above"),
+        ("mse", 0.70, 0.01, 0.67, None, "below"),
+        ("accuracy", 0.5, 0.1, None, None, ""),
+    ],
+)
+def test_the_verdict(
+    metric: str, ours: float, ci95: float, paper: float | None, paper_ci95: float | None, expected: str
+) -> None:
+    assert verdict(metric, ours, ci95, Published(LAST, paper, paper_ci95)) == expected
+
+
+def test_seeds_are_shown_side_by_side_and_judged_by_their_mean() -> None:
+    row = Row("r", "M", "accuracy", ["a=b"], [Published(LAST, 0.98, 0.005)], "", [0, 1], "a note")
+    common = {"queries": 1, "tasks": 600, "transductive": True, "steps": 10, "workers": 2, "date": "d", "commit": "c"}
+    findings = [
+        common | {"accuracy": accuracy, "ci95": 0.002, "seconds": seconds, "command": f"seed={seed}"}
+        for seed, (accuracy, seconds) in enumerate([(0.97, 60.0), (0.99, 90.0)])
+    ]
+    text = page([Table("t", "T", [row])], {"r": findings}, {})
+    assert "| 97.00% ± 0.20%, 99.00% ± 0.20% | 98.00% ± 0.50% | *within* | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |" in text
+    assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c" in text
