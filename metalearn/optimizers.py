@@ -17,18 +17,27 @@ class OuterOptimizer(NamedTuple):
     rate: Callable[[int, int], float]
 
 
-SCHEDULES = ("constant", "cosine", "linear")
+SCHEDULES = ("constant", "cosine", "linear", "step")
 
 
 def adam(
-    *, lr: float, beta1: float, beta2: float, eps: float, schedule: str, min_lr: float, warmup: int
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    schedule: str,
+    min_lr: float,
+    decay: float,
+    decay_every: int,
+    warmup: int,
 ) -> OuterOptimizer:
     """Adam, Kingma and Ba 2015 (arXiv 1412.6980).
 
     Args:
         lr: the rate.
         beta1, beta2, eps: as in the paper.
-        schedule, min_lr, warmup: as for `scheduled`.
+        schedule, min_lr, decay, decay_every, warmup: as for `scheduled`.
 
     Raises:
         ValueError: a rate that is not above 0, a decay outside [0, 1), or an unknown schedule.
@@ -36,7 +45,7 @@ def adam(
     real_number("eps", eps, above=0)
     fraction("beta1", beta1)
     fraction("beta2", beta2)
-    rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, warmup=warmup)
+    rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, decay=decay, decay_every=decay_every, warmup=warmup)
 
     def start(params: Params) -> torch.optim.Optimizer:
         return torch.optim.Adam(params.values(), lr=lr, betas=(beta1, beta2), eps=eps)
@@ -44,19 +53,21 @@ def adam(
     return OuterOptimizer(start, rate)
 
 
-def sgd(*, lr: float, momentum: float, schedule: str, min_lr: float, warmup: int) -> OuterOptimizer:
+def sgd(
+    *, lr: float, momentum: float, schedule: str, min_lr: float, decay: float, decay_every: int, warmup: int
+) -> OuterOptimizer:
     """Gradient descent, with momentum if it is above 0.
 
     Args:
         lr: the rate; Reptile's ε.
         momentum: what is kept of the last step.
-        schedule, min_lr, warmup: as for `scheduled`.
+        schedule, min_lr, decay, decay_every, warmup: as for `scheduled`.
 
     Raises:
         ValueError: a rate that is not above 0, a momentum outside [0, 1), or an unknown schedule.
     """
     fraction("momentum", momentum)
-    rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, warmup=warmup)
+    rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, decay=decay, decay_every=decay_every, warmup=warmup)
 
     def start(params: Params) -> torch.optim.Optimizer:
         return torch.optim.SGD(params.values(), lr=lr, momentum=momentum)
@@ -64,28 +75,37 @@ def sgd(*, lr: float, momentum: float, schedule: str, min_lr: float, warmup: int
     return OuterOptimizer(start, rate)
 
 
-def scheduled(*, lr: float, schedule: str, min_lr: float, warmup: int) -> Callable[[int, int], float]:
+def scheduled(
+    *, lr: float, schedule: str, min_lr: float, decay: float, decay_every: int, warmup: int
+) -> Callable[[int, int], float]:
     """The rate of a step (from 1) of so many.
 
     Args:
         lr: the highest.
         schedule: `constant`; or from `lr` at the first step to `min_lr` after the last, by `linear` or `cosine`
-            (arXiv 1608.03983, equation 5, without restarts).
-        min_lr: where `cosine` and `linear` end.
+            (arXiv 1608.03983, equation 5, without restarts); or `step`: times `decay` after every `decay_every` steps.
+        min_lr: where `cosine` and `linear` end; `step` stays above it.
+        decay, decay_every: of `step`.
         warmup: steps over which the rate rises linearly to its schedule.
 
     Raises:
-        ValueError: a rate that is not above 0, or an unknown schedule.
+        ValueError: a number out of range, or an unknown schedule.
     """
     real_number("lr", lr, above=0)
     real_number("min_lr", min_lr, at_least=0)
+    fraction("decay", decay)
+    whole_number("decay_every", decay_every, at_least=1)
     whole_number("warmup", warmup, at_least=0)
     one_of("schedule", schedule, SCHEDULES)
 
     def rate(step: int, steps: int) -> float:
         progress = (step - 1) / max(steps, 1)
-        falling = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress}[schedule]
-        height = lr if schedule == "constant" else min_lr + (lr - min_lr) * falling
+        height = {
+            "constant": lr,
+            "cosine": min_lr + (lr - min_lr) * (1 + math.cos(math.pi * progress)) / 2,
+            "linear": min_lr + (lr - min_lr) * (1 - progress),
+            "step": max(lr * decay ** ((step - 1) // decay_every), min_lr),
+        }[schedule]
         return height * min(1.0, step / (warmup + 1))
 
     return rate

@@ -42,7 +42,9 @@ def run_of(name: str, steps: int) -> tuple[Run, Learner]:
     settings = trainer(
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
     )
-    outer = adam(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, warmup=0)
+    outer = adam(
+        lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
+    )
     run = Run(
         settings, local(plan=plan, timeout=9.0)(), outer, reduce.mean(), Units(3, learner.learns_from),
         Units(2, learner.judged_by), KEEPS_NOTHING, SILENT, {}, lambda: False,
