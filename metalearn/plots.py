@@ -29,7 +29,8 @@ def curve_of(run_dir: Path) -> Curve:
         FileNotFoundError: the folder holds no run.
         ValueError: the run has not been validated yet.
     """
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be being written
     rows = [row for row in rows if row["split"] == "val"]
     if not rows:
         raise ValueError(f"{run_dir}: has not been validated yet; let it run for trainer.val_every steps")
@@ -46,36 +47,47 @@ def curve_of(run_dir: Path) -> Curve:
 
 
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
-    """Draws validations of several runs against wall-clock minutes and against meta-steps.
+    """Draws validations of several runs, of the same metric, against wall-clock minutes and against meta-steps.
 
     Accuracy is drawn by its distance from 100%, on a logarithmic axis: the step from 98% to 99% is as long as that from
     96% to 98%.
     """
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
+    accuracy = all(curve.metric == "accuracy" for curve in curves)
     for number, curve in enumerate(curves):
-        accuracy = curve.metric == "accuracy"
-        heights = [max(1 - value, 1e-4) for value in curve.values] if accuracy else curve.values
+        heights = [_error(value) for value in curve.values] if accuracy else curve.values
         style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.4}
         if curve.seconds is not None:
-            left.plot([seconds / 60 for seconds in curve.seconds], heights, label=curve.name, **style)
-        right.plot(curve.steps, heights, label=curve.name, **style)
+            left.plot([seconds / 60 for seconds in curve.seconds], heights, marker=".", **style)
+        right.plot(curve.steps, heights, marker=".", label=curve.name, **style)
     left.set_xlabel("minutes of training and validation")
     right.set_xlabel("meta-steps")
     left.set_yscale("log")
-    if all(curve.metric == "accuracy" for curve in curves):
-        left.set_ylabel("validation accuracy")
-        left.invert_yaxis()
-        left.set_yticks([1 - accuracy for accuracy in _TICKS], [f"{accuracy:.1%}" for accuracy in _TICKS])
-        left.minorticks_off()
-    else:
-        left.set_ylabel("validation: mean squared error")
+    left.set_ylabel("validation accuracy" if accuracy else "validation: mean squared error")
+    if accuracy:
+        _name_accuracies(left, [value for curve in curves for value in curve.values])
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    right.legend()
+    right.legend(fontsize="small")
     return _save(figure, path)
 
 
-_TICKS = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
+_ACCURACIES = (0.0, 0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.9999)
+
+
+def _error(accuracy: float) -> float:
+    """The distance from 100%, kept off the 0 that a logarithmic axis does not have."""
+    return max(1 - accuracy, 1 - _ACCURACIES[-1])
+
+
+def _name_accuracies(axes: Any, values: Sequence[float]) -> None:
+    """Lets an axis of errors rise with accuracy, and bear accuracies from just below to just above these."""
+    low = max((tick for tick in _ACCURACIES if tick <= min(values)), default=0.0)
+    high = min((tick for tick in _ACCURACIES if tick >= max(values)), default=_ACCURACIES[-1])
+    ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
+    axes.set_yticks([_error(tick) for tick in ticks], [f"{tick:.1%}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(_error(low) * 1.02, _error(high) * 0.98)
 
 
 def learning_curve(run_dir: Path) -> Path:
