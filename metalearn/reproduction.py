@@ -33,9 +33,11 @@ class Published(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table: the run that stands for it, and what the paper reports."""
+    """One line of the table: the run that stands for it, and what the paper reports. Its overrides are those of
+    train.py; or, where it judges the checkpoints `of` another row, those of scripts/evaluate.py."""
 
     name: str
+    of: str | None
     method: str
     metric: str
     overrides: list[str]
@@ -72,6 +74,9 @@ def read_tables(folder: Path) -> list[Table]:
         raise ConfigError(
             f"--tables {folder}: holds no tables; name a folder of yaml files such as {TABLES.name}/*.yaml"
         )
+    for of in (row.of for table in tables for row in table.rows if row.of is not None):
+        if of not in names:
+            raise ConfigError(f"{folder}: of={of}: there is no such row; there are {', '.join(names)}")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
@@ -94,13 +99,14 @@ def _table(path: Path) -> Table:
 
 
 def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -> Row:
-    unknown = fields.keys() - {"method", "run", "paper", "ci95", "source", "seeds", "note"}
+    unknown = fields.keys() - {"of", "method", "run", "paper", "ci95", "source", "seeds", "note"}
     if unknown:
         raise ValueError(f"{name}: {', '.join(sorted(unknown))}")
     paper = fields.get("paper")
     values = paper if isinstance(paper, Mapping) else {LAST: paper}
     return Row(
         name=name,
+        of=fields.get("of"),
         method=str(fields["method"]),
         metric=metric,
         overrides=[*str(fields["run"]).split(), *common],
@@ -121,30 +127,40 @@ def finding_of(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Finding:
         FileNotFoundError: the run is not complete.
     """
     result = json.loads((run_dir / "result.json").read_text())
-    config = OmegaConf.load(run_dir / ".hydra" / "config.yaml")
     choices = OmegaConf.load(run_dir / ".hydra" / "hydra.yaml").hydra.runtime.choices
-    dataset, test, metric = config.dataset, result["test"], row.metric
     return {
         "row": row.name,
         "algorithm": choices.algorithm,
         "dataset": choices.dataset,
-        "split": dataset.get("split"),
-        "ways": dataset.get("ways"),
-        "shots": dataset.get("shots"),
-        "queries": dataset.get("queries"),
-        metric: test[metric],
-        "ci95": test["ci95"],
-        "tasks": test["tasks"],
-        "task_list": test.get("task_list"),
-        "transductive": test["transductive"],
-        "by_step": test["by_step"],
-        "ci95_by_step": _intervals(run_dir / "test.csv", metric, list(test["by_step"])),
+        **_judgement(row.metric, run_dir, run_dir / ".hydra" / "config.yaml"),
         "steps": result["steps"],
         "seconds": result["seconds"],
         "seed": result["seed"],
         "workers": result["workers"],
         **facts,
         "validation": _rounded(curve_of(run_dir)),
+    }
+
+
+def finding_from(row: Row, trained: Finding, folder: Path, facts: Mapping[str, Any]) -> Finding:
+    """What scripts/evaluate.py has found in `folder` with the checkpoint that `trained` tells of; steps, seconds and
+    workers are those of the training, and there is no curve.
+
+    Raises:
+        FileNotFoundError: the judgement is not complete.
+    """
+    judgement = _judgement(row.metric, folder, folder / "config.yaml")
+    return {**trained, "row": row.name, **judgement, **facts, "validation": None}
+
+
+def _judgement(metric: str, folder: Path, config: Path) -> Finding:
+    """The episodes that a checkpoint was tested on, and how it did."""
+    test = json.loads((folder / "result.json").read_text())["test"]
+    dataset = OmegaConf.load(config).dataset
+    return {
+        **{key: dataset.get(key) for key in ("split", "ways", "shots", "queries")},
+        **{key: test.get(key) for key in (metric, "ci95", "tasks", "task_list", "transductive", "by_step")},
+        "ci95_by_step": _intervals(folder / "test.csv", metric, list(test["by_step"])),
     }
 
 
@@ -274,13 +290,14 @@ def _commands(table: Table, findings: Mapping[str, Sequence[Finding]]) -> Iterat
         for finding in found:
             yield f"{finding['command']}  # {finding['date']}, {finding['commit']}"
         if not found:
-            yield f"python train.py {' '.join(row.overrides)}  # {row.name}: not run"
+            yield f"python scripts/reproduce.py --only {row.name}  # not run"
     yield "```"
 
 
 def curves_of(table: Table, findings: Mapping[str, Sequence[Finding]]) -> list[Curve]:
     """The validation curves of a table's rows: of each the first seed that was run."""
-    return [_curve(row, findings[row.name][0]) for row in table.rows if findings.get(row.name)]
+    first = [(row, findings[row.name][0]) for row in table.rows if findings.get(row.name)]
+    return [_curve(row, finding) for row, finding in first if finding["validation"] is not None]
 
 
 def _curve(row: Row, finding: Finding) -> Curve:

@@ -7,8 +7,8 @@
     torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
 
 Short names: ways, shots, queries are those of the dataset, tasks is trainer.test_tasks (or val_tasks). Writes
-result.json and test.csv (or val.csv), a line a task, into output=FOLDER, by default evaluations/… in the run folder.
-Exit codes are those of train.py.
+result.json, config.yaml and test.csv (or val.csv), a line a task, into output=FOLDER, by default evaluations/… in the
+run folder. Exit codes are those of train.py.
 """
 
 import hashlib
@@ -148,6 +148,8 @@ def values_of(parts: Any, strategy: Any, params: Any, split: str) -> Any:
 
 def tell(request: Request, job: configs.Job, parts: Any, snapshot: Any, values: Any, seconds: float) -> None:
     """Writes and prints what was found."""
+    from omegaconf import OmegaConf
+
     from metalearn.evaluation import summary, write_table
     from metalearn.run_folder import judgement, write_result
 
@@ -159,6 +161,7 @@ def tell(request: Request, job: configs.Job, parts: Any, snapshot: Any, values: 
         "step": snapshot.meta["step"], "seconds": round(seconds, 3), "workers": job.workers,
         "overrides": request.overrides, request.on: figures,
     }  # fmt: skip
+    OmegaConf.save(job.config, request.output / "config.yaml")
     write_result(request.output, result)
     step, workers = snapshot.meta["step"], job.workers
     print(f"{request.on} {judgement(figures)}")

@@ -52,12 +52,12 @@ class Places(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One run of a row: its folder, and the arguments of train.py."""
+    """One run of a row: its folder, and its command."""
 
     row: Row
     seed: int
     run_dir: Path
-    arguments: list[str]
+    command: list[str]
 
 
 USUAL = Places(Path("outputs/reproduce"), Path("results"), Path("RESULTS.md"))
@@ -65,8 +65,8 @@ USUAL = Places(Path("outputs/reproduce"), Path("results"), Path("RESULTS.md"))
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    os.chdir(ROOT)
     options = _options(arguments)
+    os.chdir(ROOT)
     try:
         tables = reproduction.read_tables(options.tables)
         rows = _chosen(tables, options.only)
@@ -76,6 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     places = _places(options)
     changes = list(QUICK) if options.quick else []
     jobs = [_job(row, seed, places, changes) for row in rows for seed in (options.seeds or row.seeds)]
+    jobs = [*(_training_of(job, tables, places, changes) for job in jobs if job.row.of), *jobs]
+    jobs = list({job.run_dir: job for job in jobs}.values())
     if options.list:
         for job in jobs:
             print(f"{job.row.name:32} seed {job.seed}  {'done' if _is_done(job, places) else 'not run'}")
@@ -84,8 +86,19 @@ def main(arguments: Sequence[str]) -> int:
     if not options.render:
         waiting = [job for job in jobs if not _is_done(job, places)]
         print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before", flush=True)
-        code = Runs(waiting, places).run(options.jobs)
+        code = run_all(waiting, places, options.jobs)
     render(tables, places)
+    return code
+
+
+def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
+    """Trains, then judges what was trained; returns the exit code."""
+    code = OK
+    for judges in (False, True):
+        some = [job for job in jobs if (job.row.of is not None) == judges]
+        code = max(code, Runs(some, places).run(at_once))
+        if code not in (OK, FAILED):
+            break
     return code
 
 
@@ -95,8 +108,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="these seeds, not those of the row")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, elsewhere")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where all goes, in place of the usual folders")
-    parser.add_argument("--tables", type=Path, metavar="FOLDER", default=reproduction.TABLES, help="other tables")
+    parser.add_argument(
+        "--output", type=_absolute, metavar="FOLDER", help="where all goes, in place of the usual folders"
+    )
+    parser.add_argument("--tables", type=_absolute, metavar="FOLDER", default=reproduction.TABLES, help="other tables")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="name the runs, and run nothing")
     what.add_argument("--render", action="store_true", help="draw the page, and run nothing")
@@ -106,6 +121,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.seeds and min(options.seeds) < 0:
         parser.error(f"--seeds {min(options.seeds)}: must be at least 0; type --seeds 0")
     return options
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).absolute()
 
 
 def _places(options: argparse.Namespace) -> Places:
@@ -123,17 +142,29 @@ def _chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Row]:
 
 def _job(row: Row, seed: int, places: Places, changes: list[str]) -> Job:
     run_dir = places.runs / row.name / f"seed{seed}"
-    return Job(row, seed, run_dir, [*row.overrides, *changes, f"seed={seed}", f"hydra.run.dir={run_dir}"])
+    if row.of is None:
+        return Job(
+            row, seed, run_dir, ["train.py", *row.overrides, *changes, f"seed={seed}", f"hydra.run.dir={run_dir}"]
+        )
+    checkpoint = places.runs / row.of / f"seed{seed}" / "checkpoints/best"
+    arguments = [f"checkpoint={checkpoint}", *row.overrides, f"output={run_dir}"]
+    return Job(row, seed, run_dir, ["scripts/evaluate.py", *arguments])
 
 
-def _command(job: Job) -> str:
-    return " ".join(["python train.py", *job.arguments])
+def _training_of(job: Job, tables: Sequence[Table], places: Places, changes: list[str]) -> Job:
+    """The run whose checkpoint a job judges."""
+    row = next(row for table in tables for row in table.rows if row.name == job.row.of)
+    return _job(row, job.seed, places, changes)
+
+
+def _told(job: Job) -> str:
+    return " ".join(["python", *job.command])
 
 
 def _is_done(job: Job, places: Places) -> bool:
     """Whether this very command has been run to its end."""
     path = reproduction.finding_path(places.findings, job.row.name, job.seed)
-    return path.exists() and json.loads(path.read_text())["command"] == _command(job)
+    return path.exists() and json.loads(path.read_text())["command"] == _told(job)
 
 
 class Runs:
@@ -146,7 +177,6 @@ class Runs:
             self._left.put(job)
         self._running: set[subprocess.Popen[bytes]] = set()
         self._failed: list[Job] = []
-        self._lock = threading.Lock()
         self._signal = 0
 
     def run(self, at_once: int) -> int:
@@ -180,20 +210,10 @@ class Runs:
     def _do(self, job: Job) -> None:
         output = job.run_dir.with_suffix(".log")
         output.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{job.row.name} seed {job.seed}: {_command(job)}\n  tail -f {output}", flush=True)
-        with output.open("w") as file:
-            command = [sys.executable, "train.py", *job.arguments]
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-            with self._lock:
-                self._running.add(process)
-            if self._signal:  # it came between
-                process.terminate()
-            code = process.wait()
-            with self._lock:
-                self._running.discard(process)
+        print(f"{job.row.name} seed {job.seed}: {_told(job)}\n  tail -f {output}", flush=True)
+        code = self._wait_for(job, output)
         if code == OK:
-            facts = {"command": _command(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
-            finding = reproduction.finding_of(job.row, job.run_dir, facts)
+            finding = self._finding(job)
             path = reproduction.write_finding(self._places.findings, finding)
             metric = job.row.metric
             print(f"{job.row.name} seed {job.seed}: {metric} {finding[metric]:.4f} ± {finding['ci95']:.4f}; {path}")
@@ -202,6 +222,25 @@ class Runs:
             last = "\n  ".join(output.read_text().splitlines()[-5:])
             print(f"{job.row.name} seed {job.seed}: failed with exit code {code}\n  {last}", file=sys.stderr)
         sys.stdout.flush()
+
+    def _wait_for(self, job: Job, output: Path) -> int:
+        """Runs the command of a job; returns its exit code."""
+        with output.open("w") as file:
+            command = [sys.executable, *job.command]
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            self._running.add(process)
+            if self._signal:  # it came between
+                process.terminate()
+            code = process.wait()
+            self._running.discard(process)
+        return code
+
+    def _finding(self, job: Job) -> reproduction.Finding:
+        facts = {"command": _told(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
+        if job.row.of is None:
+            return reproduction.finding_of(job.row, job.run_dir, facts)
+        trained = reproduction.finding_path(self._places.findings, job.row.of, job.seed)
+        return reproduction.finding_from(job.row, json.loads(trained.read_text()), job.run_dir, facts)
 
 
 def _commit() -> str | None:

@@ -18,10 +18,7 @@ from metalearn.plots import curve_of
 from metalearn.reproduction import LAST, TABLES, Published, Row, Table, page, read_tables, verdict
 from tests.runs import ROOT, Outcome, Program, metrics, until
 
-TINY = (
-    "trainer.meta_batch_size=4 trainer.val_every=20 trainer.val_tasks=4 trainer.test_tasks=10 model.filters=16 "
-    "logger.tensorboard=false"
-)
+TINY = "trainer.meta_batch_size=4 trainer.val_every=20 trainer.val_tasks=4 trainer.test_tasks=10 model.filters=16"
 TABLE = f"""
 title: Drawn characters
 all: {TINY}
@@ -35,9 +32,15 @@ rows:
     seeds: [3]
   long:
     method: ANIL
-    run: algorithm=anil trainer.steps=200
+    run: algorithm=anil trainer.steps=120 logger.tensorboard=false
     paper: {{0: 0.2, last: null}}
     seeds: [0]
+  again:
+    method: MAML, without the others
+    of: short
+    run: model.transductive=false dataset.queries=3
+    paper: null
+    seeds: [3]
   never:
     method: protonet
     run: algorithm=protonet trainer.steps=20
@@ -60,7 +63,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
     folder = tmp_path_factory.mktemp("reproduced")
     (folder / "tables").mkdir()
     (folder / "tables" / "drawn.yaml").write_text(TABLE)
-    places = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "long", "short")
+    places = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "long", "again")
     first = program(folder, *places, "--jobs", "2")
     said = []
     try:
@@ -88,7 +91,7 @@ def test_a_stopped_run_goes_on(reproduced: tuple[Path, list[Outcome]]) -> None:
     log = (folder / "out/runs/long/seed0/train.log").read_text()
     assert "SIGTERM: saving, then stopping" in log and "going on after step" in log
     steps = [row["step"] for row in metrics(folder / "out/runs/long/seed0") if row["split"] == "val"]
-    assert steps == list(range(20, 201, 20))
+    assert steps == list(range(20, 121, 20))
 
 
 def test_what_a_run_found_is_kept_with_the_command_that_found_it(reproduced: tuple[Path, list[Outcome]]) -> None:
@@ -110,6 +113,17 @@ def test_what_a_run_found_is_kept_with_the_command_that_found_it(reproduced: tup
     assert 0 < found["validation"]["seconds"][0] < found["validation"]["seconds"][1] < found["seconds"] + 0.1
 
 
+def test_a_row_may_judge_what_another_has_trained(reproduced: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = reproduced
+    trained, judged = finding(folder, "short_seed3"), finding(folder, "again_seed3")
+    assert set(judged) == KEYS and judged["validation"] is None
+    assert (trained["queries"], judged["queries"]) == (2, 3)
+    assert (trained["transductive"], judged["transductive"]) == (True, False)
+    assert (judged["steps"], judged["seconds"], judged["seed"]) == (40, trained["seconds"], 3)
+    assert judged["command"].startswith("python scripts/evaluate.py checkpoint=")
+    assert trained["accuracy"] != judged["accuracy"] and trained["task_list"] != judged["task_list"]
+
+
 def test_the_page_shows_what_was_found_and_what_was_not_run(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, _ = reproduced
     text = (folder / "out/RESULTS.md").read_text()
@@ -118,7 +132,7 @@ def test_the_page_shows_what_was_found_and_what_was_not_run(reproduced: tuple[Pa
     assert f"{short['accuracy']:.2%} ± {short['ci95']:.2%} | 99.00% ± 1.00% | *" in lines["short"]
     assert f"ANIL, 0 steps | {long['by_step']['0']:.2%}" in text and f"{long['accuracy']:.2%}" in lines["long"]
     assert "| *not run* | – |" in lines["never"]
-    assert short["command"] in text and "protonet trainer.steps=20" in text
+    assert short["command"] in text and "python scripts/reproduce.py --only never  # not run" in text
     assert "![validation against time and steps](results/drawn.png)" in text
     assert (folder / "out/results/drawn.png").read_bytes().startswith(b"\x89PNG")
 
@@ -142,7 +156,7 @@ def test_every_row_of_the_tables_can_be_composed() -> None:
     assert len([row for table in tables for row in table.rows]) >= 25
     for table in tables:
         for row in table.rows:
-            compose_config([*row.overrides, "seed=0", "hydra.run.dir=x"])
+            compose_config([o for o in row.overrides if row.of is None] + ["seed=0", "hydra.run.dir=x"])
 
 
 def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path) -> None:
@@ -164,6 +178,12 @@ def test_a_file_that_is_no_table_is_refused(text: str, told: str, tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         read_tables(tmp_path)
     assert "bad.yaml" in str(caught.value) and told in str(caught.value)
+
+
+def test_a_row_that_judges_another_needs_that_one(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {of: b, method: M, run: c=d}")
+    with pytest.raises(ConfigError, match="of=b: there is no such row; there are a"):
+        read_tables(tmp_path)
 
 
 def test_an_empty_folder_of_tables_is_refused(tmp_path: Path) -> None:
@@ -191,7 +211,7 @@ def test_the_verdict(
 
 
 def test_seeds_are_shown_side_by_side_and_judged_by_their_mean() -> None:
-    row = Row("r", "M", "accuracy", ["a=b"], [Published(LAST, 0.98, 0.005)], "", [0, 1], "a note")
+    row = Row("r", None, "M", "accuracy", ["a=b"], [Published(LAST, 0.98, 0.005)], "", [0, 1], "a note")
     common = {"queries": 1, "tasks": 600, "transductive": True, "steps": 10, "workers": 2, "date": "d", "commit": "c"}
     findings = [
         common | {"accuracy": accuracy, "ci95": 0.002, "seconds": seconds, "command": f"seed={seed}"}
