@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from metalearn import config as configs
+from metalearn.building import build
 from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.help import help_text
 from metalearn.memory import keep_freed_memory
 from metalearn.signals import INTERRUPTED, STOPPED, StopSignal
 
@@ -43,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
     arguments = get_args_parser().parse_args(argv)
     if arguments.help:
-        print(configs.help_text())
+        print(help_text())
         return OK
     sys.argv = [sys.argv[0], *argv]  # where Hydra looks
     asks_hydra = arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion
@@ -220,15 +222,15 @@ def assemble(job: configs.Job) -> "Parts":
 
     config = job.config
     check_device(config.device, config.precision)
-    source = configs.build(config, "dataset")
-    model = configs.build(config, "model")
-    algorithm = configs.build(config, "algorithm", model=model, inner=configs.build(config, "inner"))
-    outer = configs.build(config, "optimizer")
+    source = build(config, "dataset")
+    model = build(config, "model")
+    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    outer = build(config, "optimizer")
     start = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)
-    reduce = configs.build(config, "reducer")
-    plan = Plan(work, job.workers, configs.build(config, "partitioner"), reduce)
-    settings = configs.build(config, "trainer")
+    reduce = build(config, "reducer")
+    plan = Plan(work, job.workers, build(config, "partitioner"), reduce)
+    settings = build(config, "trainer")
     check_sizes(settings, source)
     return Parts(
         settings=settings,
@@ -239,9 +241,9 @@ def assemble(job: configs.Job) -> "Parts":
         device=work.device,
         outer=outer,
         reduce=reduce,
-        connect=configs.build(config, "strategy", plan=plan),
-        keeper=configs.build(config, "checkpoint")(job.run_dir),
-        open_log=configs.build(config, "logger"),
+        connect=build(config, "strategy", plan=plan),
+        keeper=build(config, "checkpoint")(job.run_dir),
+        open_log=build(config, "logger"),
     )
 
 

@@ -1,14 +1,12 @@
-"""From the command line to checked config, and from config to objects.
+"""From the command line to checked config.
 
 Imports no torch: a misspelt key or an unknown choice is answered before anything heavy is loaded.
 """
 
 import difflib
 import hashlib
-import inspect
 import itertools
 import os
-import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
@@ -29,7 +26,6 @@ from metalearn.errors import ConfigError
 CONF = Path(__file__).resolve().parent.parent / "conf"
 NO_GROUPS = ("reproduce",)
 """Folders beside the groups' that hold something else."""
-OWN_PACKAGES = ("metalearn.", "distributed.")
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 OPEN = "model.network."
@@ -37,9 +33,6 @@ OPEN = "model.network."
 DEVICES = ("auto", "cpu", "cuda")
 
 _LONGEST_FOLDER_NAME = 120
-
-_NOT_CHOSEN = {"inner": "metalearn.inner.sgd"}
-"""Parts that an object may have no use for, and the target of the default of each."""
 
 Config = dict[str, Any]
 
@@ -175,7 +168,7 @@ def check_choice(override: Override) -> None:
 def _check_option(group: str, option: str) -> None:
     options = groups()[group]
     if option not in options:
-        hint = _nearest(option, options)
+        hint = nearest(option, options)
         raise ConfigError(f"{group}={option}: there is no such choice{hint}; allowed: {', '.join(options)}")
 
 
@@ -188,7 +181,7 @@ def check_key(key: str, known: set[str]) -> None:
     own = key.rpartition(".")[2]
     tail = [own] if own in last else difflib.get_close_matches(own, last, n=1, cutoff=0.75)
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
-    whole = _nearest(key, [*sorted(known), *groups()])
+    whole = nearest(key, [*sorted(known), *groups()])
     hint = by_tail if own in last else whole or by_tail
     raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
 
@@ -205,7 +198,8 @@ def _check_own_key(key: str, known: set[str], experiment: str) -> None:
         ) from error
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
+    """A question that names what was perhaps meant, if anything is near."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -353,108 +347,3 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-# Building
-
-
-def build(config: DictConfig, group: str, **parts: Any) -> Any:
-    """The object that a group of the config describes; `parts` are passed on beside its keys.
-
-    Raises:
-        ConfigError: a target outside our packages, a key that it does not take, a value that it refuses.
-    """
-    node = config[group]
-    if not isinstance(node, DictConfig):
-        raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
-    target = str(node.get("_target_"))
-    if not target.startswith(OWN_PACKAGES):
-        raise ConfigError(f"{group}._target_={target}: must be in {' or '.join(OWN_PACKAGES)}")
-    try:
-        factory = get_object(target)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{group}._target_={target}: {error}") from error
-    accepted = inspect.signature(factory).parameters
-    parts = _wanted(config, group, parts, set(accepted))
-    for key in map(str, node):
-        if key != "_target_" and key not in accepted:
-            raise ConfigError(f"{group}.{key}: {target} does not take it{_nearest(key, list(accepted))}")
-    for name, parameter in accepted.items():
-        if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
-            raise ConfigError(f"{group}.{name}: missing; {target} needs it; type {group}.{name}=VALUE")
-    try:
-        return instantiate(node, _convert_="all", _recursive_=False, **parts)
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, ValueError | TypeError):
-            raise ConfigError(_with_group(group, list(map(str, node)), str(cause))) from cause
-        raise
-
-
-def _wanted(config: DictConfig, group: str, parts: Mapping[str, Any], accepted: set[str]) -> dict[str, Any]:
-    """The parts that the object of a group takes.
-
-    Raises:
-        ConfigError: a part that it does not take was chosen, that is, is not the default.
-    """
-    for name in sorted(parts.keys() - accepted):
-        target = config[name]._target_
-        if target != _NOT_CHOSEN.get(name):
-            raise ConfigError(f"{name}: {config[group]._target_} has no use for {target}; leave {name}=… out")
-    return {name: part for name, part in parts.items() if name in accepted}
-
-
-def _with_group(group: str, keys: Sequence[str], message: str) -> str:
-    """A component's message about its argument, as one about the config's key: what it names and what it
-    says to type get the group before them."""
-    names = "|".join(map(re.escape, keys))
-    return re.sub(rf"(^|type |for example )(?=(?:{names})(?:\.\w+)*=)", rf"\g<1>{group}.", message)
-
-
-# Help
-
-
-def help_text() -> str:
-    """What the program does, its groups and keys; the explanations are the comments of the yaml files."""
-    lines = [
-        "Trains meta-learners. Everything is chosen by config: GROUP=OPTION and KEY=VALUE.",
-        "",
-        "  python train.py                                  MAML on drawn characters, about a minute",
-        "  python train.py workers=2 experiment=maml_omniglot",
-        "  torchrun --nproc_per_node=2 train.py experiment=maml_omniglot trainer.steps=2000",
-        "  python train.py --multirun algorithm.inner_lr=0.1,0.4",
-        "",
-        "Groups and their options:",
-    ]
-    for group, options in groups().items():
-        lines += [f"  {group}"]
-        lines += [f"    {option:22} {_summary(CONF / group / f'{option}.yaml')}" for option in options]
-    lines += ["", "Keys of the program:", *_explained(CONF / "config.yaml", "")]
-    for group, options in groups().items():
-        if group != "experiment":
-            for option in options:
-                explained = _explained(CONF / group / f"{option}.yaml", f"{group}.")
-                lines += [f"Keys of {group}={option}:", *explained] if explained else []
-    lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
-    return "\n".join(lines)
-
-
-def _summary(path: Path) -> str:
-    """The first comment of a yaml file that is not a directive to Hydra."""
-    comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
-    return next((comment for comment in comments if not comment.startswith("@package")), "")
-
-
-def _explained(path: Path, prefix: str) -> list[str]:
-    """`key=default  meaning` for every line of a yaml file that has a comment behind it."""
-    lines = []
-    section = ""
-    for line in path.read_text().splitlines():
-        setting, _, meaning = line.partition("  # ")
-        key, _, value = setting.partition(":")
-        if line and not line.startswith((" ", "#")):
-            section = "" if meaning else f"{key}."
-        if meaning:
-            name = f"{prefix}{section}{key.strip()}" if line.startswith(" ") else f"{prefix}{key}"
-            lines.append(f"  {name + '=' + value.strip():52} {meaning}")
-    return lines

@@ -101,4 +101,4 @@ def test_instantiate_is_called_in_one_place_and_nothing_unsafe_anywhere() -> Non
                 for keyword in node.keywords:
                     value = ast.unparse(keyword.value)
                     assert (keyword.arg, value) not in (("weights_only", "False"), ("shell", "True")), path
-    assert calls == ["metalearn/config.py"]
+    assert calls == ["metalearn/building.py"]

@@ -13,7 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 import train
 from distributed.work import Plan
 from metalearn import config as configs
+from metalearn.building import build
 from metalearn.errors import ConfigError
+from metalearn.help import help_text
 from tests.runs import ROOT, Start
 
 OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]
@@ -55,7 +57,7 @@ def test_every_yaml_composes_and_builds(group: str, option: str) -> None:
 
 
 def test_every_key_is_explained_by_help() -> None:
-    text = configs.help_text()
+    text = help_text()
     for group, option in OPTIONS:
         assert f"\n    {option} " in text
         if group != "experiment":
@@ -279,6 +281,6 @@ def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     parts = train.assemble(configs.Job(*composed, overrides, 2))
     algorithm = parts.algorithm._replace(loss=None, outcome=None)
     work = train.make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
-    plan = Plan(work, 2, configs.build(composed.config, "partitioner"), parts.reduce)
+    plan = Plan(work, 2, build(composed.config, "partitioner"), parts.reduce)
     with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
-        configs.build(composed.config, "strategy", plan=plan)
+        build(composed.config, "strategy", plan=plan)
