@@ -93,6 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, help="runs of every way (7; in short mode 2)")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours, loop and vmap on a GPU")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of ours; float32 if unset")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "bench", help="folder of the results")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -126,7 +127,8 @@ def in_child(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         path = Path(folder) / "found.json"
         command = [
             sys.executable, __file__, "--child", str(path), "--threads", str(threads), "--device", options.device,
-            "--rounds", str(options.rounds), "--only", *options.only, *["--short"] * options.short,
+            "--rounds", str(options.rounds), "--precision", options.precision, "--only", *options.only,
+            *["--short"] * options.short,
         ]  # fmt: skip
         if code := subprocess.run(command, env=os.environ | surroundings, check=False).returncode:
             raise SystemExit(f"error: {' '.join(command)}: exit code {code}")
@@ -139,7 +141,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     (threads,), device = options.threads, options.device
     torch.set_num_threads(threads)
     keep_freed_memory()
-    compute_with("float32")
+    compute_with(options.precision)
     seconds = 0.02 if options.short else 0.3
     before = rates(device, seconds)
     found = [of_recipe(recipe, options.rounds, device, threads) for recipe in recipes_of(options)]

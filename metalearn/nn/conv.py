@@ -74,15 +74,21 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
     return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
 
 
-def _native(x: Tensor, *vectors_run_over: int) -> Kernels | None:
-    """The compiled kernels, where they can do it: numbers of channels that fill their vectors."""
-    found = None if rounds_products() else compiled_for(x)
-    return found if found is not None and all(c % found.lanes == 0 for c in vectors_run_over) else None
+def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> Kernels | None:
+    """The compiled kernels, where they can do it: the channels that their vectors run over, the outputs and with
+    `over_inputs` the inputs, fill these. In bf16 those by tiles, which inputs must fill, too, else those in float32."""
+    found = compiled_for(x)
+    if found is None or (rounds_products() and found.tiles is None):
+        return None
+    fills = inputs % found.lanes == 0
+    if outputs % found.lanes or (over_inputs and not fills):
+        return None
+    return found.tiles if rounds_products() and fills else found
 
 
 def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
     outputs = weight.shape[1]
-    native = _native(x, outputs)
+    native = _native(x, x.shape[-1], outputs)
     if native is None:
         return columns.product(x, weight, g)
     x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
@@ -92,7 +98,7 @@ def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
 
 
 def _input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
-    native = _native(gy, shape[-1], gy.shape[-1])
+    native = _native(gy, shape[-1], gy.shape[-1], over_inputs=True)
     if native is None:
         return columns.input_gradient(gy, weight, shape, g)
     gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
@@ -103,7 +109,7 @@ def _input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geome
 
 def _weight_gradient(gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
     outputs = gy.shape[-1]
-    native = _native(gy, outputs)
+    native = _native(gy, x.shape[-1], outputs)
     if native is None:
         return columns.weight_gradient(gy, x, g)
     gy, x = gy.contiguous(), x.contiguous()

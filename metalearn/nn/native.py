@@ -32,6 +32,7 @@ FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-er
          "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILE_SECONDS = 120
+TORCH_ROUNDS = "but for products in bf16, which are torch's"
 
 Address = ctypes.c_void_p
 Number = ctypes.c_int64
@@ -55,32 +56,43 @@ _NORM_ADDRESSES = (
 class Kernels:
     """The functions of one compiled library. Tensors given to them must be dense, of the library's type, on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL, real: type) -> None:
-        for function in (library.product, library.input_gradient):
+    def __init__(self, library: ctypes.CDLL, real: type, convolutions: str = "") -> None:
+        """`convolutions` is what the names of the functions that convolve begin with."""
+        names = ("product", "input_gradient", "weight_gradient")
+        self._product, self._input_gradient, self._weight_gradient = (library[convolutions + name] for name in names)
+        for function in (self._product, self._input_gradient):
             function.argtypes = [GEOMETRY, Address, Address, Number, Address, Number]
-        library.weight_gradient.argtypes = [GEOMETRY, Address, Address, Address, Number]
+        self._weight_gradient.argtypes = [GEOMETRY, Address, Address, Address, Number]
         library.lanes.restype = Number
+        library.tiles_there.restype = Number
         library.use_parallel_region.argtypes = [Address]
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; absent, one thread computes
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
         fields = [("epsilon", real), ("slope", real), *((name, Address) for name in _NORM_ADDRESSES)]
         self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
-        self._library = library
+        self._library, self._real = library, real
         self.lanes = int(library.lanes())
+
+    @functools.cached_property
+    def tiles(self) -> "Kernels | None":
+        """The same, but for float32 convolutions: they are computed in bfloat16 by AMX tiles, of `lanes` channels. None
+        where processor, compiler or operating system has no tiles for this process."""
+        there = self._real is ctypes.c_float and self._library.tiles_there()
+        return Kernels(self._library, self._real, "tiles_") if there else None
 
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
         """y = x ∗ w; `step` is the distance from a task's kernels to the next one's, 0 where they share them."""
-        self._library.product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
+        self._product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
 
     def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
         """The derivative of ⟨gy, x ∗ w⟩ by x."""
         threads = torch.get_num_threads()
-        self._library.input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
+        self._input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
 
     def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
         """The derivative of ⟨gy, x ∗ w⟩ by w."""
-        self._library.weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), torch.get_num_threads())
+        self._weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), torch.get_num_threads())
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
         """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
@@ -103,8 +115,10 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
     if found is None:
         why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else "there is no working gcc: install one"
         return f"torch's operations, two to three times slower than compiled kernels; {why}"
-    products = ", but for products in bf16, which are torch's" if rounds_products() else ""
-    return f"compiled kernels, {found.lanes} numbers a vector{products}"
+    line = f"compiled kernels, {found.lanes} numbers a vector"
+    if not rounds_products():
+        return line
+    return f"{line}, {'convolutions in bf16 by AMX tiles' if found.tiles else TORCH_ROUNDS}"
 
 
 @functools.cache

@@ -2,6 +2,11 @@
 
 `tf32` keeps ten bits of float32's mantissa where an NVIDIA GPU multiplies, `bf16` seven, on any device. Sums, norms,
 losses and parameters stay float32 either way.
+
+What `bf16` rounds, to nearest even: the operands of products, and by torch's operations the results, too. On CPUs with
+AMX the compiled kernels convolve: they round the operands only, sum in float32 in an order that no number of threads
+changes, and leave numbers of channels that are no multiples of 16 (so the windows of a first layer) to the float32
+kernels, which round nothing.
 """
 
 import torch
@@ -24,5 +29,5 @@ def type_of(precision: str) -> torch.dtype:
 
 
 def rounds_products() -> bool:
-    """Whether the operands and the results of products are rounded to bfloat16."""
+    """Whether the operands of products are rounded to bfloat16."""
     return _rounds

@@ -12,9 +12,6 @@
 /* Pixels whose products are added up before the next block's: with their inputs and outputs they fit the cache. */
 enum { BLOCK_PIXELS = 64 };
 
-struct geometry { int64_t tasks, samples, height, width, inputs, out_height, out_width, outputs, kernel_height,
-                  kernel_width, stride, padding; };
-
 /* For every tap of the kernel, the pairs (input pixel, output pixel) that it joins in a group of samples, in the
  * order of the output rows; `first[tap][row]` is where a row's pairs begin. Offsets are those of a pixel's channels. */
 struct pairs { int64_t group, rows, block; int32_t *in, *out, *first; };

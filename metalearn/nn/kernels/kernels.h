@@ -33,6 +33,10 @@ typedef __typeof__((vector){0} > (vector){0}) mask;
 INLINE vector load(const REAL *p) { return *(const vector *)p; }
 INLINE void store(REAL *p, vector v) { *(vector *)p = v; }
 
+/* Of a convolution. */
+struct geometry { int64_t tasks, samples, height, width, inputs, out_height, out_width, outputs, kernel_height,
+                  kernel_width, stride, padding; };
+
 /* Calls body(job, unit) for every unit, on so many threads; returns when all are done. */
 typedef void (*unit_body)(const void *job, int64_t unit);
 void for_each_unit(int64_t units, int64_t threads, unit_body body, const void *job);
