@@ -3,7 +3,7 @@
     python scripts/reproduce.py                          every row that has no result yet, one after another
     python scripts/reproduce.py --only maml_5w1s anil_5w1s --seeds 0 1
     python scripts/reproduce.py --jobs 2                 two runs at a time
-    python scripts/reproduce.py --quick                  a hundred steps of each: does everything run here?
+    python scripts/reproduce.py --quick                  a hundred steps of each, one seed: does all run here?
     python scripts/reproduce.py --list                   the rows, and which have results
     python scripts/reproduce.py --render                 draw RESULTS.md from results/ alone
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_USAGE
     places = _places(options)
     changes = list(QUICK) if options.quick else []
-    jobs = [_job(row, seed, places, changes) for row in rows for seed in (options.seeds or row.seeds)]
+    jobs = [_job(row, seed, places, changes) for row in rows for seed in _seeds(row, options)]
     jobs = [*(_training_of(job, tables, places, changes) for job in jobs if job.row.of), *jobs]
     jobs = list({job.run_dir: job for job in jobs}.values())
     if options.list:
@@ -138,6 +138,10 @@ def _chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Row]:
     if unknown:
         raise ConfigError(f"--only {' '.join(unknown)}: no such row; allowed: {', '.join(rows)}")
     return [rows[name] for name in names or rows]
+
+
+def _seeds(row: Row, options: argparse.Namespace) -> list[int]:
+    return options.seeds or (row.seeds[:1] if options.quick else row.seeds)
 
 
 def _job(row: Row, seed: int, places: Places, changes: list[str]) -> Job:
