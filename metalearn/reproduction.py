@@ -158,7 +158,8 @@ def _judgement(metric: str, folder: Path, config: Path) -> Finding:
     test = json.loads((folder / "result.json").read_text())["test"]
     dataset = OmegaConf.load(config).dataset
     return {
-        **{key: dataset.get(key) for key in ("split", "ways", "shots", "queries")},
+        **{key: dataset.get(key) for key in ("split", "ways", "shots")},
+        "queries": dataset.get("eval_queries", dataset.get("queries")),
         **{key: test.get(key) for key in (metric, "ci95", "tasks", "task_list", "transductive", "by_step")},
         "ci95_by_step": _intervals(folder / "test.csv", metric, list(test["by_step"])),
     }

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from metalearn.compute import digests
+from metalearn.config import compose_config, to_container
 from metalearn.evaluation import list_name
+from metalearn.from_checkpoint import changed_config
 from metalearn.tasks.omniglot import omniglot
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Outcome, Program, slow
@@ -108,6 +110,13 @@ def test_keys_that_follow_others_still_do(trained: Path, tmp_path: Path) -> None
         found, before = (result_in(folder)["test"] for folder in (tmp_path / name, trained / name))
         assert found["task_list"] != before["task_list"]
         assert len((tmp_path / name / "test.csv").read_text().splitlines()) == 5
+
+
+def test_a_checkpoint_older_than_a_key_of_training_is_judged() -> None:
+    saved = to_container(compose_config(["optimizer=sgd"]).config)
+    del saved["optimizer"]["decay"]
+    changed = changed_config(saved, ["dataset.shots=2"], {})
+    assert changed.dataset.shots == 2 and "decay" in changed.optimizer
 
 
 def test_what_does_not_fit_is_told(trained: Path, tmp_path: Path) -> None:
