@@ -19,12 +19,11 @@ import argparse
 import datetime
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -172,60 +171,50 @@ def _is_done(job: Job, places: Places) -> bool:
 
 
 class Runs:
-    """Runs to be done, some at a time; a signal stops those under way, which save."""
+    """Runs to be done, some at a time; a signal stops those under way, which save, and lets no other begin."""
 
     def __init__(self, jobs: Sequence[Job], places: Places) -> None:
+        self._jobs = jobs
         self._places = places
-        self._left: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        for job in jobs:
-            self._left.put(job)
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._failed: list[Job] = []
         self._signal = 0
 
     def run(self, at_once: int) -> int:
         """Runs them all; returns the exit code."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        threads = [threading.Thread(target=self._work) for _ in range(at_once)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            with ThreadPoolExecutor(at_once) as pool:
+                codes = [future.result() for future in [pool.submit(self._do, job) for job in self._jobs]]
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
         if self._signal:
             return 128 + self._signal
-        return FAILED if self._failed else OK
+        return FAILED if any(codes) else OK
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
         for process in list(self._running):
             process.terminate()
 
-    def _work(self) -> None:
-        while not self._signal:
-            try:
-                job = self._left.get_nowait()
-            except queue.Empty:
-                return
-            if not self._signal:
-                self._do(job)
-
-    def _do(self, job: Job) -> None:
+    def _do(self, job: Job) -> int:
+        """One run, from its command to its finding; returns its exit code."""
+        if self._signal:
+            return 128 + self._signal
         output = job.run_dir.with_suffix(".log")
         output.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{job.row.name} seed {job.seed}: {_told(job)}\n  tail -f {output}", flush=True)
+        name = f"{job.row.name} seed {job.seed}"
+        print(f"{name}: {_told(job)}\n  tail -f {output}", flush=True)
         code = self._wait_for(job, output)
         if code == OK:
             finding = self._finding(job)
             path = reproduction.write_finding(self._places.findings, finding)
             metric = job.row.metric
-            print(f"{job.row.name} seed {job.seed}: {metric} {finding[metric]:.4f} ± {finding['ci95']:.4f}; {path}")
+            print(f"{name}: {metric} {finding[metric]:.4f} ± {finding['ci95']:.4f}; {path}", flush=True)
         elif not self._signal:
-            self._failed.append(job)
             last = "\n  ".join(output.read_text().splitlines()[-5:])
-            print(f"{job.row.name} seed {job.seed}: failed with exit code {code}\n  {last}", file=sys.stderr)
-        sys.stdout.flush()
+            print(f"{name}: failed with exit code {code}\n  {last}", file=sys.stderr, flush=True)
+        return code
 
     def _wait_for(self, job: Job, output: Path) -> int:
         """Runs the command of a job; returns its exit code."""

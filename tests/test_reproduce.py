@@ -159,6 +159,14 @@ def test_every_row_of_the_tables_can_be_composed() -> None:
             compose_config([o for o in row.overrides if row.of is None] + ["seed=0", "hydra.run.dir=x"])
 
 
+def test_a_run_that_fails_is_told_and_leaves_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {method: M, run: algorithm=nope, seeds: [0]}")
+    failed = program(tmp_path, "--tables", str(tmp_path), "--output", "out").wait()
+    assert failed.code == 1, failed.text
+    assert "a seed 0: failed with exit code 2\n  error: algorithm=nope: there is no such choice" in failed.text
+    assert not list((tmp_path / "out/results").glob("*.json")) and (tmp_path / "out/RESULTS.md").exists()
+
+
 def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path) -> None:
     refused = program(tmp_path, "--only", "mamml_5w1s").wait()
     assert refused.code == 2 and "--only mamml_5w1s: no such row; allowed: maml_5w1s" in refused.text
