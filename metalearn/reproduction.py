@@ -227,10 +227,10 @@ _HEAD = """# Results
 
 Drawn from `results/*.json` by `python scripts/reproduce.py --render`; every figure there was found by the command that
 stands below its table, and `python scripts/reproduce.py --only ROW` runs it again. ± is 1.96 · σ / √tasks over the test
-tasks, which are the same for every row of a table. *Within* says that our figure (the mean of our seeds) and the
-paper's differ by no more than both intervals allow; *above* is better than that, *below* worse, *not run* what it
-says. Minutes are those of training and validation, with so many workers, each on one core. *Transductive* is an
-evaluation in which the queries of a task are normalised together."""
+tasks, which are the same for all rows of a table with as many queries a class. *Within* says that our figure (the mean
+of our seeds) and the paper's differ by no more than both intervals allow; *above* is better than that, *below* worse,
+*not run* what it says. Minutes are those of training and validation, with so many workers, each on one core. A
+*transductive* evaluation normalises the queries of a task together."""
 
 
 def _section(table: Table, findings: Mapping[str, Sequence[Finding]], pictures: Mapping[str, str]) -> Iterator[str]:
