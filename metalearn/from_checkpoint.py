@@ -13,12 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.config import CONF, check_choice, check_key, keys_of, parsed, sorted_out
 from metalearn.errors import ConfigError
 
-TAKEN_ANEW = ("strategy", "partitioner", "launch", "optimizer", "reducer", "logger", "checkpoint")
-"""Groups of which nothing is taken from a checkpoint: where and how it was trained does not say how it is used, and it
-may be older than their keys."""
+OF_THE_MACHINE = ("strategy", "partitioner", "launch")
+"""Groups that are taken anew: where a run was trained does not say where its checkpoint is used."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "resume", "init_from", "experiment", "hydra")
-"""Groups and keys that say nothing about what a checkpoint can do."""
+"""Groups and keys that say nothing about what a checkpoint can do. Taken anew, too: it may be older than their keys."""
 
 LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
 """Keys whose values, saved as numbers, follow others."""
@@ -48,7 +47,7 @@ def changed_config(saved: Mapping[str, object], overrides: Sequence[str], aliase
             fresh = compose("config", overrides=["~experiment", *lines])
         config = OmegaConf.create(dict(saved))
         for group in fresh:
-            if group in (*TAKEN_ANEW, *chosen) or group not in config:
+            if group in (*OF_THE_MACHINE, *OF_TRAINING, *chosen) or group not in config:
                 config[group] = fresh[group]
         config.resume, config.init_from, config.workers = "auto", None, None
         known = keys_of(config)

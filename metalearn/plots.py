@@ -29,9 +29,7 @@ def curve_of(run_dir: Path) -> Curve:
         FileNotFoundError: the folder holds no run.
         ValueError: the run has not been validated yet.
     """
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be being written
-    rows = [row for row in rows if row["split"] == "val"]
+    rows = [row for row in _rows_of(run_dir) if row["split"] == "val"]
     if not rows:
         raise ValueError(f"{run_dir}: has not been validated yet; let it run for trainer.val_every steps")
     metric = "accuracy" if "accuracy" in rows[0] else "mse"
@@ -44,6 +42,12 @@ def curve_of(run_dir: Path) -> Curve:
         [row["elapsed_seconds"] for row in rows] if timed else None,
         [row[metric] for row in rows],
     )
+
+
+def _rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl: the last may be being written."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
@@ -92,7 +96,7 @@ def _name_accuracies(axes: Any, values: Sequence[float]) -> None:
 
 def learning_curve(run_dir: Path) -> Path:
     """Draws loss and headline metric against the meta-step from metrics.jsonl into plots/learning_curve.png."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = _rows_of(run_dir)
     metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")
     for axes, name in ((left, "loss"), (right, metric)):

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -148,8 +150,6 @@ def values_of(parts: Any, strategy: Any, params: Any, split: str) -> Any:
 
 def tell(request: Request, job: configs.Job, parts: Any, snapshot: Any, values: Any, seconds: float) -> None:
     """Writes and prints what was found."""
-    from omegaconf import OmegaConf
-
     from metalearn.evaluation import summary, write_table
     from metalearn.run_folder import judgement, write_result
 

@@ -16,8 +16,6 @@ enum { BLOCK_PIXELS = 64 };
  * order of the output rows; `first[tap][row]` is where a row's pairs begin. Offsets are those of a pixel's channels. */
 struct pairs { int64_t group, rows, block; int32_t *in, *out, *first; };
 
-static int64_t tap_count(const struct geometry *g) { return g->kernel_height * g->kernel_width; }
-
 static struct pairs make_pairs(const struct geometry *g) {
     struct pairs p;
     int64_t pixels = g->out_height * g->out_width, taps = tap_count(g);

@@ -37,6 +37,8 @@ INLINE void store(REAL *p, vector v) { *(vector *)p = v; }
 struct geometry { int64_t tasks, samples, height, width, inputs, out_height, out_width, outputs, kernel_height,
                   kernel_width, stride, padding; };
 
+INLINE int64_t tap_count(const struct geometry *g) { return g->kernel_height * g->kernel_width; }
+
 /* Calls body(job, unit) for every unit, on so many threads; returns when all are done. */
 typedef void (*unit_body)(const void *job, int64_t unit);
 void for_each_unit(int64_t units, int64_t threads, unit_body body, const void *job);

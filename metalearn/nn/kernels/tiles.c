@@ -39,8 +39,6 @@ static const struct { uint8_t palette, start, reserved[14]; uint16_t row_bytes[1
     .rows = {EDGE, EDGE, EDGE, EDGE, EDGE, EDGE, EDGE, EDGE},
 };
 
-static int64_t tap_count(const struct geometry *g) { return g->kernel_height * g->kernel_width; }
-
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t upwards(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
