@@ -39,22 +39,24 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     """Figures over tasks (or samples: `unit`), after the last inner step, from values [tasks, inner steps + 1].
 
     Returns:
-        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks` or `samples`, and `by_step`: the
-        metric after each inner step, by its number as a string; of tasks also `task_list`, which is the same only for
-        the same tasks.
+        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks` or `samples`, and `by_step` and
+        `ci95_by_step`: metric and interval after each inner step, by its number as a string; of tasks also
+        `task_list`, which is the same only for the same tasks.
     """
     metric = headline(values)
     table = values[metric].double()
     tasks = table.shape[0]
-    last, name = table[:, -1], list_name(values)
-    spread = last.std().item() if tasks > 1 else math.nan
+    name = list_name(values)
+    means = table.mean(dim=0).tolist()
+    intervals = [1.96 * column.std().item() / math.sqrt(tasks) if tasks > 1 else math.nan for column in table.unbind(1)]
     return {
-        metric: last.mean().item(),
-        "ci95": 1.96 * spread / math.sqrt(tasks),
+        metric: means[-1],
+        "ci95": intervals[-1],
         "loss": values["loss"][:, -1].double().mean().item(),
         unit: tasks,
         **({} if name is None else {"task_list": name}),
-        "by_step": {str(step): value for step, value in enumerate(table.mean(dim=0).tolist())},
+        "by_step": {str(step): value for step, value in enumerate(means)},
+        "ci95_by_step": {str(step): value for step, value in enumerate(intervals)},
     }
 
 

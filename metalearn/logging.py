@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from metalearn.checks import true_or_false, whole_number
 from metalearn.evaluation import describe, jsonable
+from metalearn.files import put
 
 Values = dict[str, float]
 
@@ -124,9 +125,7 @@ class _Lines:
                         kept.append(line)
                 except (ValueError, KeyError, TypeError):
                     continue  # a line torn by a kill
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text("".join(kept))
-        temporary.replace(path)
+        put(path, "".join(kept))
         self._file = path.open("a")
 
     def write(self, values: dict[str, Any]) -> None:

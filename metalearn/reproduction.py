@@ -4,7 +4,6 @@ A row of `conf/reproduce/*.yaml` names a command and the figures of a paper. A f
 small file of its own; RESULTS.md is drawn from findings alone, so that it can be drawn anew without the runs.
 """
 
-import csv
 import json
 import math
 import statistics
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from metalearn.checks import one_of
 from metalearn.config import CONF
 from metalearn.errors import ConfigError
+from metalearn.files import put
 from metalearn.plots import Curve, curve_of
 
 TABLES = CONF / "reproduce"
@@ -160,17 +160,9 @@ def _judgement(metric: str, folder: Path, config: Path) -> Finding:
     return {
         **{key: dataset.get(key) for key in ("split", "ways", "shots")},
         "queries": dataset.get("eval_queries", dataset.get("queries")),
-        **{key: test.get(key) for key in (metric, "ci95", "tasks", "task_list", "transductive", "by_step")},
-        "ci95_by_step": _intervals(folder / "test.csv", metric, list(test["by_step"])),
+        **{key: test.get(key) for key in (metric, "ci95", "tasks", "task_list", "transductive")},
+        **{key: test[key] for key in ("by_step", "ci95_by_step")},
     }
-
-
-def _intervals(path: Path, metric: str, steps: Sequence[str]) -> dict[str, float]:
-    """1.96 · σ / √tasks of a metric after each inner step."""
-    with path.open(newline="") as file:
-        tasks = list(csv.DictReader(file))
-    values = {step: [float(task[f"{metric}_{step}"]) for task in tasks] for step in steps}
-    return {step: 1.96 * statistics.stdev(column) / math.sqrt(len(column)) for step, column in values.items()}
 
 
 def _rounded(curve: Curve) -> dict[str, Any]:
@@ -182,9 +174,7 @@ def write_finding(folder: Path, finding: Finding) -> Path:
     """Puts a finding where `read_findings` looks, whole or not at all."""
     path = finding_path(folder, finding["row"], finding["seed"])
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(finding, indent=2) + "\n")
-    temporary.replace(path)
+    put(path, json.dumps(finding, indent=2) + "\n")
     return path
 
 

@@ -12,6 +12,7 @@ from metalearn.checkpoint import Snapshot, latest, read_named
 from metalearn.config import Config, differences
 from metalearn.errors import ConfigError
 from metalearn.evaluation import describe, from_json, headline, jsonable
+from metalearn.files import put
 
 LOCK = ".lock"
 
@@ -85,9 +86,7 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """result.json, whole or not at all."""
-    temporary = run_dir / ".result.json.tmp"
-    temporary.write_text(json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
-    temporary.replace(run_dir / "result.json")
+    put(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
 
 
 def announcement(run_dir: Path, result: dict[str, Any]) -> str:

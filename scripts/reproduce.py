@@ -51,12 +51,13 @@ class Places(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One run of a row: its folder, and its command."""
+    """One run of a row: its folder, its command, and the run whose checkpoint it judges, if it does."""
 
     row: Row
     seed: int
     run_dir: Path
     command: list[str]
+    of: "Job | None"
 
 
 USUAL = Places(Path("outputs/reproduce"), Path("results"), Path("RESULTS.md"))
@@ -74,8 +75,9 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_USAGE
     places = _places(options)
     changes = list(QUICK) if options.quick else []
-    jobs = [_job(row, seed, places, changes) for row in rows for seed in _seeds(row, options)]
-    jobs = [*(_training_of(job, tables, places, changes) for job in jobs if job.row.of), *jobs]
+    every = _chosen(tables, None)
+    jobs = [_job(row, seed, every, places, changes) for row in rows for seed in _seeds(row, options)]
+    jobs = [*(job.of for job in jobs if job.of), *jobs]
     jobs = list({job.run_dir: job for job in jobs}.values())
     if options.list:
         for job in jobs:
@@ -94,7 +96,7 @@ def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
     """Trains, then judges what was trained; returns the exit code."""
     code = OK
     for judges in (False, True):
-        some = [job for job in jobs if (job.row.of is not None) == judges]
+        some = [job for job in jobs if (job.of is not None) == judges]
         code = max(code, Runs(some, places).run(at_once))
         if code not in (OK, FAILED):
             break
@@ -143,21 +145,16 @@ def _seeds(row: Row, options: argparse.Namespace) -> list[int]:
     return options.seeds or (row.seeds[:1] if options.quick else row.seeds)
 
 
-def _job(row: Row, seed: int, places: Places, changes: list[str]) -> Job:
+def _job(row: Row, seed: int, rows: Sequence[Row], places: Places, changes: list[str]) -> Job:
     run_dir = places.runs / row.name / f"seed{seed}"
     if row.of is None:
-        return Job(
-            row, seed, run_dir, ["train.py", *row.overrides, *changes, f"seed={seed}", f"hydra.run.dir={run_dir}"]
-        )
-    checkpoint = places.runs / row.of / f"seed{seed}" / "checkpoints/best"
-    arguments = [f"checkpoint={checkpoint}", *row.overrides, f"output={run_dir}"]
-    return Job(row, seed, run_dir, ["scripts/evaluate.py", *arguments])
-
-
-def _training_of(job: Job, tables: Sequence[Table], places: Places, changes: list[str]) -> Job:
-    """The run whose checkpoint a job judges."""
-    row = next(row for table in tables for row in table.rows if row.name == job.row.of)
-    return _job(row, job.seed, places, changes)
+        command = ["train.py", *row.overrides, *changes, f"seed={seed}", f"hydra.run.dir={run_dir}"]
+        return Job(row, seed, run_dir, command, of=None)
+    of = _job(next(other for other in rows if other.name == row.of), seed, rows, places, changes)
+    checkpoint = of.run_dir / "checkpoints/best"
+    return Job(
+        row, seed, run_dir, ["scripts/evaluate.py", f"checkpoint={checkpoint}", *row.overrides, f"output={run_dir}"], of
+    )
 
 
 def _told(job: Job) -> str:
@@ -165,9 +162,19 @@ def _told(job: Job) -> str:
 
 
 def _is_done(job: Job, places: Places) -> bool:
-    """Whether this very command has been run to its end."""
+    """Whether this very command has been run to its end, on the training that is there now."""
+    finding = _found(job, places)
+    if finding is None or finding["command"] != _told(job):
+        return False
+    if job.of is None:
+        return True
+    trained = _found(job.of, places)
+    return trained is not None and _is_done(job.of, places) and finding["seconds"] == trained["seconds"]
+
+
+def _found(job: Job, places: Places) -> reproduction.Finding | None:
     path = reproduction.finding_path(places.findings, job.row.name, job.seed)
-    return path.exists() and json.loads(path.read_text())["command"] == _told(job)
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 class Runs:
@@ -230,10 +237,10 @@ class Runs:
 
     def _finding(self, job: Job) -> reproduction.Finding:
         facts = {"command": _told(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
-        if job.row.of is None:
+        trained = job.of and _found(job.of, self._places)
+        if trained is None:
             return reproduction.finding_of(job.row, job.run_dir, facts)
-        trained = reproduction.finding_path(self._places.findings, job.row.of, job.seed)
-        return reproduction.finding_from(job.row, json.loads(trained.read_text()), job.run_dir, facts)
+        return reproduction.finding_from(job.row, trained, job.run_dir, facts)
 
 
 def _commit() -> str | None:

@@ -124,6 +124,19 @@ def test_a_row_may_judge_what_another_has_trained(reproduced: tuple[Path, list[O
     assert trained["accuracy"] != judged["accuracy"] and trained["task_list"] != judged["task_list"]
 
 
+def test_a_judgement_counts_only_for_the_training_that_is_there(reproduced: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = reproduced
+    ask = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "again", "--list")
+    assert program(folder, *ask).wait().text.count(" done") == 2
+    path = folder / "out/results/short_seed3.json"
+    before = path.read_text()
+    try:
+        path.write_text(json.dumps(json.loads(before) | {"seconds": 1e6}))
+        assert "again                            seed 3  not run" in program(folder, *ask).wait().text
+    finally:
+        path.write_text(before)
+
+
 def test_the_page_shows_what_was_found_and_what_was_not_run(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, _ = reproduced
     text = (folder / "out/RESULTS.md").read_text()
