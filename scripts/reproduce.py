@@ -237,10 +237,10 @@ class Runs:
 
     def _finding(self, job: Job) -> reproduction.Finding:
         facts = {"command": _told(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
-        trained = job.of and _found(job.of, self._places)
-        if trained is None:
+        if job.of is None:
             return reproduction.finding_of(job.row, job.run_dir, facts)
-        return reproduction.finding_from(job.row, trained, job.run_dir, facts)
+        trained = reproduction.finding_path(self._places.findings, job.of.row.name, job.seed)
+        return reproduction.finding_from(job.row, json.loads(trained.read_text()), job.run_dir, facts)
 
 
 def _commit() -> str | None:
