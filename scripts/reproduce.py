@@ -93,14 +93,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
-    """Trains, then judges what was trained; returns the exit code."""
-    code = OK
-    for judges in (False, True):
-        some = [job for job in jobs if (job.of is not None) == judges]
-        code = max(code, Runs(some, places).run(at_once))
-        if code not in (OK, FAILED):
-            break
-    return code
+    """Trains, then judges what was trained, leaving out what was not; returns the exit code."""
+    code = Runs([job for job in jobs if job.of is None], places).run(at_once)
+    if code not in (OK, FAILED):
+        return code
+    judgements = []
+    for job in jobs:
+        if job.of is None:
+            continue
+        if _is_done(job.of, places):
+            judgements.append(job)
+        else:
+            code = FAILED
+            print(f"{_name(job)}: left out, for {_name(job.of)}, which it judges, is not done", file=sys.stderr)
+    return max(code, Runs(judgements, places).run(at_once))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -157,6 +163,10 @@ def _job(row: Row, seed: int, rows: Sequence[Row], places: Places, changes: list
     )
 
 
+def _name(job: Job) -> str:
+    return f"{job.row.name} seed {job.seed}"
+
+
 def _told(job: Job) -> str:
     return " ".join(["python", *job.command])
 
@@ -210,7 +220,7 @@ class Runs:
             return 128 + self._signal
         output = job.run_dir.with_suffix(".log")
         output.parent.mkdir(parents=True, exist_ok=True)
-        name = f"{job.row.name} seed {job.seed}"
+        name = _name(job)
         print(f"{name}: {_told(job)}\n  tail -f {output}", flush=True)
         code = self._wait_for(job, output)
         if code == OK:

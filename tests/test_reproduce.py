@@ -173,10 +173,14 @@ def test_every_row_of_the_tables_can_be_composed() -> None:
 
 
 def test_a_run_that_fails_is_told_and_leaves_no_finding(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {method: M, run: algorithm=nope, seeds: [0]}")
+    rows = "  a: {method: M, run: algorithm=nope, seeds: [0]}\n  b: {method: M, of: a, run: dataset.ways=3, seeds: [0]}"
+    (tmp_path / "bad.yaml").write_text(f"title: x\nrows:\n{rows}")
+    (tmp_path / "out/runs/a/seed0/checkpoints/best").mkdir(parents=True)  # that of an earlier training
     failed = program(tmp_path, "--tables", str(tmp_path), "--output", "out").wait()
-    assert failed.code == 1, failed.text
+    assert failed.code == 1 and "Traceback" not in failed.text, failed.text
     assert "a seed 0: failed with exit code 2\n  error: algorithm=nope: there is no such choice" in failed.text
+    assert "b seed 0: left out, for a seed 0, which it judges, is not done" in failed.text
+    assert not (tmp_path / "out/runs/b").exists()
     assert not list((tmp_path / "out/results").glob("*.json")) and (tmp_path / "out/RESULTS.md").exists()
 
 
