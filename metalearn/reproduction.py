@@ -220,7 +220,7 @@ stands below its table, and `python scripts/reproduce.py --only ROW` runs it aga
 tasks, which are the same for all rows of a table with as many queries a class. *Within* says that our figure (the mean
 of our seeds) and the paper's differ by no more than both intervals allow; *above* is better than that, *below* worse,
 *not run* what it says. Minutes are those of training and validation, with so many workers, each on one core. A
-*transductive* evaluation normalises the queries of a task together."""
+*transductive* evaluation normalises the queries of a task together, an inductive one by the task's support set."""
 
 
 def _section(table: Table, findings: Mapping[str, Sequence[Finding]], pictures: Mapping[str, str]) -> Iterator[str]:
