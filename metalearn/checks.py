@@ -49,7 +49,7 @@ def true_or_false(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r}: must be true or false; type {name}=true")
 
 
-def enough_classes(split: str, ways: int, classes: int) -> None:
+def enough_classes(name: str, ways: int, split: str, classes: int) -> None:
     """Raises ValueError when an episode asks for more classes than its split has."""
     if ways > classes:
-        raise ValueError(f"ways={ways}: the split '{split}' has {classes} classes; type ways={classes} or fewer")
+        raise ValueError(f"{name}={ways}: the split '{split}' has {classes} classes; type {name}={classes} or fewer")

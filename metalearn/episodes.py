@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import true_or_false, whole_number
+from metalearn.checks import enough_classes, true_or_false, whole_number
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -87,11 +87,7 @@ def check_filled(shapes: Mapping[str, Shape], counts: Mapping[str, tuple[int, in
     judged = shapes["test"]
     for split, (ways, shots, queries) in shapes.items():
         classes, pictures = counts[split]
-        name = f"{group}train_ways" if ways != judged.ways else f"{group}ways"
-        if ways > classes:
-            raise ValueError(
-                f"{name}={ways}: the split '{split}' has {classes} classes; type {name}={classes} or fewer"
-            )
+        enough_classes(f"{group}train_ways" if ways != judged.ways else f"{group}ways", ways, split, classes)
         name = f"{group}train_queries" if queries != judged.queries else f"{group}queries"
         if shots + queries > pictures:
             advice = f"{name}={pictures - shots}" if pictures > shots else f"{group}shots={max(1, pictures - queries)}"

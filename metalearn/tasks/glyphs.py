@@ -102,7 +102,7 @@ def glyph_characters(
         ValueError: more characters or drawings than there are.
     """
     whole_number("ways", ways, at_least=2)
-    enough_classes("train", ways, CLASSES["train"])
+    enough_classes("ways", ways, "train", CLASSES["train"])
     whole_number("image_size", image_size, at_least=8)
     if channels != 1:
         raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")

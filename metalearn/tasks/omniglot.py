@@ -198,7 +198,7 @@ def omniglot_characters(
     whole_number("image_size", image_size, at_least=8, at_most=105)
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("ways", ways, at_least=2)
-    enough_classes("train", ways, len(chosen))
+    enough_classes("ways", ways, "train", len(chosen))
     if channels != 1:
         raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
