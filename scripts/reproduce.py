@@ -22,11 +22,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -222,9 +222,10 @@ class Runs:
         output.parent.mkdir(parents=True, exist_ok=True)
         name = _name(job)
         print(f"{name}: {_told(job)}\n  tail -f {output}", flush=True)
+        facts = {"command": _told(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
         code = self._wait_for(job, output)
         if code == OK:
-            finding = self._finding(job)
+            finding = self._finding(job, facts)
             path = reproduction.write_finding(self._places.findings, finding)
             metric = job.row.metric
             print(f"{name}: {metric} {finding[metric]:.4f} ± {finding['ci95']:.4f}; {path}", flush=True)
@@ -245,8 +246,7 @@ class Runs:
             self._running.discard(process)
         return code
 
-    def _finding(self, job: Job) -> reproduction.Finding:
-        facts = {"command": _told(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
+    def _finding(self, job: Job, facts: Mapping[str, Any]) -> reproduction.Finding:
         if job.of is None:
             return reproduction.finding_of(job.row, job.run_dir, facts)
         trained = reproduction.finding_path(self._places.findings, job.of.row.name, job.seed)
