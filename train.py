@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from metalearn import config as configs
-from metalearn.building import build
+from metalearn.config import compose as configs
+from metalearn.config.build import build
+from metalearn.config.help import help_text
 from metalearn.errors import ConfigError, DataError, RunError
-from metalearn.help import help_text
-from metalearn.memory import keep_freed_memory
-from metalearn.signals import INTERRUPTED, STOPPED, StopSignal
+from metalearn.program.memory import keep_freed_memory
+from metalearn.runs.signals import INTERRUPTED, STOPPED, StopSignal
 
 if TYPE_CHECKING:  # torch is imported only once the keys and choices are known to be right
     import torch
 
-    from distributed.work import Work
-    from metalearn.optimizers import OuterOptimizer
-    from metalearn.run import Parts
-    from metalearn.run_folder import Found
+    from distributed.strategies.common.work import Work
+    from metalearn.program.run import Parts
+    from metalearn.runs.folder import Found
+    from metalearn.training.optimizers import OuterOptimizer
     from metalearn.types import Algorithm, Model, Params, Strategy, TaskSource
 
 OK, FAILED, BAD_CONFIG = 0, 1, 2
@@ -148,12 +148,12 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
 
     import torch
 
-    from distributed import launch
-    from metalearn import run_folder
-    from metalearn.fitting import check_fit
-    from metalearn.logging import log_to_terminal
+    from distributed.engine import launch
     from metalearn.nn.precision import compute_with
-    from metalearn.run import first_tasks, follow
+    from metalearn.program.run import first_tasks, follow
+    from metalearn.runs import folder as run_folder
+    from metalearn.runs.logging import log_to_terminal
+    from metalearn.training.compatibility import check_fit
 
     torch.set_num_threads(job.config.threads)
     compute_with(job.config.precision)
@@ -185,7 +185,8 @@ def run_job(job: configs.Job, *, in_sweep: bool) -> int:
 
 def start_workers(job: configs.Job, found: "Found | None") -> int:
     """Runs this program once a worker, on loopback, and waits."""
-    from metalearn import checkpoint, run_folder
+    from metalearn.runs import checkpoint
+    from metalearn.runs import folder as run_folder
 
     command = [sys.executable, str(Path(__file__).resolve()), *job.overrides]
     if found is not None:
@@ -198,7 +199,7 @@ def start_workers(job: configs.Job, found: "Found | None") -> int:
 
 def start_ranks(job: configs.Job, command: list[str], *, max_restarts: int) -> int:
     """Runs a command once a worker of the job, and waits."""
-    from distributed.launch import CannotListenError, Place, launch
+    from distributed.engine.launch import CannotListenError, Place, launch
 
     settings = job.config.launch
     place = Place(
@@ -217,8 +218,8 @@ def assemble(job: configs.Job) -> "Parts":
     Raises:
         ConfigError: a value that a component refuses.
     """
-    from distributed.work import Plan
-    from metalearn.run import Parts, check_sizes
+    from distributed.strategies.common.work import Plan
+    from metalearn.program.run import Parts, check_sizes
 
     config = job.config
     check_device(config.device, config.precision)
@@ -255,8 +256,8 @@ def initial_params(config: DictConfig, algorithm: "Algorithm") -> "Params":
     """
     import torch
 
-    from metalearn.checkpoint import start_params
     from metalearn.nn.precision import type_of
+    from metalearn.runs.checkpoint import start_params
 
     dtype = type_of(config.precision)
     drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
@@ -269,10 +270,10 @@ def initial_params(config: DictConfig, algorithm: "Algorithm") -> "Params":
 
 def drive(job: configs.Job, parts: "Parts", found: "Found") -> int:
     """Rank zero: trains, tests, writes everything."""
-    from metalearn.logging import detach, log_to_file
-    from metalearn.run import lead
-    from metalearn.run_folder import announcement
-    from metalearn.trainer import Stopped
+    from metalearn.program.run import lead
+    from metalearn.runs.folder import announcement
+    from metalearn.runs.logging import detach, log_to_file
+    from metalearn.training.loop import Stopped
 
     stop = StopSignal()
     handler = log_to_file(job.run_dir / "train.log")
@@ -302,8 +303,8 @@ def drive(job: configs.Job, parts: "Parts", found: "Found") -> int:
 
 def serve(parts: "Parts", along: "Callable[[Strategy], None]") -> int:
     """The other ranks: compute what rank zero asks for, or, where all drive, go `along` with it, until it is done."""
-    from distributed.session import StoppedByLeader
-    from metalearn.trainer import Stopped
+    from distributed.engine.session import StoppedByLeader
+    from metalearn.training.loop import Stopped
 
     try:
         strategy = connect(parts)
@@ -342,9 +343,9 @@ def make_work(
     outer: "OuterOptimizer",
 ) -> "Work":
     """What this rank computes, on its device, in the precision asked for."""
-    from distributed.work import Pieces, Work
-    from metalearn.compute import chunk_functions, piece_functions, single_stages
+    from distributed.strategies.common.work import Pieces, Work
     from metalearn.nn.precision import type_of
+    from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
 
     device, dtype = own_device(config.device), type_of(config.precision)
     pieces = None

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 
 from distributed import autograd
-from distributed.groups import start_process_group, stop_process_group
-from distributed.info import get_world_info
-from distributed.listening import announcement, everyone
+from distributed.engine.groups import start_process_group, stop_process_group
+from distributed.engine.info import get_world_info
+from distributed.engine.listening import announcement, everyone
+from distributed.engine.session import current, gather, start_rpc, stop_rpc
 from distributed.remote import remote_sync_call
-from distributed.session import current, gather, start_rpc, stop_rpc
 
 SMALL, LARGE = 1, 1 << 20
 """Numbers of float32 values that latency and bandwidth are measured with."""

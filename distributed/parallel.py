@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, cast
 
-from distributed.names import named
+from distributed.engine.names import named
 from distributed.partition import Partitioner
 from distributed.reduce import Reducer, mean_reducer
 from distributed.remote import remote_async_call, remote_sync_call

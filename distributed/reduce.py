@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.names import find_function
+from distributed.engine.names import find_function
 
 T = TypeVar("T")
 Reducer = Callable[[Sequence[Any]], Any]

@@ -15,14 +15,15 @@ import torch
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
-from distributed import autograd, worker
-from distributed.info import check_timeout
-from distributed.message import Packed, pack, send
+from distributed import autograd
+from distributed.engine import worker
+from distributed.engine.info import check_timeout
+from distributed.engine.message import Packed, pack, send
+from distributed.engine.session import MAX_DEPTH, Session, current
+from distributed.engine.traffic import note_received, note_sent
+from distributed.engine.worker import Answer, Failure, Item, Order, Outcome, Source
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
-from distributed.session import MAX_DEPTH, Session, current
-from distributed.traffic import note_received, note_sent
-from distributed.worker import Answer, Failure, Item, Order, Outcome, Source
 from distributed.world import get_worker_id
 
 T = TypeVar("T")

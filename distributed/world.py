@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from distributed.info import (
+from distributed.engine.info import (
     WorldInfo,
     default_worker_name,
     get_local_rank,
@@ -19,7 +19,7 @@ from distributed.info import (
     get_world_rank,
     get_world_size,
 )
-from distributed.session import current, gather, is_started, start_rpc, stop_rpc
+from distributed.engine.session import current, gather, is_started, start_rpc, stop_rpc
 
 __all__ = [
     "WorldInfo",

@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all, and the cache folder."""
 
+import os
 from pathlib import Path
 
 
@@ -8,3 +9,11 @@ def put(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `METALEARN_CACHE`, else the user's cache folder."""
+    if "METALEARN_CACHE" in os.environ:
+        return Path(os.environ["METALEARN_CACHE"])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "metalearn"

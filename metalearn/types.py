@@ -172,8 +172,8 @@ class Strategy(Protocol):
         ...
 
     def examine(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
-        """Of every training task, in task order: its `fault` as `metalearn.compute` numbers them, and the `worker` that
-        has found it."""
+        """For every training task, in task order: its `fault`, numbered as in `metalearn.training.faults`, and the
+        `worker` that computed it."""
         ...
 
     def cost(self) -> dict[str, float]:

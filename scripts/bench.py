@@ -29,11 +29,12 @@ sys.path.insert(0, str(ROOT))
 sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchopt torchopt` puts it
 
 import torch  # noqa: E402 (the path comes first, here and below)
-from bench_chart import chart  # noqa: E402
-from bench_machine import cpu_name, flops_of, rates, timed, versions  # noqa: E402
-from bench_processes import measure as measure_processes  # noqa: E402
-from bench_processes import project, ratios  # noqa: E402
-from bench_ways import (  # noqa: E402
+
+from benchmarks.chart import chart  # noqa: E402
+from benchmarks.machine import cpu_name, flops_of, rates, timed, versions  # noqa: E402
+from benchmarks.processes import measure as measure_processes  # noqa: E402
+from benchmarks.processes import project, ratios  # noqa: E402
+from benchmarks.ways import (  # noqa: E402
     PLAIN,
     RECIPES,
     SMOOTH,
@@ -47,10 +48,9 @@ from bench_ways import (  # noqa: E402
     shortened,
     ways_there,
 )
-
-from metalearn.memory import keep_freed_memory  # noqa: E402
 from metalearn.nn.native import describe  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
+from metalearn.program.memory import keep_freed_memory  # noqa: E402
 
 PROCESSES = "processes"
 NAMES = (*(recipe.name for recipe in RECIPES), PROCESSES)

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from metalearn.plots import Curve, comparison, curve_of  # noqa: E402 (the path comes first)
+from metalearn.runs.plots import Curve, comparison, curve_of  # noqa: E402 (the path comes first)
 
 OK, BAD_USAGE = 0, 2
 

@@ -19,8 +19,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from distributed import launch  # noqa: E402 (the path and the threads come first)
 from distributed.doctor import Check, Report, examine  # noqa: E402
+from distributed.engine import launch  # noqa: E402 (the path and the threads come first)
 
 
 def main() -> int:

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import train  # noqa: E402 (the path comes first)
-from metalearn import config as configs  # noqa: E402
+from metalearn.config import compose as configs  # noqa: E402
 from metalearn.errors import ConfigError, DataError, RunError  # noqa: E402
-from metalearn.signals import INTERRUPTED  # noqa: E402
+from metalearn.runs.signals import INTERRUPTED  # noqa: E402
 
 ALIASES = {
     "ways": "dataset.ways",
@@ -64,7 +64,7 @@ def read(arguments: list[str]) -> Request:
     Raises:
         ConfigError: something is missing or not known.
     """
-    from metalearn.from_checkpoint import run_folder_of
+    from metalearn.config.saved import run_folder_of
 
     own = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in OWN}
     if not own.get("checkpoint"):
@@ -88,12 +88,12 @@ def judge(request: Request, arguments: list[str]) -> int:
     train.set_up_process(1)
     import torch
 
-    from distributed import launch
-    from metalearn.checkpoint import fitted, read_named
-    from metalearn.fitting import check_judging_fit
-    from metalearn.from_checkpoint import changed_config
-    from metalearn.logging import log_to_terminal
+    from distributed.engine import launch
+    from metalearn.config.saved import changed_config
     from metalearn.nn.precision import compute_with
+    from metalearn.runs.checkpoint import fitted, read_named
+    from metalearn.runs.logging import log_to_terminal
+    from metalearn.training.compatibility import check_judging_fit
 
     snapshot = read_named("checkpoint", request.checkpoint)
     aliases = ALIASES | {"tasks": f"trainer.{request.on}_tasks"}
@@ -141,8 +141,8 @@ def lead(request: Request, job: configs.Job, parts: Any, snapshot: Any, params: 
 
 def values_of(parts: Any, strategy: Any, params: Any, split: str) -> Any:
     """The values of every task."""
-    from metalearn.run import judging_chunk_of
-    from metalearn.trainer import tasks_in_chunks
+    from metalearn.program.run import judging_chunk_of
+    from metalearn.training.loop import tasks_in_chunks
 
     count = parts.settings.val_tasks if split == "val" else parts.settings.test_tasks
     return strategy.evaluate(params, split, tasks_in_chunks(0, count, judging_chunk_of(parts)))
@@ -150,8 +150,8 @@ def values_of(parts: Any, strategy: Any, params: Any, split: str) -> Any:
 
 def tell(request: Request, job: configs.Job, parts: Any, snapshot: Any, values: Any, seconds: float) -> None:
     """Writes and prints what was found."""
-    from metalearn.evaluation import summary, write_table
-    from metalearn.run_folder import judgement, write_result
+    from metalearn.runs.folder import judgement, write_result
+    from metalearn.runs.metrics import summary, write_table
 
     figures = summary(values, parts.algorithm.judged_by) | {"transductive": parts.model.transductive}
     digest = hashlib.sha256((request.checkpoint / "params.safetensors").read_bytes()).hexdigest()

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from metalearn import reproduction  # noqa: E402 (the path comes first)
 from metalearn.errors import ConfigError  # noqa: E402
-from metalearn.plots import comparison  # noqa: E402
-from metalearn.reproduction import Row, Table  # noqa: E402
+from metalearn.runs.plots import comparison  # noqa: E402
+from scripts import reproduction  # noqa: E402 (the path comes first)
+from scripts.reproduction import Row, Table  # noqa: E402
 
 QUICK = ("trainer.steps=100", "trainer.val_every=50", "trainer.val_tasks=100", "trainer.test_tasks=600")
 """What --quick changes in every run."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from metalearn.compute import digests
-from metalearn.config import compose_config, to_container
-from metalearn.evaluation import list_name
-from metalearn.from_checkpoint import changed_config
+from metalearn.config.compose import compose_config, to_container
+from metalearn.config.saved import changed_config
+from metalearn.runs.metrics import list_name
 from metalearn.tasks.omniglot import omniglot
+from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Outcome, Program, slow
 

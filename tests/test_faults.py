@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distributed.doctor import Check, Report, measured, worst
-from distributed.listening import listeners
+from distributed.engine.listening import listeners
 from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, slow, until
 
 ENDLESS = (

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from metalearn.config import compose_config
+from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
-from metalearn.plots import curve_of
-from metalearn.reproduction import LAST, TABLES, Published, Row, Table, page, read_tables, verdict
+from metalearn.runs.plots import curve_of
+from scripts.reproduction import LAST, TABLES, Published, Row, Table, page, read_tables, verdict
 from tests.runs import ROOT, Outcome, Program, metrics, until
 
 TINY = "trainer.meta_batch_size=4 trainer.val_every=20 trainer.val_tasks=4 trainer.test_tasks=10 model.filters=16"

@@ -1,7 +1,7 @@
 """How chunks of tasks travel, one way a file; `auto` picks by the number of workers."""
 
 from distributed.strategies import local, rpc
-from distributed.work import Connect, Plan
+from distributed.strategies.common.work import Connect, Plan
 
 
 def auto(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.cost import Share, told
-from distributed.groups import missing_ranks, start_process_group, stop_process_group
-from distributed.info import check_timeout
-from distributed.listening import announcement, everyone_in_group
-from distributed.ordered_sum import ordered_sum
-from distributed.overlapped import Overlapped
+from distributed.engine.groups import missing_ranks, start_process_group, stop_process_group
+from distributed.engine.info import check_timeout
+from distributed.engine.listening import announcement, everyone_in_group
+from distributed.engine.sockets import tcp_bytes_sent
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import add_in_order
-from distributed.sockets import tcp_bytes_sent
-from distributed.work import Connect, Plan, Strategy, Tensors, Work, examined, join
+from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.ordered_sum import ordered_sum
+from distributed.strategies.common.overlapped import Overlapped
+from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, Work, examined, join
 
 _LAST_WORD_SECONDS = 1.0
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from distributed.cost import Share, told
-from distributed.info import check_timeout
+from distributed.engine.info import check_timeout
 from distributed.reduce import add_in_order
-from distributed.work import Connect, Plan, Strategy, Tensors, examined, join
+from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, examined, join
 
 
 def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from distributed import chunks as dealing
-from distributed.info import check_timeout
+from distributed.engine.info import check_timeout
 from distributed.partition import whole
-from distributed.work import Connect, Plan, Tensors
+from distributed.strategies.common import chunks as dealing
+from distributed.strategies.common.work import Connect, Plan, Tensors
 
 
 def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from distributed import autograd
-from distributed import chunks as dealing
-from distributed.info import check_timeout, get_world_rank
+from distributed.engine.info import check_timeout, get_world_rank
+from distributed.engine.traffic import Traffic
 from distributed.remote import remote_sync_call
-from distributed.traffic import Traffic
-from distributed.work import Connect, Plan, Tensors
+from distributed.strategies.common import chunks as dealing
+from distributed.strategies.common.work import Connect, Plan, Tensors
 
 
 def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:

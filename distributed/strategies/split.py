@@ -17,14 +17,14 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
 from distributed import autograd
-from distributed.chunks import start_session, work_here
-from distributed.cost import Share, told
-from distributed.info import check_timeout
+from distributed.engine.info import check_timeout
+from distributed.engine.session import current, missing_workers, stop_rpc
 from distributed.reduce import Combine
 from distributed.remote import worker_error
-from distributed.session import current, missing_workers, stop_rpc
-from distributed.shard import Shard, State
-from distributed.work import Connect, Pieces, Plan, Strategy, Tensors, join
+from distributed.strategies.common.chunks import start_session, work_here
+from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.shard import Shard, State
+from distributed.strategies.common.work import Connect, Pieces, Plan, Strategy, Tensors, join
 
 _LAST_WORD_SECONDS = 1.0
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner, support_loss
 from metalearn.checks import true_or_false
-from metalearn.functional import per_task
-from metalearn.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.learners import check_descent, features_and_head, gradient_learner, support_loss
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

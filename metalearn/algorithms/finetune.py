@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from metalearn.algorithms.common.functional import by_sample, gradient_of, objective, per_task, total_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, features_and_head, judged_by_descent
 from metalearn.checks import true_or_false, whole_number
-from metalearn.functional import by_sample, gradient_of, objective, per_task, total_of
-from metalearn.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.learners import check_descent, features_and_head, judged_by_descent
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from metalearn.algorithms.common.functional import conjugate_gradient, leaves, objective, per_task, summed
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.learners import check_descent, judged_by_descent, support_loss
 from metalearn.checks import real_number, whole_number
-from metalearn.functional import conjugate_gradient, leaves, objective, per_task, summed
-from metalearn.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.learners import check_descent, judged_by_descent, support_loss
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
 

@@ -7,10 +7,10 @@ Algorithm 1 and 2: θ′ᵢ = θ − α ∇θ L_support(θ) for each task, one o
 
 from collections.abc import Iterator
 
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, gradient_learner, support_loss
 from metalearn.checks import true_or_false
-from metalearn.functional import per_task
-from metalearn.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.learners import check_descent, gradient_learner, support_loss
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

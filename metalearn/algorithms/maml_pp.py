@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
+from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed
 from metalearn.checks import true_or_false, whole_number
-from metalearn.functional import objective, per_task
-from metalearn.inner import SGD, InnerOptimizer, Rate, constant, descent
-from metalearn.learners import RATE, check_descent, gradient_learner, part, prefixed
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import Generator
 
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, support_loss
 from metalearn.checks import true_or_false
-from metalearn.functional import per_task
-from metalearn.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.learners import RATE, check_descent, gradient_learner, part, prefixed, support_loss
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

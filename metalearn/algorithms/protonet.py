@@ -6,8 +6,8 @@ softmax over its negative squared distances to them (equation 2).
 
 from torch import Tensor
 
-from metalearn.functional import per_task
-from metalearn.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Generator, Tensor
 
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
 from metalearn.checks import real_number
-from metalearn.functional import per_task
-from metalearn.learners import comparing_learner, features_and_head, one_hot, without_head
 from metalearn.types import Algorithm, Batch, Model, Params
 
 LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"

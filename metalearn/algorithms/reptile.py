@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from metalearn.algorithms.common.functional import objective, per_task, summed
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.learners import check_descent, judged_by_descent
 from metalearn.checks import whole_number
-from metalearn.functional import objective, per_task, summed
-from metalearn.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.learners import check_descent, judged_by_descent
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 

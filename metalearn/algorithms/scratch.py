@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.functional import objective, per_task, summed
-from metalearn.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.learners import check_descent, judged_by_descent, support_loss
+from metalearn.algorithms.common.functional import objective, per_task, summed
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, judged_by_descent, support_loss
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 

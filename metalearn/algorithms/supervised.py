@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.functional import by_sample, gradient_of, per_task, total_of
-from metalearn.learners import judged_once
+from metalearn.algorithms.common.functional import by_sample, gradient_of, per_task, total_of
+from metalearn.algorithms.common.learners import judged_once
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.models.common.stages import staged_model
 from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
-from metalearn.stages import staged_model
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4

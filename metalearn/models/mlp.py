@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, whole_number
+from metalearn.models.common.stages import staged_model
 from metalearn.nn import linear
-from metalearn.stages import staged_model
 from metalearn.types import Model, Params, Stage
 
 

@@ -7,12 +7,12 @@ from hydra.utils import get_object
 from torch import nn
 
 from metalearn.checks import true_or_false, whole_number
-from metalearn.modules import model_of
+from metalearn.models.common.adapter import model_of
 from metalearn.types import Model
 
 
 def module(*, network: dict[str, Any], channels: int, image_size: int, transductive: bool = True) -> Model:
-    """Your own network; how it is computed, `metalearn.modules` says.
+    """Your own network; how it is computed, `metalearn.models.common.adapter` says.
 
     Args:
         network: `_target_`, the class or function that gives the `nn.Module`, as `package.module.Name`, and its

@@ -5,12 +5,12 @@ import difflib
 from torch import nn
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.modules import model_of
+from metalearn.models.common.adapter import model_of
 from metalearn.types import Model
 
 
 def torchvision_classifier(*, name: str, ways: int, channels: int, image_size: int, transductive: bool = True) -> Model:
-    """A network of `torchvision.models` with fresh weights; how it is computed, `metalearn.modules` says.
+    """A network of `torchvision.models` with fresh weights; how it is computed, `metalearn.models.common.adapter` says.
 
     The auxiliary outputs of googlenet and inception_v3 are off. The second derivative of a swin_v2 is not finite
     where it pads its maps, which it does unless `image_size` is a multiple of 256.

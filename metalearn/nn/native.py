@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalearn.cache_folder import cache_folder
+from metalearn.files import cache_folder
 from metalearn.nn.precision import rounds_products
 
 log = logging.getLogger("metalearn")

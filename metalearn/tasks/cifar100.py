@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from metalearn.cache import cached_array
 from metalearn.checks import only, true_or_false
-from metalearn.episodes import SPLITS, Classes, Images, check_filled, picture_tasks, shapes_of
-from metalearn.torchvision_files import Published, read_published
+from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.episodes import SPLITS, Classes, Images, check_filled, picture_tasks, shapes_of
+from metalearn.tasks.common.torchvision_files import Published, read_published
 from metalearn.types import TaskSource
 
 PICTURES = 600

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metalearn.checks import enough_classes, whole_number
-from metalearn.episodes import Classes, Images, check_filled, picture_tasks, shapes_of
-from metalearn.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.episodes import Classes, Images, check_filled, picture_tasks, shapes_of
+from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
@@ -96,7 +96,7 @@ def glyph_characters(
         ways: characters, the first so many.
         train_drawings, val_drawings: of each character's 20 drawings, how many train and validate; the rest test.
         image_size, channels: as for `glyphs`.
-        known, seed, eval_seed: as for `metalearn.samples.samples`.
+        known, seed, eval_seed: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
         ValueError: more characters or drawings than there are.

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from metalearn.checks import true_or_false
-from metalearn.episodes import SPLITS, Classes, picture_tasks, shapes_of
 from metalearn.errors import DataError
-from metalearn.picture_folders import (
+from metalearn.tasks.common.episodes import SPLITS, Classes, picture_tasks, shapes_of
+from metalearn.tasks.common.picture_folders import (
     Folder,
     check_picture_shape,
     decoded_classes,
@@ -162,7 +162,7 @@ def image_folder(
             `folders`, where `root` holds train, val and test with class folders in each.
         ways, shots, queries: classes of an episode; support and query pictures of each class.
         train_ways, train_queries: the same for training tasks, where they differ.
-        image_size: height and width in pixels, to which `metalearn.picture_folders.picture` brings every picture.
+        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.picture_folders.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split alike.
         seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from metalearn.checks import true_or_false
-from metalearn.episodes import SPLITS, Classes, check_filled, picture_tasks, shapes_of
 from metalearn.errors import DataError
-from metalearn.picture_folders import (
+from metalearn.tasks.common.episodes import SPLITS, Classes, check_filled, picture_tasks, shapes_of
+from metalearn.tasks.common.picture_folders import (
     check_picture_shape,
     decoded_classes,
     first_few,
@@ -158,7 +158,7 @@ def mini_imagenet(
             published train.csv, val.csv and test.csv (filename,label) beside it; or class folders named by WordNet id.
         ways, shots, queries: classes of an episode; support and query pictures of each class.
         train_ways, train_queries: the same for training tasks, where they differ.
-        image_size: height and width in pixels, to which `metalearn.picture_folders.picture` brings every picture.
+        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.picture_folders.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split alike.
         seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.cache import cached_array
 from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
-from metalearn.episodes import Classes, Images, check_filled, picture_tasks, shapes_of, turned
 from metalearn.errors import DataError
-from metalearn.omniglot_files import Drawings, find_collections
-from metalearn.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.episodes import Classes, Images, check_filled, picture_tasks, shapes_of, turned
+from metalearn.tasks.common.omniglot_files import Drawings, find_collections
+from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
@@ -187,7 +187,7 @@ def omniglot_characters(
         split: the list of characters of which the training part is taken; its quarter turns are not.
         ways: characters, the first so many.
         train_drawings, val_drawings: of each character's 20 drawings, how many train and validate; the rest test.
-        known, seed, eval_seed: as for `metalearn.samples.samples`.
+        known, seed, eval_seed: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
         ValueError: more characters or drawings than there are.

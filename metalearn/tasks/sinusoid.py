@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from metalearn.checks import whole_number
-from metalearn.episodes import task_generators
+from metalearn.tasks.common.episodes import task_generators
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from metalearn.checks import only, true_or_false, whole_number
-from metalearn.samples import Labelled, samples
-from metalearn.torchvision_files import TEST, Published, read_published
+from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.torchvision_files import TEST, Published, read_published
 from metalearn.types import TaskSource
 
 CLASSES = 10
@@ -60,7 +60,7 @@ def mnist(
         image_size: height and width in pixels, must be 28.
         channels: must be 1.
         download: fetch the files by torchvision where they cannot be read.
-        known, seed, eval_seed: as for `metalearn.samples.samples`.
+        known, seed, eval_seed: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
         ValueError: another number of classes, pixels or channels, or more samples than there are.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from distributed.work import Work
+from distributed.strategies.common.work import Work
 
 PARAMS = {
     "weight": torch.linspace(-1, 1, 5000, dtype=torch.float64).view(100, 50),

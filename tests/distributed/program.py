@@ -4,7 +4,7 @@ import sys
 import time
 
 import distributed as todist
-from distributed import session
+from distributed.engine import session
 from tests.distributed import remote_functions
 
 
@@ -55,10 +55,10 @@ def strategies() -> None:
     import torch
 
     from distributed import partition, reduce
+    from distributed.strategies.common.work import Plan
     from distributed.strategies.local import local
     from distributed.strategies.rpc import rpc
     from distributed.strategies.rpc_autograd import rpc_autograd
-    from distributed.work import Plan
     from tests.distributed.chunk_work import PARAMS, WORK
 
     workers = todist.get_world_size()
@@ -104,10 +104,12 @@ def added_in_order() -> None:
     """Sums over the ranks of a process group, and all-reduce as a strategy, against one process."""
     import torch
 
-    from distributed import groups, ordered_sum, partition, reduce
+    from distributed import partition, reduce
+    from distributed.engine import groups
+    from distributed.strategies.common import ordered_sum
+    from distributed.strategies.common.work import Plan
     from distributed.strategies.ddp import ddp
     from distributed.strategies.local import local
-    from distributed.work import Plan
     from tests.distributed.chunk_work import PARAMS, WORK
 
     ordered_sum.BUCKET = 1000

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import distributed as todist
-from distributed import session
+from distributed.engine import session
+from distributed.engine.traffic import traffic
 from distributed.parallel import parallelize
 from distributed.remote import remote_async_call, remote_sync_call
-from distributed.traffic import traffic
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from distributed import chunks, partition, reduce
-from distributed.cost import Share, told
-from distributed.sockets import tcp_bytes_sent
+from distributed import partition, reduce
+from distributed.engine.sockets import tcp_bytes_sent
 from distributed.strategies import auto
+from distributed.strategies.common import chunks
+from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.work import Plan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
 from distributed.strategies.split import shard_ends
-from distributed.work import Plan
 from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program

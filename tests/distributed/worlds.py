@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from distributed import session, store
+from distributed.engine import session, store
 from tests.runs import ROOT
 
 WORLD = 3

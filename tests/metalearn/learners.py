@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from metalearn import inner
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.boil import boil
+from metalearn.algorithms.common import inner
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml

@@ -3,11 +3,11 @@
 import torch
 
 from distributed import partition, reduce
-from distributed.info import get_world_size
+from distributed.engine.info import get_world_size
+from distributed.strategies.common.work import Plan, Work
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
-from distributed.work import Plan, Work
-from metalearn.compute import chunk_functions
+from metalearn.training.chunks import chunk_functions
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 
 

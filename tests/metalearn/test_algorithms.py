@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Generator, Tensor
 
-from metalearn import inner
 from metalearn.algorithms.anil import anil
+from metalearn.algorithms.common import inner
+from metalearn.algorithms.common.functional import conjugate_gradient
+from metalearn.algorithms.common.inner import constant, descent, last
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp, step_weights
@@ -18,8 +20,6 @@ from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import ridge
 from metalearn.algorithms.reptile import mini_batches, reptile
-from metalearn.functional import conjugate_gradient
-from metalearn.inner import constant, descent, last
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.tasks.glyphs import glyphs

@@ -11,11 +11,11 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
-from distributed.work import Plan
-from metalearn import config as configs
-from metalearn.building import build
+from distributed.strategies.common.work import Plan
+from metalearn.config import compose as configs
+from metalearn.config.build import build
+from metalearn.config.help import help_text
 from metalearn.errors import ConfigError
-from metalearn.help import help_text
 from tests.runs import ROOT, Start
 
 OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from distributed import partition, reduce
+from distributed.strategies.common.work import Plan, Work
 from distributed.strategies.local import local
-from distributed.work import Plan, Work
-from metalearn.checkpoint import KEEPS_NOTHING
-from metalearn.compute import chunk_functions
 from metalearn.errors import RunError
-from metalearn.faults import FAULTS, explain
-from metalearn.logging import SILENT
-from metalearn.optimizers import adam
-from metalearn.trainer import Learner, Progress, Run, Units, begin, fit, trainer
+from metalearn.runs.checkpoint import KEEPS_NOTHING
+from metalearn.runs.logging import SILENT
+from metalearn.training.chunks import chunk_functions
+from metalearn.training.faults import FAULTS, explain
+from metalearn.training.loop import Learner, Progress, Run, Units, begin, fit, trainer
+from metalearn.training.optimizers import adam
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from metalearn.errors import DataError
-from metalearn.picture_folders import picture
+from metalearn.tasks.common.picture_folders import picture
 from metalearn.tasks.image_folder import image_folder
 from metalearn.types import Batch, Episode, TaskSource
 from tests.runs import Start

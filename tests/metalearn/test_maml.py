@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
-from metalearn.trainer import chunk_size, trainer
+from metalearn.training.loop import chunk_size, trainer
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
 from tests.metalearn.learners import FLOAT64, random
@@ -121,12 +121,12 @@ import resource, sys, torch
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import mean_of_sums
 from distributed.strategies.local import local
-from distributed.work import Plan, Work
+from distributed.strategies.common.work import Plan, Work
 from metalearn.algorithms.maml import maml
-from metalearn.compute import chunk_functions
-from metalearn.memory import keep_freed_memory
+from metalearn.training.chunks import chunk_functions
+from metalearn.program.memory import keep_freed_memory
 from metalearn.models.conv4 import conv4
-from metalearn.trainer import chunk_size, tasks_in_chunks, trainer
+from metalearn.training.loop import chunk_size, tasks_in_chunks, trainer
 from metalearn.tasks.glyphs import glyphs
 
 keep_freed_memory()

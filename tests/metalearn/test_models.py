@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from metalearn.functional import objective, per_task
-from metalearn.inner import SGD, constant, descent, last
-from metalearn.learners import support_loss
+from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.inner import SGD, constant, descent, last
+from metalearn.algorithms.common.learners import support_loss
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier

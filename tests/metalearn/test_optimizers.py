@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from metalearn.optimizers import OuterOptimizer, adam, scheduled, sgd
+from metalearn.training.optimizers import OuterOptimizer, adam, scheduled, sgd
 
 
 @pytest.mark.parametrize(

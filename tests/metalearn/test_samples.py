@@ -20,8 +20,8 @@ import torchvision
 from numpy.typing import NDArray
 
 from metalearn.errors import DataError
-from metalearn.samples import Labelled, samples
 from metalearn.tasks import omniglot as omniglot_module
+from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
 from metalearn.tasks.torchvision_pictures import cifar10, fashion_mnist, mnist

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from metalearn.cache import cached_array
-from metalearn.episodes import draw_images, turned
 from metalearn.errors import DataError
 from metalearn.tasks import glyphs as glyphs_module
+from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.episodes import draw_images, turned
 from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid

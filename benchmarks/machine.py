@@ -1,0 +1,105 @@
+"""What the machine can do at best in float32, and what it is."""
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.ways import Recipe, loop, problem
+
+Kernel = Callable[[], Tensor]
+
+
+def kernels(device: str) -> dict[str, tuple[Kernel, int]]:
+    """What is tried, by name, each with the floating-point operations of one call.
+
+    Matrix products, those of a batch in the shapes of the second convolution of 5-way 1-shot episodes (8 tasks, 5
+    images of 7×7 positions), and the 3×3 convolution from 64 to 64 channels.
+    """
+    size = 1024 if device == "cpu" else 8192
+    square = torch.randn(size, size, device=device)
+    patches = torch.randn(8, 245, 576, device=device)
+    weights = torch.randn(8, 576, 64, device=device)
+    back = patches.mT.contiguous()
+    maps = torch.randn(8, 245, 64, device=device)
+    found: dict[str, tuple[Kernel, int]] = {
+        f"mm {size}×{size}×{size}": (lambda: square @ square, 2 * size**3),
+        "bmm 8×245×576×64": (lambda: torch.bmm(patches, weights), 2 * 8 * 245 * 576 * 64),
+        "bmm 8×576×245×64": (lambda: torch.bmm(back, maps), 2 * 8 * 245 * 576 * 64),
+    }
+    for batch in (8, 40, 160):
+        for name, layout in (("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last)):
+            found[f"conv2d 3×3 64→64, {batch} of 14×14, {name}"] = convolution(batch, device, layout)
+    return found
+
+
+def convolution(batch: int, device: str, layout: torch.memory_format) -> tuple[Kernel, int]:
+    x = torch.randn(batch, 64, 14, 14, device=device).to(memory_format=layout)
+    weight = torch.randn(64, 64, 3, 3, device=device).to(memory_format=layout)
+    return lambda: F.conv2d(x, weight, padding=1), 2 * batch * 64 * 64 * 9 * 14 * 14
+
+
+def rates(device: str, seconds: float) -> dict[str, float]:
+    """The best GFLOP/s that each kernel reaches in so many seconds."""
+    with torch.no_grad():
+        return {name: flops / best_time(run, device, seconds) / 1e9 for name, (run, flops) in kernels(device).items()}
+
+
+def best_time(run: Kernel, device: str, seconds: float) -> float:
+    """Of the calls within `seconds`, at least three, the fastest; a first one does not count."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        times.append(timed(run, device))
+    return min(times)
+
+
+def timed(run: Callable[[], object], device: str) -> float:
+    """Seconds of a call, until the device has done it."""
+    finish(device)
+    began = time.perf_counter()
+    run()
+    finish(device)
+    return time.perf_counter() - began
+
+
+def finish(device: str) -> None:
+    """Waits for what a GPU still has to do."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def flops_of(recipe: Recipe, activation: str) -> int:
+    """Floating-point operations of convolutions and matrix products in a step, as the loop over its tasks does them."""
+    one = loop(problem(recipe, activation).part(0, 1))
+    with FlopCounterMode(display=False) as counter:
+        one()
+    return int(counter.get_total_flops()) * recipe.tasks
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the libraries; None: not installed."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    found: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
+    return {"python": platform.python_version()} | found
+
+
+def cpu_name() -> str:
+    """The processor's model name where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,188 @@
+"""What each strategy costs: the real program on the real Omniglot, in turns, as one table.
+
+    METALEARN_DATA=/path/to/data python benchmarks/strategies.py
+
+Every row is a run of train.py in a folder of its own. Seconds and bytes are those of metrics.jsonl, which the program
+measures itself, after the first steps: of remote calls the bytes packed, of process groups what the kernel has sent
+over TCP. Beside them stand the bytes that the way of adding must send. Rounds are interleaved, and medians shown.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402 (the path comes first, here and below)
+from omegaconf import DictConfig  # noqa: E402
+
+import train  # noqa: E402
+from distributed.strategies.split import shard_ends  # noqa: E402
+from metalearn.config import compose as configs  # noqa: E402
+from metalearn.program.run import Parts, chunk_of  # noqa: E402
+
+WARM_UP = 20
+"""Steps that do not count."""
+
+SHORT = ("trainer.val_every=100000", "trainer.val_tasks=64", "trainer.test_tasks=64", "checkpoint.every=100000",
+         "logger.every=10", "logger.tensorboard=false")  # fmt: skip
+
+
+class Case(NamedTuple):
+    """What is trained: the overrides, and the number of steps."""
+
+    name: str
+    overrides: tuple[str, ...]
+    steps: int
+
+
+class Way(NamedTuple):
+    """How: the strategy, its workers, and how many such runs go on at once."""
+
+    name: str
+    overrides: tuple[str, ...]
+    workers: int
+    at_once: int = 1
+
+
+CASES = (
+    Case("supervised, 128 samples", ("experiment=supervised_omniglot",), 120),
+    Case("supervised, 512 samples", ("experiment=supervised_omniglot", "trainer.meta_batch_size=512"), 50),
+    Case("MAML, 32 tasks", ("experiment=maml_omniglot",), 50),
+)
+WAYS = (
+    Way("local", ("strategy=local",), 1),
+    Way("local, twice at once", ("strategy=local",), 1, at_once=2),
+    Way("rpc", ("strategy=rpc",), 2),
+    Way("rpc_autograd", ("strategy=rpc_autograd",), 2),
+    Way("ddp", ("strategy=ddp",), 2),
+    Way("ddp, added in order", ("strategy=ddp", "strategy.overlap=false"), 2),
+    Way("split", ("strategy=split",), 2),
+)
+
+
+class Figures(NamedTuple):
+    """Of one run: samples or tasks a second, and the mean of every figure of its steps."""
+
+    speed: float
+    means: dict[str, float]
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of every row")
+    options = parser.parse_args()
+    print(
+        "| what | strategy | workers | a second | of one | ms compute | ms waiting | ms communication | bytes sent | "
+        "reckoned |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for case in CASES:
+        ways = [way for way in WAYS if suits(case, way)]
+        rounds = [[run(case, way) for way in ways] for _ in range(options.rounds)]
+        for i, way in enumerate(ways):
+            print(row(case, way, [figures[i] for figures in rounds], [figures[0].speed for figures in rounds]))
+    return 0
+
+
+def suits(case: Case, way: Way) -> bool:
+    plain = case.name.startswith("supervised")
+    return plain or not (way.name == "split" or "strategy.overlap=false" in way.overrides)
+
+
+def run(case: Case, way: Way) -> Figures:
+    """One run, or several at once, whose speeds are added."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / str(i) for i in range(way.at_once)]
+        processes = [
+            subprocess.Popen(command(case, way, path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for path in paths
+        ]
+        try:
+            for process, path in zip(processes, paths, strict=True):
+                if process.wait(600):
+                    raise SystemExit(f"error: {' '.join(command(case, way, path))}: exit code {process.returncode}")
+        finally:
+            for process in processes:
+                process.kill()
+        found = [figures_of(path) for path in paths]
+    return Figures(sum(figures.speed for figures in found), found[0].means)
+
+
+def command(case: Case, way: Way, folder: Path) -> list[str]:
+    return [
+        sys.executable, str(ROOT / "train.py"), *case.overrides, *SHORT, *way.overrides, f"workers={way.workers}",
+        f"trainer.steps={case.steps}", f"hydra.run.dir={folder}",
+    ]  # fmt: skip
+
+
+def figures_of(folder: Path) -> Figures:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steady = [row for row in rows if row["split"] == "train" and row["step"] > WARM_UP]
+    means = {name: statistics.mean(row[name] for row in steady) for name in steady[0] if name != "split"}
+    unit = "samples_per_second" if "samples_per_second" in means else "tasks_per_second"
+    batch = steady[0][unit] * steady[0]["step_seconds"]
+    return Figures(batch / means["step_seconds"], means)
+
+
+def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -> str:
+    """Medians over the rounds; of each worker's figures one beside the other."""
+
+    def workers(name: str, scale: float) -> list[float]:
+        return [
+            scale * statistics.median(figures.means[f"worker{rank}/{name}"] for figures in runs)
+            for rank in range(way.workers)
+        ]
+
+    seconds = (workers(f"{part}_seconds", 1000) for part in ("compute", "waiting", "communication"))
+    cells = [" / ".join(f"{value:.1f}" for value in values) for values in seconds]
+    ratio = statistics.median(figures.speed / one for figures, one in zip(runs, alone, strict=True))
+    sent = " / ".join(f"{value:,.0f}" for value in workers("bytes_sent", 1))
+    speed = statistics.median(figures.speed for figures in runs)
+    return " | ".join([
+        f"| {case.name}", way.name, str(way.workers * way.at_once), f"{speed:.0f}", f"{ratio:.2f}×", *cells, sent,
+        " / ".join(f"{value:,.0f}" for value in reckoned(case, way)) + " |",
+    ])  # fmt: skip
+
+
+def reckoned(case: Case, way: Way) -> list[float]:
+    """Bytes that each worker must send in a step, from the sizes of parameters and activations alone."""
+    overrides = [*case.overrides, *way.overrides, f"workers={way.workers}"]
+    job = train.to_job(*configs.compose_config(overrides), overrides)
+    parts = train.assemble(job)
+    size = sum(value.nbytes for value in parts.start.values())
+    chunks = math.ceil(parts.settings.meta_batch_size / chunk_of(parts))
+    others, theirs = way.workers - 1, chunks // way.workers
+    strategy = job.config.strategy._target_.rpartition(".")[2]
+    if strategy == "rpc":
+        return [size * others, *[size * theirs] * others]
+    if strategy == "rpc_autograd":
+        return [size * theirs * others, *[size * theirs] * others]
+    if strategy == "ddp":
+        return [2 * size * others / way.workers] * way.workers
+    return activations(job.config, parts, way.workers) if strategy == "split" else [0.0]
+
+
+def activations(config: DictConfig, parts: Parts, workers: int) -> list[float]:
+    """What goes forward from each shard, and back to the one before."""
+    pieces = train.make_work(config, parts.algorithm, parts.model, parts.source, parts.start, parts.outer).pieces
+    assert pieces is not None
+    h, known = pieces.inputs("train", torch.arange(parts.settings.meta_batch_size))
+    sizes = []
+    for stage in pieces.stages:
+        h = stage.apply(parts.start, h, known)
+        sizes.append(h.nbytes)
+    cuts = [sizes[end - 1] for end in shard_ends(pieces, workers)[:-1]]
+    return [forward + back for forward, back in zip([*cuts, 0], [0, *cuts], strict=True)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

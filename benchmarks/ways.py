@@ -1,0 +1,363 @@
+"""What bench.py measures: recipes, and ways to compute the same meta-gradient of the same episodes.
+
+A way is a function without arguments that returns the gradient of the summed query losses of a meta-batch, one
+tensor for each parameter, in the order of the parameters.
+"""
+
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.networks import Loss, Named, Network, jax_ops, network, torch_ops
+from metalearn.algorithms.maml import maml
+from metalearn.errors import DataError
+from metalearn.models.conv4 import conv4
+from metalearn.models.mlp import mlp
+from metalearn.models.resnet12 import resnet12
+from metalearn.tasks.glyphs import glyphs
+from metalearn.tasks.omniglot import omniglot
+from metalearn.tasks.sinusoid import sinusoid
+from metalearn.training.loop import Settings, chunk_size
+from metalearn.types import Batch, Episode, Model, Params, TaskSource
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED = 0
+
+PLAIN = {"conv4": "relu", "sinusoid": "relu", "resnet12": "leaky_relu"}
+"""The activation that is timed, by kind of recipe."""
+
+SMOOTH = {"conv4": "softplus", "sinusoid": "tanh", "resnet12": "softplus"}
+"""The one by which gradients are compared: at a kink two correct float32 programs may go different ways."""
+
+INNER_LR = {1: 2.0, 5: 0.1}
+"""Of Conv4, by inner steps: the published rate, and that of TorchOpt's example. Five steps of 0.4 would magnify
+rounding a hundredfold, whoever computes them."""
+
+VMAP_IMAGES = 160
+"""Support and query images that vmap takes at once on a CPU: it then runs within a tenth of the fastest of 1, 2, 4, …
+and 32 tasks, whatever the recipe. Sine waves go all at once."""
+
+Way = Callable[[], list[Tensor]]
+Make = Callable[["Problem"], Way]
+TaskLoss = Callable[..., Any]
+"""The query loss of one task, of parameters and support x, support y, query x, query y."""
+
+
+class Recipe(NamedTuple):
+    """Second-order MAML of one kind of network: `conv4` (stride 2), `sinusoid` (two layers) or `resnet12`.
+
+    `shots` and `queries` are of each class; of a sine wave they are points. `image_size` is in pixels, and `widths`
+    are the channels of the blocks, or the features of the hidden layers.
+    """
+
+    name: str
+    kind: str
+    ways: int
+    shots: int
+    queries: int
+    inner_steps: int
+    tasks: int
+    inner_lr: float
+    image_size: int = 28
+    widths: tuple[int, ...] = (64, 64, 64, 64)
+
+    @property
+    def images(self) -> int:
+        """Support and query examples of a task."""
+        return self.ways * (self.shots + self.queries)
+
+
+def _conv4_recipe(ways: int, inner_steps: int, queries: int, tasks: int) -> Recipe:
+    parts = [f"{ways}w1s", *["5steps"] * (inner_steps == 5), *["15queries"] * (queries == 15)]
+    return Recipe("-".join(parts), "conv4", ways, 1, queries, inner_steps, tasks, INNER_LR[inner_steps])
+
+
+RECIPES = (
+    *(
+        _conv4_recipe(ways, inner_steps, queries, tasks)
+        for ways, tasks in ((5, 32), (20, 16))
+        for queries in (1, 15)
+        for inner_steps in (1, 5)
+    ),
+    Recipe("sinusoid", "sinusoid", 1, 10, 10, 1, 25, 0.01, widths=(40, 40)),
+    Recipe("resnet12", "resnet12", 5, 1, 1, 1, 2, 0.01, 84, (64, 160, 320, 640)),
+)
+
+
+def shortened(recipe: Recipe) -> Recipe:
+    """The same with two tasks; of ResNet-12 with one, thin, on images as small as it takes."""
+    if recipe.kind == "resnet12":
+        return recipe._replace(tasks=1, image_size=16, widths=(8, 16, 32, 64))
+    return recipe._replace(tasks=2)
+
+
+class Problem(NamedTuple):
+    """What every way is given: the parameters, the meta-batch, and the activation of the network."""
+
+    recipe: Recipe
+    params: Params
+    episode: Episode
+    activation: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.params)
+
+    def to(self, where: torch.dtype | torch.device) -> "Problem":
+        """On another device, or in another precision; classes stay integers."""
+
+        def moved(value: Tensor) -> Tensor:
+            keeps = isinstance(where, torch.dtype) and not value.is_floating_point()
+            return value if keeps else value.to(where)
+
+        episode = Episode(*(Batch(*map(moved, batch)) for batch in self.episode))
+        return self._replace(params={name: moved(p) for name, p in self.params.items()}, episode=episode)
+
+    def part(self, first: int, last: int) -> "Problem":
+        """The tasks from `first` until before `last`."""
+        episode = Episode(*(Batch(*(value[first:last] for value in batch)) for batch in self.episode))
+        return self._replace(episode=episode)
+
+    def per_task(self) -> list[tuple[Tensor, ...]]:
+        """Support x, support y, query x and query y of each task."""
+        (support, query) = self.episode
+        return list(zip(*support, *query, strict=True))
+
+
+def model_of(recipe: Recipe, activation: str) -> Model:
+    """The program's own network of a recipe."""
+    if recipe.kind == "sinusoid":
+        return mlp(inputs=1, outputs=1, hidden=recipe.widths, activation=activation)
+    if recipe.kind == "resnet12":
+        return resnet12(
+            ways=recipe.ways, channels=3, image_size=recipe.image_size, widths=recipe.widths, activation=activation
+        )
+    (filters,) = set(recipe.widths)
+    return conv4(ways=recipe.ways, channels=1, image_size=recipe.image_size, filters=filters, activation=activation)
+
+
+def chunk_of(recipe: Recipe, device: torch.device) -> int:
+    """Tasks that the program computes together under `task_chunk=auto`."""
+    settings = Settings(
+        steps=1, meta_batch_size=recipe.tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2
+    )
+    return chunk_size(settings, model_of(recipe, PLAIN[recipe.kind]), recipe.images, device)
+
+
+def character_source(ways: int, queries: int) -> tuple[str, TaskSource]:
+    """Omniglot where it is, under METALEARN_DATA; else `glyphs`, which needs no data. With its name."""
+    shape = {"ways": ways, "shots": 1, "queries": queries, "image_size": 28, "channels": 1}
+    common = {"rotations": True, "seed": SEED, "eval_seed": SEED}
+    real = omniglot(**shape, **common, root=str(data_root()), split="paper", download=False)  # type: ignore[arg-type]
+    try:
+        real.episodes("train", torch.tensor([0]))
+    except DataError:
+        return "glyphs", glyphs(**shape, **common)  # type: ignore[arg-type]
+    return "omniglot", real
+
+
+def data_root() -> Path:
+    return Path(os.environ.get("METALEARN_DATA", ROOT / "data"))
+
+
+def problem(recipe: Recipe, activation: str) -> Problem:
+    """Parameters and meta-batch of a recipe: the same at every call, in float32 on the CPU."""
+    params = model_of(recipe, activation).init(torch.Generator().manual_seed(SEED))
+    if recipe.kind == "resnet12":
+        return Problem(recipe, params, _random_images(recipe), activation)
+    if recipe.kind == "sinusoid":
+        source = sinusoid(
+            shots=recipe.shots, queries=recipe.queries, eval_queries=recipe.queries, seed=SEED, eval_seed=SEED
+        )
+    else:
+        source = character_source(recipe.ways, recipe.queries)[1]
+    return Problem(recipe, params, source.episodes("train", torch.arange(recipe.tasks)), activation)
+
+
+def _random_images(recipe: Recipe) -> Episode:
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (3, recipe.image_size, recipe.image_size)
+
+    def batch(each: int) -> Batch:
+        x = torch.randn(recipe.tasks, recipe.ways * each, *shape, generator=generator)
+        return Batch(x, torch.arange(recipe.ways).repeat_interleave(each).expand(recipe.tasks, -1).contiguous())
+
+    return Episode(batch(recipe.shots), batch(recipe.queries))
+
+
+def added(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The parts' sum, tensor by tensor, in the order of the parts."""
+    total = list(parts[0])
+    for part in parts[1:]:
+        total = [a + b for a, b in zip(total, part, strict=True)]
+    return total
+
+
+def ours(given: Problem) -> Way:
+    """The program's algorithm on chunks of the size that it chooses itself."""
+    recipe = given.recipe
+    algorithm = maml(
+        model=model_of(recipe, given.activation), inner_lr=recipe.inner_lr, inner_steps=recipe.inner_steps,
+        eval_steps=recipe.inner_steps,
+    )  # fmt: skip
+    size = chunk_of(recipe, given.episode.query.y.device)
+    chunks = [part.episode for part in in_chunks(given, size)]
+
+    def gradient() -> list[Tensor]:
+        results = [algorithm.meta_grad(given.params, chunk, 1).grads for chunk in chunks]
+        return added([[grads[name] for name in given.names] for grads in results])
+
+    return gradient
+
+
+def in_chunks(given: Problem, size: int) -> list[Problem]:
+    return [given.part(first, first + size) for first in range(0, len(given.episode.query.y), size)]
+
+
+def loop(given: Problem) -> Way:
+    """One task after the other by `torch.autograd.grad`, through the inner steps by `create_graph`."""
+    recipe, names = given.recipe, given.names
+    ops = torch_ops(given.activation)
+    net, loss = network(recipe.kind, ops), ops.loss
+    theta = {name: p.detach().clone().requires_grad_() for name, p in given.params.items()}
+    tasks = given.per_task()
+
+    def one(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> tuple[Tensor, ...]:
+        params = theta
+        for _ in range(recipe.inner_steps):
+            inner = loss(net(params, support_x), support_y)
+            grads = torch.autograd.grad(inner, list(params.values()), create_graph=True)
+            params = {name: params[name] - recipe.inner_lr * g for name, g in zip(names, grads, strict=True)}
+        return torch.autograd.grad(loss(net(params, query_x), query_y), list(theta.values()))
+
+    def gradient() -> list[Tensor]:
+        total = [torch.zeros_like(p) for p in theta.values()]
+        for task in tasks:
+            for held, g in zip(total, one(*task), strict=True):
+                held += g
+        return total
+
+    return gradient
+
+
+def task_loss(recipe: Recipe, net: Network, loss: Loss, grad: Callable[..., Any]) -> TaskLoss:
+    """MAML's loss of one task, by a library's `grad`, which makes of a function that of its gradient."""
+
+    def of_one_task(params: Named, support_x: Any, support_y: Any, query_x: Any, query_y: Any) -> Any:
+        def inner(params: Named) -> Any:
+            return loss(net(params, support_x), support_y)
+
+        for _ in range(recipe.inner_steps):
+            grads = grad(inner)(params)
+            params = {name: params[name] - recipe.inner_lr * grads[name] for name in params}
+        return loss(net(params, query_x), query_y)
+
+    return of_one_task
+
+
+def vmap(given: Problem) -> Way:
+    """`torch.func.vmap` of `torch.func.grad` over some tasks at once; on a GPU, over all."""
+    ops = torch_ops(given.activation, written_out=True)
+    of_one_task = task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, torch.func.grad)
+    mapped = torch.func.vmap(torch.func.grad(of_one_task), in_dims=(None, 0, 0, 0, 0))
+    at_once = given.recipe.kind == "sinusoid" or given.episode.query.y.device.type == "cuda"
+    size = given.recipe.tasks if at_once else max(1, VMAP_IMAGES // given.recipe.images)
+    chunks = [(*part.episode.support, *part.episode.query) for part in in_chunks(given, size)]
+
+    def gradient() -> list[Tensor]:
+        results = [mapped(given.params, *chunk) for chunk in chunks]
+        return added([[grads[name].sum(0) for name in given.names] for grads in results])
+
+    return gradient
+
+
+class _Module(nn.Module):
+    """A network as the module that TorchOpt wants: its parameters are exchanged in place at every inner step."""
+
+    def __init__(self, params: Params, net: Network) -> None:
+        super().__init__()
+        self._names, self._net = tuple(params), net
+        for name, p in params.items():
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(p.detach().clone()))
+
+    def forward(self, x: Tensor) -> Any:
+        return self._net(dict(zip(self._names, self._parameters.values(), strict=True)), x)
+
+
+def torchopt_loop(given: Problem) -> Way:
+    """The loop of TorchOpt's few-shot example: `MetaSGD`, its state put back for each task, one backward pass.
+
+    Raises:
+        ImportError: TorchOpt is not installed.
+    """
+    torchopt = importlib.import_module("torchopt")
+    ops = torch_ops(given.activation)
+    module = _Module(given.params, network(given.recipe.kind, ops))
+    inner = torchopt.MetaSGD(module, lr=given.recipe.inner_lr)
+    leaves = list(module.parameters())
+    tasks = given.per_task()
+
+    def gradient() -> list[Tensor]:
+        start = torchopt.extract_state_dict(module, by="reference", detach_buffers=True)
+        inner_start = torchopt.extract_state_dict(inner, by="reference")
+        losses = []
+        for support_x, support_y, query_x, query_y in tasks:
+            for _ in range(given.recipe.inner_steps):
+                inner.step(ops.loss(module(support_x), support_y))
+            losses.append(ops.loss(module(query_x), query_y))
+            torchopt.recover_state_dict(module, start)
+            torchopt.recover_state_dict(inner, inner_start)
+        return list(torch.autograd.grad(torch.stack(losses).sum(), leaves))
+
+    return gradient
+
+
+def jax_loop(given: Problem) -> Way:
+    """JAX's jit of one task's gradient, one task after the other, in float32.
+
+    Raises:
+        ImportError: JAX is not installed.
+    """
+    jax = importlib.import_module("jax")
+    jnp = jax.numpy
+    ops = jax_ops(given.activation)
+    one = jax.jit(jax.grad(task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, jax.grad)))
+    theta = {name: jnp.asarray(p.numpy()) for name, p in given.params.items()}
+    tasks = [tuple(jnp.asarray(value.numpy()) for value in task) for task in given.per_task()]
+
+    def gradient() -> list[Tensor]:
+        total = one(theta, *tasks[0])
+        for task in tasks[1:]:
+            total = jax.tree.map(jnp.add, total, one(theta, *task))
+        return [torch.tensor(jax.device_get(total[name])) for name in given.names]
+
+    return gradient
+
+
+WAYS: dict[str, Make] = {"ours": ours, "loop": loop, "vmap": vmap, "TorchOpt": torchopt_loop, "JAX": jax_loop}
+"""`loop` is what the others are compared with."""
+
+ON_GPU = ("ours", "loop", "vmap")
+"""Those that need torch alone."""
+
+
+def ways_there(device: str) -> dict[str, Make]:
+    """Those that can be measured on a device with what is installed."""
+
+    optional = [name for name in WAYS if name not in ON_GPU]
+    there = [name for name in optional if device == "cpu" and importlib.util.find_spec(name.lower()) is not None]
+    return {name: make for name, make in WAYS.items() if name in (*ON_GPU, *there)}
+
+
+def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The largest difference, each tensor's measured by the largest entry that it should have."""
+    pairs = zip(found, exact, strict=True)
+    worst = [((a.double().cpu() - b).abs().max() / b.abs().max()).item() for a, b in pairs]
+    return max(worst, key=lambda value: math.inf if math.isnan(value) else value)

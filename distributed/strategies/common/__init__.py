@@ -1,0 +1,1 @@
+"""What the strategies share: what is computed of a chunk, how chunks are dealt out, what a step costs."""

@@ -1,0 +1,242 @@
+"""What the strategies that work by remote calls share: chunks are dealt out by number, computed anywhere, and
+come back in order."""
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from distributed.engine.info import get_world_info, get_world_rank, on_one_host
+from distributed.engine.listening import announcement, everyone
+from distributed.engine.session import DeviceMaps, start_rpc, stop_rpc
+from distributed.engine.traffic import Traffic, traffic
+from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
+from distributed.remote import parts_of, remote_sync_call
+from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, examined, join
+
+ROUND = 4
+"""Chunks that a worker evaluates in one call."""
+
+DEVICE_MAPS = ("auto", "none")
+
+log = logging.getLogger(__name__)
+
+_work: Work | None = None
+"""What this process computes when it is asked; set before RPC starts."""
+
+
+def work_here() -> Work:
+    if _work is None:
+        raise RuntimeError("this worker was asked to compute before its strategy was made")
+    return _work
+
+
+def check_partitioner(partitioner: PartitionFunction) -> None:
+    """Raises ValueError for one that would cut chunks in pieces."""
+    if isinstance(partitioner, TensorDimensionPartitioner | DynamicPartitioner) and partitioner.dim != 0:
+        raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
+
+
+def check_device_maps(device_maps: str) -> None:
+    """Raises ValueError for what is neither `auto` nor `none`."""
+    if device_maps not in DEVICE_MAPS:
+        raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
+
+
+def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | None, list[int]]]:
+    """Who computes which chunks: (worker, or None for whoever is free, numbers of chunks).
+
+    Raises:
+        ValueError: the partitioner leaves a chunk out, or gives it to two.
+    """
+    dealt = []
+    for worker, args, kwargs in parts_of(partitioner, (torch.arange(count),), {}):
+        numbers = next(iter([*(args or ()), *(kwargs or {}).values()]), None)
+        numbers = numbers.value if isinstance(numbers, Whole) else numbers
+        if not isinstance(numbers, Tensor):
+            raise ValueError(f"partitioner={partitioner!r}: a part must hold a tensor with the numbers of its chunks")
+        dealt.append((worker, numbers.reshape(-1).tolist()))
+    given = sorted(number for _, numbers in dealt for number in numbers)
+    twice = {number for number, after in itertools.pairwise(given) if number == after}
+    everything = set(range(count))
+    faults = {"to nobody": everything - set(given), "twice": twice, "that do not exist": set(given) - everything}
+    for what, wrong in faults.items():
+        if wrong:
+            raise ValueError(f"partitioner={partitioner!r}: of {count} chunks it gave out {sorted(wrong)} {what}")
+    return dealt
+
+
+class Done(NamedTuple):
+    """What a worker has computed of its part: results by the chunks' numbers, its rank, and the seconds it took."""
+
+    results: dict[int, Any]
+    rank: int
+    seconds: float
+
+
+def compute(numbers: list[int], results: Iterable[Any]) -> Done:
+    """On a worker: computes the results of its chunks, one after the other."""
+    began = time.perf_counter()
+    computed = dict(zip(numbers, results, strict=True))
+    return Done(computed, get_world_rank(), time.perf_counter() - began)
+
+
+def call(
+    func: Callable[..., Done],
+    partitioner: PartitionFunction,
+    chunks: Sequence[Tensor],
+    args: Callable[[list[int]], Args],
+    timeout: float,
+) -> tuple[list[Any], Counter[int]]:
+    """The results of all chunks, in order; and the seconds that each worker has computed, by rank.
+
+    Args:
+        func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
+        partitioner: from the numbers of the chunks to who computes which.
+        chunks: the indices of each chunk's samples.
+        args: what else a worker needs for its chunks.
+        timeout: for the message where a worker does not answer.
+    """
+    parts = [
+        (worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None)
+        for worker, numbers in deal(partitioner, len(chunks))
+    ]
+    try:
+        answers = remote_sync_call(func, partitioner=lambda: parts)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
+    seconds: Counter[int] = Counter()
+    results = {}
+    for done in answers:
+        seconds[done.rank] += done.seconds
+        results.update(done.results)
+    return [results[number] for number in range(len(chunks))], seconds
+
+
+def values(
+    func: Callable[..., Done],
+    partitioner: PartitionFunction,
+    params: Tensors,
+    chunks: Sequence[Tensor],
+    argument: Any,
+    timeout: float,
+) -> Tensors:
+    """What `func` finds of every sample, in order. In rounds, so that the time limit is one on a few chunks, however
+    many there are."""
+    size = ROUND * get_world_info().world_size
+    shared = (whole(carried(params)), argument)
+    rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
+    found = [v for part in rounds for v in call(func, partitioner, part, lambda _: shared, timeout)[0]]
+    joined: Tensors = brought_home(join(found))
+    return joined
+
+
+def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> Done:
+    return compute(numbers, (work_here().evaluate(params, split, chunk) for chunk in chunks))
+
+
+def _examine(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> Done:
+    rank = get_world_rank()
+    return compute(numbers, (examined(work_here(), params, chunk, step, rank) for chunk in chunks))
+
+
+class Meter:
+    """What the last step has cost, as rank zero knows it from its own calls and the workers' answers."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._before = traffic()
+        self._cost: dict[str, float] = {}
+
+    def start(self) -> None:
+        self._before = traffic()
+        self._began = time.perf_counter()
+
+    def stop(self, compute: Counter[int], backward: Traffic | None = None) -> None:
+        """`compute` is each worker's seconds; `backward` what a backward pass has moved, which does not go through
+        remote calls."""
+        seconds = time.perf_counter() - self._began
+        (sent, received) = traffic().since(self._before)
+        (more_sent, more_received) = backward or Traffic(0, Counter())
+        by_rank = received + more_received + Counter({0: sent + more_sent})
+        self._cost = told(seconds, [Share(compute[r], by_rank[r]) for r in range(get_world_info().world_size)])
+
+    def cost(self) -> dict[str, float]:
+        return self._cost
+
+
+# GPUs
+
+
+def automatic_device_maps() -> DeviceMaps:
+    """From this worker's GPU to each other's, where every worker of this one host has a GPU of its own."""
+    info = get_world_info()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return mapped_devices(info.world_rank, info.world_size, gpus) if on_one_host() else {}
+
+
+def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
+    """Worker's name → {GPU of `rank`: that worker's}; worker i has GPU i. Empty where there are too few."""
+    if workers < 2 or gpus < workers:
+        return {}
+    width = len(str(workers))
+    return {f"worker{other:0{width}d}": {rank: other} for other in range(workers) if other != rank}
+
+
+_by_gpu = False
+
+
+def carried(params: Tensors) -> Tensors:
+    """Parameters where the transport takes them from: on the GPU if GPUs are mapped, else on the CPU."""
+    device = work_here().device if _by_gpu else torch.device("cpu")
+    return {name: value.detach().to(device) for name, value in params.items()}
+
+
+def brought_home(values: Any) -> Any:
+    """Results on the CPU, where the loop keeps its parameters."""
+    return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
+
+
+# The session
+
+
+def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool:
+    """Starts RPC and tells who listens where; whether this is rank zero."""
+    global _work, _by_gpu
+    _work = work
+    maps = automatic_device_maps() if device_maps == "auto" and work.device.type == "cuda" else {}
+    _by_gpu = bool(maps)
+    start_rpc(timeout=timeout, device_maps=maps)
+    leads = get_world_rank() == 0
+    if leads:
+        log.info("%s", announcement(everyone()))
+    return leads
+
+
+def connect(
+    plan: Plan,
+    timeout: float,
+    device_maps: str,
+    map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
+    meter: Meter,
+) -> Strategy:
+    """Starts the session of a strategy that maps chunks: what its factory gives to be called."""
+    leads = start_session(plan.work, timeout, device_maps)
+
+    def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+        return [brought_home(result) for result in map_chunks(params, chunks, step)]
+
+    def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+        return values(_evaluate, plan.partitioner, params, chunks, split, timeout)
+
+    def examine_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        return values(_examine, plan.partitioner, params, chunks, step, timeout)
+
+    return Strategy(leads, map_metered, evaluate_chunks, examine_chunks, meter.cost, stop_rpc)

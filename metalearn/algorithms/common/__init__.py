@@ -1,0 +1,1 @@
+"""What the algorithms share: losses and gradients, inner optimisers, kinds of learners."""

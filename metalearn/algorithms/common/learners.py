@@ -1,0 +1,178 @@
+"""What algorithms are made of: learners that adapt by descent, and learners that compare features."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import Outcome, gradient_of, objective, total_of
+from metalearn.algorithms.common.inner import TaskLoss, last
+from metalearn.checks import real_number, whole_number
+from metalearn.errors import ConfigError
+from metalearn.types import Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
+
+RATE = "inner_lr."
+"""What the names of learned inner rates begin with."""
+
+Init = Callable[[Generator], Params]
+
+Evaluate = Callable[[Params, Episode], Metrics]
+
+InnerPath = Callable[[Params, Batch, int, int], Iterator[Params]]
+"""`path(params, support, steps, order)`: from meta-parameters to those of every task, before the first inner step
+and after each, differentiable to the order that `metalearn.algorithms.common.inner.descent` explains."""
+
+Compare = Callable[[Params, Batch, Tensor], Tensor]
+"""`compare(params, support, x)`: logits [t, n, ways] of the queries `x`."""
+
+
+# Learners that adapt by descent
+
+
+def gradient_learner(
+    model: Model,
+    path: InnerPath,
+    *,
+    eval_steps: int,
+    inner_steps: int = 0,
+    order: int = 2,
+    init: Init | None = None,
+    outcome: Outcome | None = None,
+) -> Algorithm:
+    """An algorithm whose meta-loss is the query loss after `inner_steps` steps along `path`.
+
+    Args:
+        model: the network.
+        path: how a task is adapted.
+        eval_steps: inner steps in validation and test.
+        inner_steps: inner steps in meta-training.
+        order: 2, or 1 for first-order meta-gradients.
+        init: draws the meta-parameters, where they are not the model's.
+        outcome: per-task query `loss` [t] with its graph and metrics beside it, where the meta-loss is another.
+    """
+
+    def after_the_last_step(params: Params, episode: Episode, step: int) -> Metrics:
+        (support, query) = episode
+        adapted = last(path(params, support, inner_steps, order))
+        return objective(model.apply(adapted, query.x, support.x), query.y)
+
+    outcome = outcome or after_the_last_step
+    evaluate, adapt = judged_by_descent(model, path, eval_steps)
+    return Algorithm(init or model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
+
+
+def judged_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tuple[Evaluate, Adapt]:
+    """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that adapts along `path`."""
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        columns = [
+            objective(model.apply(adapted, query.x, support.x), query.y)
+            for adapted in path(params, support, eval_steps, 0)
+        ]
+        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+
+    @torch.no_grad()
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        final = last(path(params, support, eval_steps if steps is None else steps, 0))
+
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return model.apply(final, x, support.x)
+
+        return predict
+
+    return evaluate, adapt
+
+
+def support_loss(model: Model, support: Batch) -> TaskLoss:
+    """The inner objective: each task's loss [t] on its own support set."""
+    return lambda params, step: objective(model.apply(params, support.x), support.y)["loss"]
+
+
+def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int) -> None:
+    """Raises ValueError for a rate that is not above 0, or a negative number of steps."""
+    real_number("inner_lr", inner_lr, above=0)
+    whole_number("inner_steps", inner_steps, at_least=0)
+    whole_number("eval_steps", eval_steps, at_least=0)
+
+
+# Learners that compare features
+
+
+def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
+    """An algorithm that adapts in closed form: its meta-loss is the cross-entropy of what `compare` gives."""
+
+    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+        (support, query) = episode
+        return objective(compare(params, support, query.x), query.y)
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return compare(params, support, x)
+
+        return predict
+
+    return Algorithm(init, gradient_of(outcome), judged_once(outcome), adapt, total_of(outcome), outcome)
+
+
+def judged_once(outcome: Outcome) -> Evaluate:
+    """`Algorithm.evaluate` of a learner without inner steps: one column."""
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        return {name: values.unsqueeze(1) for name, values in outcome(params, episode, 0).items()}
+
+    return evaluate
+
+
+def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
+    """The classes of a support set as [t, n, ways].
+
+    Raises:
+        ConfigError: its targets are real numbers.
+    """
+    if support.y.is_floating_point():
+        raise ConfigError(
+            "algorithm: it tells classes apart, and this dataset's targets are real numbers; type algorithm=maml"
+        )
+    return torch.nn.functional.one_hot(support.y).to(dtype)
+
+
+# The parts of a model
+
+
+def features_and_head(model: Model) -> tuple[Apply, Stage]:
+    """What the last layer is given, and that layer.
+
+    Raises:
+        ValueError: the model does not end in a linear layer.
+    """
+    if model.features is None or model.head is None:
+        raise ValueError(
+            "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear), and this one "
+            "has none; type model=conv4, for example"
+        )
+    return model.features, model.head
+
+
+def without_head(model: Model) -> Init:
+    """Draws the model's parameters, but for the head's."""
+    _, head = features_and_head(model)
+
+    def init(generator: Generator) -> Params:
+        return {name: value for name, value in model.init(generator).items() if name not in head.params}
+
+    return init
+
+
+def prefixed(prefix: str, params: Params) -> Params:
+    """The same under longer names."""
+    return {f"{prefix}{name}": value for name, value in params.items()}
+
+
+def part(prefix: str, params: Params) -> Params:
+    """Those that bear the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}

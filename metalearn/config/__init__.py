@@ -1,0 +1,1 @@
+"""From the command line to checked config, and from config to objects."""

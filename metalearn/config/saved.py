@@ -1,0 +1,85 @@
+"""The config of a checkpoint, changed for another purpose."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metalearn.config.compose import CONF, check_choice, check_key, keys_of, parsed, sorted_out
+from metalearn.errors import ConfigError
+
+OF_THE_MACHINE = ("strategy", "partitioner", "launch")
+"""Groups that are taken anew: where a run was trained does not say where its checkpoint is used."""
+
+OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "resume", "init_from", "experiment", "hydra")
+"""Groups and keys that say nothing about what a checkpoint can do. Taken anew, too: it may be older than their keys."""
+
+LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
+"""Keys whose values, saved as numbers, follow others."""
+
+
+def changed_config(saved: Mapping[str, object], overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
+    """The config that a checkpoint was saved with, but for the overrides.
+
+    Args:
+        saved: the config in its meta.json.
+        overrides: `GROUP=OPTION` and `KEY=VALUE`; keys may be named by their aliases.
+        aliases: short names of keys.
+
+    Raises:
+        ConfigError: a key or a choice that does not exist or has no part in this, or a value that cannot be read.
+    """
+    asked = parsed(overrides)
+    for override in asked:
+        _check_part(override)
+    choices, values = sorted_out(asked)
+    for choice in choices:
+        check_choice(choice)
+    chosen = {choice.key_or_group: str(choice.value()) for choice in choices}
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            lines = [f"{group}={option}" for group, option in chosen.items()]
+            fresh = compose("config", overrides=["~experiment", *lines])
+        config = OmegaConf.create(dict(saved))
+        for group in fresh:
+            if group in (*OF_THE_MACHINE, *OF_TRAINING, *chosen) or group not in config:
+                config[group] = fresh[group]
+        config.resume, config.init_from, config.workers = "auto", None, None
+        known = keys_of(config)
+        for key, link in LINKS.items():
+            if key in known:
+                OmegaConf.update(config, key, link)
+        _find_data(config)
+        for override in values:
+            key = aliases.get(override.key_or_group, override.key_or_group)
+            check_key(key, known)
+            OmegaConf.update(config, key, override.value())
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{str(error).splitlines()[0]}: the overrides do not fit the checkpoint's config") from error
+    return config
+
+
+def _check_part(override: Override) -> None:
+    name = override.key_or_group.partition(".")[0].partition("/")[0]
+    if name in OF_TRAINING:
+        raise ConfigError(f"{override.input_line}: says nothing about what a checkpoint can do; leave it out")
+    if override.is_sweep_override() or override.is_delete():
+        raise ConfigError(f"{override.input_line}: must be one value; type {override.key_or_group}=VALUE")
+
+
+def _find_data(config: DictConfig) -> None:
+    """Where the data is not where it was in training, it is looked for where `METALEARN_DATA` says."""
+    root = config.dataset.get("root")
+    if root is not None and not Path(root).is_dir() and "METALEARN_DATA" in os.environ:
+        config.dataset.root = os.environ["METALEARN_DATA"]
+
+
+def run_folder_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint lies in, links followed: …/checkpoints/step_000100 is two levels below."""
+    return checkpoint.resolve().parent.parent

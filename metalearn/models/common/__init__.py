@@ -1,0 +1,1 @@
+"""What the models share: networks as sequences of stages, and any nn.Module as pure functions."""

@@ -1,0 +1,299 @@
+"""A network written as an `nn.Module`, as pure functions: its weights come from outside, for every task its own."""
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from metalearn.models.common.stages import one_after_the_other
+from metalearn.nn import batch_norm, conv2d
+from metalearn.types import Apply, Model, Params, Stage
+
+Make = Callable[[], nn.Module]
+"""A fresh network, its weights drawn from torch's global random numbers."""
+
+
+def model_of(make: Make, *, name: str, channels: int, image_size: int, transductive: bool, advice: str) -> Model:
+    """A network that takes images [n, channels, h, w] and gives [n, ways], as a model; parameters bear the module's
+    names.
+
+    Convolutions and batch norms are computed by our layers where these can; `remark` says how many cannot. Batch
+    norm keeps no running statistics: a batch is normalised by its own, or by its support set's, and in either case
+    one differentiates through them. Dropout and stochastic depth are off, so that equal inputs give equal outputs
+    on every worker. Tasks are computed in turn. It cannot be cut into stages; its head is the `nn.Linear` that gives
+    the outputs, if one does.
+
+    Args:
+        make: gives a fresh network.
+        name: what to call it in errors.
+        channels: that it takes; images of one channel are repeated.
+        image_size: height and width of an image, in pixels.
+        transductive: normalise a batch by its own statistics; if false, queries are normalised by
+            the statistics of the support set.
+        advice: what to type where it cannot take such images.
+
+    Raises:
+        ValueError: images that the network cannot take, outputs that are not [n, ways], a parameter that has no part
+            in them, or a layer that remembers batches.
+    """
+    network = _fresh(make, seed=0)
+    remark = _make_pure(network, name, transductive)
+    activations, last = _tried(network, name, (channels, image_size, image_size), advice)
+    shared = _names(network)
+    ends = _ends(network, last, shared, torch.rand(2, channels, image_size, image_size, generator=Generator()))
+    names = list(dict.fromkeys(shared.values()))
+    buffers = dict(network.named_buffers())
+    network.to("meta")  # its weights always come from outside
+    norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
+    busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
+
+    def init(generator: Generator) -> Params:
+        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        return {parameter: value.detach() for parameter, value in _fresh(make, seed).named_parameters()}
+
+    def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
+        images = x.expand(-1, -1, channels, -1, -1)
+        fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
+        used = [name for name in names if not (features and ends is not None and name in ends.stage.params)]
+        weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
+        # The fused kernels of attention have no second derivative.
+        with busy, sdpa_kernel(SDPBackend.MATH):
+            for norm in norms.values():
+                norm.known = known
+            if ends is not None:
+                ends.layer.passes = features
+            outputs = []
+            for of_task, images_of_task in zip(weights, images, strict=True):
+                by_name = dict(zip(used, of_task, strict=True))
+                everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
+                outputs.append(functional_call(network, fixed | everywhere, (images_of_task,), tie_weights=False))
+            return torch.stack(outputs)
+
+    def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
+        return one_after_the_other((Stage(name, tuple(names), forward),), ignores_support=transductive)
+
+    scales = [shared[f"{path}.{parameter}"] for path in norms for parameter in ("weight", "bias")]
+    model = Model(init, whole(forward), transductive, activations, remark=remark, norms=tuple(dict.fromkeys(scales)))
+    if ends is None:
+        return model
+    return model._replace(features=whole(partial(forward, features=True)), head=ends.stage)
+
+
+class _Conv(nn.Conv2d):
+    """A convolution computed by ours, whose second derivative is fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        stride, padding = self.stride[0], cast(tuple[int, int], self.padding)[0]
+        if x.is_meta:
+            return F.conv2d(x, self.weight, self.bias, stride, padding)
+        y = conv2d(x.permute(0, 2, 3, 1).unsqueeze(0), self.weight.unsqueeze(0), stride=stride, padding=padding)[0]
+        return (y if self.bias is None else y + self.bias).permute(0, 3, 1, 2)
+
+
+class _BatchNorm(nn.BatchNorm2d):
+    """A batch norm by the statistics of the first `known` samples, 0 meaning all."""
+
+    known: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_meta:
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
+        images, known = x.permute(0, 2, 3, 1).unsqueeze(0), self.known or None
+        scale, shift = self.weight.unsqueeze(0), self.bias.unsqueeze(0)
+        y = batch_norm(images, scale, shift, statistics_of=known, epsilon=self.eps)
+        return y[0].permute(0, 3, 1, 2)
+
+
+class _Head(nn.Linear):
+    """The last layer; it can let its input through."""
+
+    passes: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.passes else super().forward(x)
+
+
+class _Ends(NamedTuple):
+    """The head of a network: the layer, and what computes it for every task."""
+
+    layer: _Head
+    stage: Stage
+
+
+class _HardSigmoid(nn.Hardsigmoid):
+    """Without torch's own function, which has no second derivative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu6(x + 3) / 6
+
+
+def _fresh(make: Make, seed: int) -> nn.Module:
+    """The network with weights drawn from `seed`; torch's global random numbers go on as if nothing had been."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make()
+
+
+def _names(network: nn.Module) -> dict[str, str]:
+    """Every path to a parameter, and the first of the paths to that same one."""
+    first = {id(parameter): path for path, parameter in network.named_parameters()}
+    return {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
+
+
+def _ends(network: nn.Module, path: str | None, shared: Mapping[str, str], images: Tensor) -> _Ends | None:
+    """The head, if the layer at `path` is one: a network may use it twice, change its outputs in place, or look at its
+    weights elsewhere."""
+    layer = network.get_submodule(path) if path else None
+    if path is None or layer is None or not _is(layer, nn.Linear):
+        return None
+    names = tuple(f"{path}.{parameter}" for parameter, _ in layer.named_parameters())
+    if any(list(shared.values()).count(shared[name]) > 1 for name in names):
+        return None
+    head: Any = layer
+    head.__class__, head.passes = _Head, False
+    if not _separable(network, head, images):
+        head.__class__ = nn.Linear
+        return None
+
+    def apply(params: Params, features: Tensor, known: int) -> Tensor:
+        logits = features @ params[names[0]].transpose(1, 2)
+        return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
+
+    return _Ends(head, Stage("head", names, apply))
+
+
+def _separable(network: nn.Module, head: _Head, images: Tensor) -> bool:
+    """Whether the head's outputs for what it is given are the network's, and nothing else depends on its weights."""
+    weights = [parameter.detach().clone() for parameter in head.parameters()]
+    with torch.no_grad():
+        outputs = network(images)
+        head.passes = True
+        try:
+            for parameter in head.parameters():
+                parameter.fill_(math.nan)
+            features = network(images)
+        finally:
+            head.passes = False
+            for parameter, weight in zip(head.parameters(), weights, strict=True):
+                parameter.copy_(weight)
+        return features.dim() == 2 and torch.allclose(head(features), outputs, rtol=1e-4, atol=1e-5)
+
+
+def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
+    """Changes, in place, what is random, overwrites its input, remembers batches or has one derivative only; and has
+    our layers compute what they can, by exchanging the class. Returns what the user should know of the rest."""
+    network.eval()
+    theirs, convolutions = [], 0
+    for path, layer in network.named_modules():
+        if hasattr(layer, "inplace"):
+            layer.inplace = False
+        if _is(layer, nn.Hardsigmoid):
+            layer.__class__ = _HardSigmoid
+        if _is(layer, nn.BatchNorm2d) and layer.affine:
+            layer.__class__, layer.known = _BatchNorm, 0
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+            _check_norm(path, layer, name, transductive)
+        if isinstance(layer, nn.Conv2d):
+            convolutions += 1
+            if _ours(layer):
+                layer.__class__ = _Conv
+            else:
+                theirs.append(path)
+    if not theirs:
+        return ""
+    return (
+        f"{name}: {len(theirs)} of {convolutions} convolutions are computed by torch, whose second derivative is slow, "
+        f"for their groups, dilation, padding or class: {', '.join(theirs[:3])}{', …' if len(theirs) > 3 else ''}"
+    )
+
+
+def _is(layer: Any, kind: type[nn.Module]) -> bool:
+    """Whether it is that very class, not one derived from it, and nothing hangs on its calls."""
+    return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+def _ours(layer: nn.Conv2d) -> bool:
+    """Whether our convolution can do it."""
+    return (
+        _is(layer, nn.Conv2d)
+        and not isinstance(layer.padding, str)
+        and layer.stride[0] == layer.stride[1]
+        and layer.padding[0] == layer.padding[1]
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+    )
+
+
+def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
+    """Raises ValueError for a norm that is not ours and mixes the batches, or the samples, that must stay apart."""
+    what = f"{name}: its layer {path} ({type(layer).__name__})"
+    if layer.track_running_stats:
+        raise ValueError(
+            f"{what} remembers batches, which a pure function cannot; give it track_running_stats=False, or take "
+            "nn.BatchNorm2d or nn.GroupNorm"
+        )
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not transductive:
+        raise ValueError(
+            f"{what} normalises queries by each other; type transductive=true, or take nn.BatchNorm2d or nn.GroupNorm"
+        )
+
+
+def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: str) -> tuple[int, str | None]:
+    """The floats that one image leaves behind in the layers of a network, and the path of the layer that gives the
+    outputs. Tried without computing anything, on the meta device; and where that is not possible, in earnest.
+
+    Raises:
+        ValueError: it cannot take such images, does not give [n, ways], or has a parameter that is not used.
+    """
+    failures = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
+    try:
+        return _counted(copy.deepcopy(network).to("meta"), name, torch.zeros(2, *image, device="meta"))
+    except failures:
+        try:
+            return _counted(network, name, torch.zeros(2, *image))
+        except failures as error:
+            if str(error).startswith(f"{name}: "):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"image_size={image[1]}: {name} cannot take images [n, {', '.join(map(str, image))}] ({reason}); "
+                f"{advice}"
+            ) from error
+
+
+def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | None]:
+    floats = 0
+    outputs: dict[str, Any] = {}
+
+    def count(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        nonlocal floats
+        outputs[path] = output
+        floats += sum(leaf.numel() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)) // len(images)
+
+    leaves = [(path, layer) for path, layer in network.named_modules() if not list(layer.children())]
+    hooks = [layer.register_forward_hook(partial(count, path)) for path, layer in leaves]
+    try:
+        output = network(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(images):
+        found = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ValueError(f"{name}: gives {found} for {len(images)} images, and must give a tensor [n, ways]")
+    parameters = dict(network.named_parameters())
+    grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
+    unused = [path for path, grad in zip(parameters, grads, strict=True) if grad is None]
+    if unused:
+        raise ValueError(f"{name}: its parameter {unused[0]} has no part in the outputs; leave it out")
+    return max(floats, output.shape[1]), next((path for path, value in outputs.items() if value is output), None)

@@ -1,0 +1,1 @@
+"""What a run writes and reads: its folder, checkpoints, logs, metrics and plots."""

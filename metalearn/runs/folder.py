@@ -1,0 +1,146 @@
+"""What a run folder holds already, and whether this run may go on in it."""
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metalearn.config.compose import Config, differences
+from metalearn.errors import ConfigError
+from metalearn.files import put
+from metalearn.runs.checkpoint import Snapshot, latest, read_named
+from metalearn.runs.metrics import describe, from_json, headline, jsonable
+
+LOCK = ".lock"
+
+FREE_KEYS = (
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
+    "dataset.download", "trainer.steps",
+)  # fmt: skip
+"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend it."""
+
+
+_TOLD_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
+
+
+class Found(NamedTuple):
+    """Where to go on from; the result of the run if it is complete; whether to go back, that is, to drop
+    what the folder holds of later steps."""
+
+    snapshot: Snapshot | None
+    result: dict[str, Any] | None
+    goes_back: bool
+
+
+def examine(run_dir: Path, config: Config) -> Found:
+    """What to go on from under `resume` (auto, never, or a checkpoint's folder).
+
+    Raises:
+        ConfigError: the folder holds another run, one that is further, or something that is no run.
+    """
+    resume, steps = config["resume"], config["trainer"]["steps"]
+    path = None if resume in ("auto", "never") else Path(resume)
+    back = goes_back(run_dir, resume)
+    empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
+    if not empty and resume == "never":
+        raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
+    if not empty and not (run_dir / ".hydra").is_dir():
+        raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
+    own = None if empty or back else latest(run_dir)
+    snapshot = read_named("resume", path) if own is None and path else own
+    place = run_dir if own or not path else path
+    if snapshot is not None:
+        _refuse_other(place, snapshot.meta["config"], config)
+        _refuse_further(place, snapshot.meta["step"], steps)
+    elif not empty:
+        _refuse_other(run_dir, _recorded(run_dir), config)
+    return Found(snapshot, None if back else finished(run_dir, steps), back)
+
+
+def goes_back(run_dir: Path, resume: str) -> bool:
+    """Whether `resume` names a checkpoint of this very run."""
+    return resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
+
+
+def _refuse_further(place: Path, done: int, steps: int) -> None:
+    if done > steps:
+        raise ConfigError(
+            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
+            "or run=NAME for another folder"
+        )
+
+
+def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
+    """The result of a run that has completed `steps` steps, else None."""
+    try:
+        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    if result.get("status") != "completed" or result.get("steps") != steps:
+        return None
+    return result | {"test": from_json(result["test"])}
+
+
+def write_result(run_dir: Path, result: dict[str, Any]) -> None:
+    """result.json, whole or not at all."""
+    put(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
+
+
+def announcement(run_dir: Path, result: dict[str, Any]) -> str:
+    """A result in words: the last lines of a run."""
+    return (
+        f"test {judgement(result['test'])}\n"
+        f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
+    )
+
+
+def judgement(figures: dict[str, Any]) -> str:
+    """What a test has found, in words: one line, and one more where there are inner steps."""
+    form = ".2%" if headline(figures) == "accuracy" else ".4f"
+    steps = figures["by_step"]
+    told = [step for step in steps if int(step) in _TOLD_STEPS or int(step) == len(steps) - 1]
+    by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in told)
+    kind = "transductive" if figures["transductive"] else "not transductive"
+    return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+
+
+def lock(run_dir: Path) -> TextIO:
+    """Holds the folder for this process, until the file returned is closed or the process ends.
+
+    Raises:
+        ConfigError: another process is running in it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = (run_dir / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder") from None
+    return file
+
+
+def _recorded(run_dir: Path) -> Config:
+    """The config of a run that has no checkpoint yet."""
+    try:
+        recorded = OmegaConf.to_container(OmegaConf.load(run_dir / ".hydra" / "config.yaml"), resolve=True)
+    except (OSError, OmegaConfBaseException):
+        return {}
+    return {str(key): value for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+
+
+def _refuse_other(place: Path, old: Config, new: Config) -> None:
+    changes = {} if not old else differences(old, new)
+    lines = [
+        f"{key}: {before} → {after}"
+        for key, (before, after) in changes.items()
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+    ]
+    if lines:
+        raise ConfigError(
+            f"{place} holds a run with another config:\n  " + "\n  ".join(lines) + "\n"
+            "type run=NAME to keep both, or the same values to go on"
+        )

@@ -1,0 +1,186 @@
+"""Plain samples, for learners that do not adapt; what the sources of labelled pictures share.
+
+Nothing here keeps state: training sample number i is the (i mod n)-th of the permutation that (seed, i div n) draws,
+so that any worker can make any micro-batch, and a resumed run meets the samples it would have met.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metalearn.checks import whole_number
+from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.types import Batch, Episode, TaskSource, Unit
+
+_ORDER, _KNOWN = 1, 2
+"""Last words of the generators' seeds, which keep them apart from each other and from those of the tasks."""
+
+
+class Labelled(NamedTuple):
+    """Pictures uint8 [n, h, w] or [n, h, w, 3] with their classes [n]."""
+
+    pictures: Images
+    classes: NDArray[np.int64]
+
+
+class _Samples:
+    def __init__(
+        self,
+        load: Callable[[], Mapping[str, Labelled]],
+        sizes: Mapping[str, int],
+        classes: int,
+        *,
+        known: int,
+        seed: int,
+        eval_seed: int,
+    ) -> None:
+        self._classes = classes
+        self._load, self._sizes = load, sizes
+        self._known, self._seed, self._eval_seed = known, seed, eval_seed
+        self._splits: Mapping[str, Labelled] | None = None
+        self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
+        self._support: Batch | None = None
+
+    def classes(self, split: str) -> int:
+        return self._classes
+
+    def unit(self, split: str) -> Unit:
+        return "samples"
+
+    def size(self, split: str) -> int | None:
+        return None if split == "train" else self._sizes[split]
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        query = self._batch(split, [self._number(split, index) for index in indices.tolist()])
+        return Episode(self._empty(query) if split == "train" else self._known_samples(), query)
+
+    def _number(self, split: str, index: int) -> int:
+        size = self._sizes[split]
+        epoch, place = divmod(index, size)
+        if epoch and split != "train":
+            raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
+        if (split, epoch) not in self._orders:
+            root = self._seed if split == "train" else self._eval_seed
+            order = np.random.default_rng((root, SPLITS[split], epoch, _ORDER)).permutation(size)
+            self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
+            self._orders[split, epoch] = order
+        return int(self._orders[split, epoch][place])
+
+    def _batch(self, split: str, numbers: list[int]) -> Batch:
+        if self._splits is None:
+            self._splits = self._load()
+        pictures, classes = self._splits[split]
+        x = torch.from_numpy(np.ascontiguousarray(pictures[numbers])).to(torch.float32).div_(255)
+        x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+        return Batch(x.unsqueeze(0), torch.from_numpy(classes[numbers]).unsqueeze(0))
+
+    def _known_samples(self) -> Batch:
+        """Training samples spread over the whole set, the same whatever was trained on."""
+        if self._support is None:
+            rng = np.random.default_rng((self._eval_seed, SPLITS["train"], 0, _KNOWN))
+            chosen = rng.permutation(self._sizes["train"])[: self._known]
+            self._support = self._batch("train", chosen.tolist())
+        return self._support
+
+    def _empty(self, query: Batch) -> Batch:
+        return Batch(query.x[:, :0], query.y[:, :0])
+
+
+def samples(
+    load: Callable[[], Mapping[str, Labelled]],
+    sizes: Mapping[str, int],
+    classes: int,
+    *,
+    known: int,
+    seed: int,
+    eval_seed: int,
+) -> TaskSource:
+    """A source of plain samples.
+
+    Args:
+        load: reads the splits `train`, `val` and `test`, when the first sample is asked for.
+        sizes: samples of each split.
+        classes: how many there are.
+        known: training samples that come along with validation and test samples, for normalisation statistics.
+        seed: what the order of training is drawn from.
+        eval_seed: what the order of validation and test is drawn from, and which samples are known.
+
+    Raises:
+        ValueError: a negative seed, or a number of samples that cannot be had.
+    """
+    whole_number("seed", seed, at_least=0)
+    whole_number("eval_seed", eval_seed, at_least=0)
+    whole_number("known", known, at_least=1, at_most=sizes["train"])
+    return _Samples(load, sizes, classes, known=known, seed=seed, eval_seed=eval_seed)
+
+
+class _Pretraining:
+    def __init__(self, samples: TaskSource, tasks: TaskSource) -> None:
+        self._samples, self._tasks = samples, tasks
+
+    def _of(self, split: str) -> TaskSource:
+        return self._samples if split == "train" else self._tasks
+
+    def classes(self, split: str) -> int | None:
+        return self._of(split).classes(split)
+
+    def unit(self, split: str) -> Unit:
+        return self._of(split).unit(split)
+
+    def size(self, split: str) -> int | None:
+        return self._of(split).size(split)
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        return self._of(split).episodes(split, indices)
+
+
+def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
+    """Training samples of the one; validation and test tasks of the other."""
+    return _Pretraining(samples, tasks)
+
+
+def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, seed: int, eval_seed: int) -> TaskSource:
+    """A source of training samples only: every drawing of `load()` [classes, drawings, h, w].
+
+    Args:
+        load: gives the pictures when the first sample is asked for.
+        classes, drawings: how many there are.
+        seed, eval_seed: as for `samples`.
+
+    Raises:
+        ValueError: a negative seed.
+    """
+
+    def split() -> dict[str, Labelled]:
+        pictures = load()
+        labels = np.repeat(np.arange(classes, dtype=np.int64), drawings)
+        return {"train": Labelled(pictures.reshape(-1, *pictures.shape[2:]), labels)}
+
+    sizes = {"train": classes * drawings, "val": 0, "test": 0}
+    return samples(split, sizes, classes, known=1, seed=seed, eval_seed=eval_seed)
+
+
+def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[str, int]:
+    """Samples of each split where so many of every class's drawings train and validate, and the rest test.
+
+    Raises:
+        ValueError: a split would be empty.
+    """
+    whole_number("train_drawings", train, at_least=1, at_most=drawings - 2)
+    whole_number("val_drawings", val, at_least=1, at_most=drawings - train - 1)
+    return {"train": classes * train, "val": classes * val, "test": classes * (drawings - train - val)}
+
+
+def split_drawings(pictures: Images, *, train: int, val: int) -> dict[str, Labelled]:
+    """`pictures` [classes, drawings, h, w] → the first `train` drawings of each class, the next `val`, and the rest."""
+    classes, drawings = pictures.shape[:2]
+    labels = np.arange(classes, dtype=np.int64)
+
+    def part(first: int, end: int) -> Labelled:
+        return Labelled(pictures[:, first:end].reshape(-1, *pictures.shape[2:]), np.repeat(labels, end - first))
+
+    return {"train": part(0, train), "val": part(train, train + val), "test": part(train + val, drawings)}

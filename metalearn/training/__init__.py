@@ -1,0 +1,1 @@
+"""The loop that meta-trains, and what it is made of."""

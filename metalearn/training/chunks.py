@@ -1,0 +1,152 @@
+"""What any worker computes of a chunk: makes its episodes, runs the algorithm, brings the result home."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metalearn.algorithms.common.functional import by_sample, per_task, summed
+from metalearn.training.faults import LOSS, faults_of
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
+
+DATA_SECONDS = "data_seconds"
+"""Among a chunk's metrics: the seconds in which its episodes were made."""
+
+DIGEST = "digest"
+"""Among the values of a task that a learner is judged by: a number made of all that the task holds."""
+
+
+class ChunkFunctions(NamedTuple):
+    """What can be computed of a chunk of task numbers. Parameters may lie anywhere; gradients, metrics and
+    losses go back to where the parameters came from.
+
+    `evaluate` gives per-task values, and of tasks a `digest` of what they hold. `examine` gives each training task's
+    `fault`, see `metalearn.training.faults`. `loss(params, indices, step)` gives the summed loss with its graph, and
+    (metrics, count); from gradients and these, `result` makes what `map` gives. None where the algorithm's loss has
+    no graph.
+    """
+
+    map: Callable[[Params, Tensor, int], ChunkResult]
+    evaluate: Callable[[Params, str, Tensor], Metrics]
+    examine: Callable[[Params, Tensor, int], Metrics]
+    loss: Callable[[Params, Tensor, int], tuple[Tensor, tuple[Metrics, int]]] | None
+    result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
+
+
+class PieceFunctions(NamedTuple):
+    """What can be computed of single samples where a network is cut: the inputs [1, known + n, …] of its first stage
+    and how many of them are known samples; and, from the outputs [1, n, …] of its last one, the summed loss with
+    its graph and (metrics, count), or the values of every sample; and of these the samples' faults."""
+
+    inputs: Callable[[str, Tensor], tuple[Tensor, int]]
+    outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, tuple[Metrics, int]]]
+    values: Callable[[Tensor, str, Tensor], Metrics]
+    faults: Callable[[Metrics], Metrics]
+
+
+def single_stages(model: Model) -> tuple[Stage, ...]:
+    """The model's stages for parameters without a leading task dimension."""
+
+    def single(stage: Stage) -> Stage:
+        return stage._replace(apply=lambda params, h, known: stage.apply(per_task(params, 1), h, known))
+
+    return tuple(map(single, model.stages))
+
+
+def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Episode]:
+    """Brings episodes to `device`, in `dtype`."""
+
+    def batch(values: Batch) -> Batch:
+        y = values.y.to(device, dtype) if values.y.is_floating_point() else values.y.to(device)
+        return Batch(values.x.to(device, dtype), y)
+
+    return lambda episode: Episode(batch(episode.support), batch(episode.query))
+
+
+def piece_functions(model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype) -> PieceFunctions:
+    """What is computed at both ends of a network that is cut."""
+    on_device = placing(device, dtype)
+
+    def episodes(split: str, indices: Tensor) -> Episode:
+        return on_device(source.episodes(split, indices))
+
+    def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
+        support, query = episodes(split, indices)
+        known = 0 if model.transductive else support.x.shape[1]
+        return torch.cat([support.x[:, :known], query.x], dim=1), known
+
+    def values(outputs: Tensor, split: str, indices: Tensor) -> Metrics:
+        columns = by_sample(outputs, episodes(split, indices).query.y)
+        return {name: value[0].unsqueeze(1) for name, value in columns.items()}
+
+    def outcome(outputs: Tensor, split: str, indices: Tensor) -> tuple[Tensor, tuple[Metrics, int]]:
+        found = by_sample(outputs, episodes(split, indices).query.y)
+        return found["loss"].sum(), (summed(found), len(indices))
+
+    def faults(found: Metrics) -> Metrics:
+        return {"fault": torch.where(torch.isfinite(found["loss"][:, 0]), 0, LOSS)}
+
+    return PieceFunctions(inputs, outcome, values, faults)
+
+
+def chunk_functions(
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
+) -> ChunkFunctions:
+    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
+    on_device = placing(device, dtype)
+
+    def training(indices: Tensor) -> tuple[Episode, Metrics]:
+        began = time.perf_counter()
+        episode = on_device(source.episodes("train", indices))
+        return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
+
+    def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
+        home = device_of(params)
+        episode, seconds = training(indices)
+        result = algorithm.meta_grad(moved(params, device), episode, step)
+        return ChunkResult(moved(result.grads, home), moved(result.metrics | seconds, home), result.count)
+
+    def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
+        home = device_of(params)
+        task = source.episodes(split, indices)
+        values = moved(algorithm.evaluate(moved(params, device), on_device(task)), home)
+        return values if algorithm.judged_by == "samples" else values | {DIGEST: digests(task)}
+
+    def examine(params: Params, indices: Tensor, step: int) -> Metrics:
+        episode, _ = training(indices)
+        return {"fault": faults_of(algorithm, moved(params, device), episode, step)}
+
+    def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
+        assert algorithm.outcome is not None
+        home = device_of(params)
+        episode, seconds = training(indices)
+        values = algorithm.outcome(moved(params, device), episode, step)
+        return values["loss"].sum().to(home), (moved(summed(values) | seconds, home), len(indices))
+
+    def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
+        return ChunkResult(grads, *rest)
+
+    return ChunkFunctions(map_chunk, evaluate, examine, None if algorithm.outcome is None else loss, result)
+
+
+def digests(episode: Episode) -> Tensor:
+    """A number for every task, [t, 1] int64, that is another one where a bit of its pictures or labels is."""
+    values = [value for batch in episode for value in batch]
+    found = []
+    for task in zip(*values, strict=True):
+        joined = hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in task))
+        found.append(int.from_bytes(joined.digest()[:8], "big", signed=True))
+    return torch.tensor(found).unsqueeze(1)
+
+
+def device_of(params: Params) -> torch.device:
+    """Where parameters lie; the CPU where there are none."""
+    return next((value.device for value in params.values()), torch.device("cpu"))
+
+
+def moved(values: Params, device: torch.device) -> Params:
+    """The same tensors on `device`."""
+    return {name: value.to(device) for name, value in values.items()}

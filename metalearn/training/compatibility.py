@@ -1,0 +1,101 @@
+"""Whether a learner and a dataset fit, tried on one task before anything is started."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from metalearn.algorithms.common.functional import per_task
+from metalearn.errors import ConfigError
+from metalearn.types import Algorithm, Batch, Episode, Model, Params, TaskSource, Unit
+
+
+def check_fit(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
+    """Tries the learner on `first`, the first training task or samples, and on the first test task.
+
+    Raises:
+        ConfigError: the algorithm learns from something else; the model cannot take the inputs, or its outputs do
+            not fit the targets.
+    """
+    _check_unit(source.unit("train"), algorithm.learns_from, algorithm, "learns from")
+    if algorithm.learns_from == "samples":
+        _try_samples(model, params, source, first)
+    else:
+        _try_task(algorithm, params, source, first, "train")
+    if algorithm.judged_by == "tasks":
+        check_judging_fit(algorithm, model, params, source, "test")
+
+
+def check_judging_fit(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, split: str) -> None:
+    """Tries the learner on the first task, or the first two samples, of a split that it is judged by.
+
+    Raises:
+        ConfigError: as `check_fit`.
+    """
+    _check_unit(source.unit(split), algorithm.judged_by, algorithm, "is judged by")
+    if algorithm.judged_by == "samples":
+        _try_samples(model, params, source, source.episodes(split, torch.arange(2)))
+    else:
+        _try_task(algorithm, params, source, source.episodes(split, torch.tensor([0])), split)
+
+
+def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> None:
+    if given == wanted:
+        return
+    if wanted == "tasks":
+        raise ConfigError(
+            f"dataset: it gives plain samples, and this algorithm {verb} tasks; type algorithm=supervised, or a "
+            "dataset of tasks, such as dataset=omniglot"
+        )
+    example = "omniglot_pretraining" if algorithm.judged_by == "tasks" else "omniglot_characters"
+    raise ConfigError(
+        f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example"
+    )
+
+
+def _try_samples(model: Model, params: Params, source: TaskSource, first: Episode) -> None:
+    few = " in micro-batches of one sample; type a trainer.task_chunk that leaves none over"
+    dtype = _dtype(params)
+    x, known = first.query.x.to(dtype), first.support.x.to(dtype) if first.support.x.shape[1] else None
+    outputs = _outputs(lambda: model.apply(per_task(params, 1), x, known), x, few if x.shape[1] == 1 else "")
+    _check_outputs(outputs, source.classes("train"), first.query)
+
+
+def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Episode, split: str) -> None:
+    dtype = _dtype(params)
+    y = task.support.y.to(dtype) if task.support.y.is_floating_point() else task.support.y
+    support, x = Batch(task.support.x.to(dtype), y), task.query.x.to(dtype)
+    outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(x), x)
+    of_training, of_test = source.classes("train"), source.classes("test")
+    if split == "train" and of_training != of_test and outputs.shape[2] != of_training:
+        raise ConfigError(
+            f"dataset.train_ways={of_training}: this algorithm's head has {outputs.shape[2]} outputs, in training and "
+            "test alike; type dataset.train_ways=null, or algorithm=protonet, which has no head"
+        )
+    _check_outputs(outputs, source.classes(split), task.query)
+
+
+def _dtype(params: Params) -> torch.dtype:
+    return next(iter(params.values())).dtype
+
+
+def _outputs(compute: Callable[[], Tensor], x: Tensor, circumstance: str = "") -> Tensor:
+    try:
+        with torch.no_grad():
+            return compute()
+    except ConfigError:
+        raise
+    except (RuntimeError, IndexError, ValueError) as error:
+        shape = tuple(x.shape[2:])
+        raise ConfigError(
+            f"model: it cannot take this dataset's inputs of shape {shape}{circumstance} ({error})"
+        ) from error
+
+
+def _check_outputs(outputs: Tensor, classes: int | None, query: Batch) -> None:
+    wanted = query.y.shape[2] if classes is None else classes
+    if outputs.shape[2] != wanted:
+        raise ConfigError(
+            f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}; "
+            f"type model.ways={wanted}, or model.outputs={wanted} for an mlp"
+        )
