@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402 (the path comes first, here and below)
 from omegaconf import DictConfig  # noqa: E402
 
-import train  # noqa: E402
 from distributed.strategies.split import shard_ends  # noqa: E402
-from metalearn.config import compose as configs  # noqa: E402
-from metalearn.program.run import Parts, chunk_of  # noqa: E402
+from metalearn.config.compose import compose_config  # noqa: E402
+from metalearn.program.job import to_job  # noqa: E402
+from metalearn.program.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
 
 WARM_UP = 20
 """Steps that do not count."""
@@ -156,10 +156,10 @@ def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -
 def reckoned(case: Case, way: Way) -> list[float]:
     """Bytes that each worker must send in a step, from the sizes of parameters and activations alone."""
     overrides = [*case.overrides, *way.overrides, f"workers={way.workers}"]
-    job = train.to_job(*configs.compose_config(overrides), overrides)
-    parts = train.assemble(job)
+    job = to_job(*compose_config(overrides), ROOT / "train.py", overrides)
+    parts = assemble(job)
     size = sum(value.nbytes for value in parts.start.values())
-    chunks = math.ceil(parts.settings.meta_batch_size / chunk_of(parts))
+    chunks = math.ceil(parts.settings.meta_batch_size / training_chunk(parts))
     others, theirs = way.workers - 1, chunks // way.workers
     strategy = job.config.strategy._target_.rpartition(".")[2]
     if strategy == "rpc":
@@ -173,7 +173,7 @@ def reckoned(case: Case, way: Way) -> list[float]:
 
 def activations(config: DictConfig, parts: Parts, workers: int) -> list[float]:
     """What goes forward from each shard, and back to the one before."""
-    pieces = train.make_work(config, parts.algorithm, parts.model, parts.source, parts.start, parts.outer).pieces
+    pieces = make_work(config, parts.algorithm, parts.model, parts.source, parts.start, parts.outer).pieces
     assert pieces is not None
     h, known = pieces.inputs("train", torch.arange(parts.settings.meta_batch_size))
     sizes = []

@@ -24,7 +24,7 @@ from metalearn.models.resnet12 import resnet12
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.omniglot import omniglot
 from metalearn.tasks.sinusoid import sinusoid
-from metalearn.training.loop import Settings, chunk_size
+from metalearn.training.settings import Settings, chunk_size
 from metalearn.types import Batch, Episode, Model, Params, TaskSource
 
 ROOT = Path(__file__).resolve().parent.parent

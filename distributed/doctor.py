@@ -56,7 +56,7 @@ Operation = Callable[[int], bool]
 """Runs once with so many values; says whether the answer was right."""
 
 
-def examine(*, timeout: float = 30.0) -> Report | None:
+def diagnose(*, timeout: float = 30.0) -> Report | None:
     """Runs every check. The report on rank zero, None elsewhere.
 
     Args:

@@ -62,7 +62,7 @@ class Model(NamedTuple):
     """A network as pure functions.
 
     `activations` counts the floats that one input leaves behind in a forward pass: what
-    `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be. `remark` is
+    `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be. `note` is
     what a user should know of how it is computed, if anything. `features` gives what the `head`, its last linear
     layer, is given: [t, n, d]; both are None where it does not end in one. `norms` are the parameters of its
     normalisation layers.
@@ -73,7 +73,7 @@ class Model(NamedTuple):
     transductive: bool
     activations: int
     stages: tuple[Stage, ...] = ()
-    remark: str = ""
+    note: str = ""
     features: Apply | None = None
     head: Stage | None = None
     norms: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Algorithm(NamedTuple):
     loss with its graph, and `outcome(params, episode, step)` the per-task values [t] behind it, `loss` among
     them with its graph. Both are None where the meta-gradient is not that of such a graph.
 
-    A learner may learn from single samples (`learns_from`): it is given one episode whose queries are the samples of
+    A learner may learn from single samples (`trained_on`): it is given one episode whose queries are the samples of
     a micro-batch, and what is per task above is per sample. The same goes for what it is judged by.
     """
 
@@ -103,8 +103,8 @@ class Algorithm(NamedTuple):
     adapt: Adapt
     loss: Callable[[Params, Episode, int], Tensor] | None
     outcome: Callable[[Params, Episode, int], Metrics] | None = None
-    learns_from: Unit = "tasks"
-    judged_by: Unit = "tasks"
+    trained_on: Unit = "tasks"
+    evaluated_on: Unit = "tasks"
 
 
 class TaskSource(Protocol):
@@ -129,7 +129,7 @@ class TaskSource(Protocol):
         ...
 
 
-class Home(Protocol):
+class ParameterOwner(Protocol):
     """Where the parameters live under a strategy that steps them where they are. An optimiser's state is a
     `state_dict` over the parameters sorted by name."""
 
@@ -159,7 +159,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def home(self) -> Home | None:
+    def owner(self) -> ParameterOwner | None:
         """None where the loop itself steps the parameters."""
         ...
 
@@ -171,7 +171,7 @@ class Strategy(Protocol):
         """The values of every task, in task order."""
         ...
 
-    def examine(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
+    def diagnose(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
         """For every training task, in task order: its `fault`, numbered as in `metalearn.training.faults`, and the
         `worker` that computed it."""
         ...

@@ -50,7 +50,7 @@ from benchmarks.ways import (  # noqa: E402
 )
 from metalearn.nn.native import describe  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
-from metalearn.program.memory import keep_freed_memory  # noqa: E402
+from metalearn.program.process import keep_freed_memory  # noqa: E402
 
 PROCESSES = "processes"
 NAMES = (*(recipe.name for recipe in RECIPES), PROCESSES)

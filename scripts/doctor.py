@@ -19,7 +19,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from distributed.doctor import Check, Report, examine  # noqa: E402
+from distributed.doctor import Check, Report, diagnose  # noqa: E402
 from distributed.engine import launch  # noqa: E402 (the path and the threads come first)
 
 
@@ -37,7 +37,7 @@ def main() -> int:
         return launch.launch(command, launch.Place(options.workers), say=lambda text: print(text, file=sys.stderr))
     launch.die_with_parent()
     try:
-        report = examine(timeout=options.timeout)
+        report = diagnose(timeout=options.timeout)
     except (RuntimeError, ConnectionError) as error:
         print(f"error: rank {os.environ.get('RANK', 0)}: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from metalearn.checks import one_of
 from metalearn.config.compose import CONF
 from metalearn.errors import ConfigError
-from metalearn.files import put
+from metalearn.files import write_atomically
 from metalearn.runs.plots import Curve, curve_of
 
 TABLES = CONF / "reproduce"
@@ -147,10 +147,10 @@ def finding_from(row: Row, trained: Finding, folder: Path, facts: Mapping[str, A
     workers are those of the training, and there is no curve.
 
     Raises:
-        FileNotFoundError: the judgement is not complete.
+        FileNotFoundError: the test_report is not complete.
     """
-    judgement = _judgement(row.metric, folder, folder / "config.yaml")
-    return {**trained, "row": row.name, **judgement, **facts, "validation": None}
+    test_report = _judgement(row.metric, folder, folder / "config.yaml")
+    return {**trained, "row": row.name, **test_report, **facts, "validation": None}
 
 
 def _judgement(metric: str, folder: Path, config: Path) -> Finding:
@@ -174,7 +174,7 @@ def write_finding(folder: Path, finding: Finding) -> Path:
     """Puts a finding where `read_findings` looks, whole or not at all."""
     path = finding_path(folder, finding["row"], finding["seed"])
     folder.mkdir(parents=True, exist_ok=True)
-    put(path, json.dumps(finding, indent=2) + "\n")
+    write_atomically(path, json.dumps(finding, indent=2) + "\n")
     return path
 
 

@@ -11,7 +11,7 @@ import torch
 
 from metalearn.config.compose import compose_config, to_container
 from metalearn.config.saved import changed_config
-from metalearn.runs.metrics import list_name
+from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode
@@ -60,7 +60,7 @@ def test_a_run_tells_every_test_task(name: str, trained: Path) -> None:
     assert test["tasks"] == 10 and len({row["digest"] for row in rows}) == 10
     for step, mean in test["by_step"].items():
         assert sum(float(row[f"accuracy_{step}"]) for row in rows) / 10 == pytest.approx(mean)
-    assert test["task_list"] == list_name({"digest": torch.tensor([[int(row["digest"])] for row in rows])})
+    assert test["task_list"] == task_list_id({"digest": torch.tensor([[int(row["digest"])] for row in rows])})
     assert test["task_list"].startswith("v1-")
 
 
@@ -151,5 +151,5 @@ def test_the_list_of_omniglots_test_tasks_is_the_published_one(omniglot_root: Pa
             root=str(omniglot_root), split="paper", ways=ways, shots=1, queries=1, image_size=28, channels=1,
             rotations=True, download=False, seed=0, eval_seed=20170309,
         )  # fmt: skip
-        names[ways] = list_name({"digest": digests(source.episodes("test", torch.arange(600)))})
+        names[ways] = task_list_id({"digest": digests(source.episodes("test", torch.arange(600)))})
     assert names == {5: "v1-b91b9cde6f32", 20: "v1-2b705f9c11cd"}

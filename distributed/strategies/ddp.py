@@ -25,10 +25,10 @@ from distributed.engine.listening import announcement, everyone_in_group
 from distributed.engine.sockets import tcp_bytes_sent
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import add_in_order
-from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.cost import Share, as_metrics
 from distributed.strategies.common.ordered_sum import ordered_sum
 from distributed.strategies.common.overlapped import Overlapped
-from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, Work, examined, join
+from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, Work, diagnosed, join
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -84,7 +84,7 @@ class _Ranks:
             True,
             self.map,
             self.evaluate,
-            self.examine,
+            self.diagnose,
             lambda: self._cost,
             self.close,
             agree=self.agree,
@@ -98,7 +98,7 @@ class _Ranks:
         with self._telling():
             compute = self._in_order if self._bucket_mb is None else self._overlapped
             total, shares = compute(params, own, chunks, step)
-        self._cost = told(time.perf_counter() - began, shares)
+        self._cost = as_metrics(time.perf_counter() - began, shares)
         return [total]
 
     def _exchange(self, share: Share, values: Sequence[float] = ()) -> tuple[list[Share], list[list[float]]]:
@@ -171,10 +171,10 @@ class _Ranks:
             params = self._of_rank_zero(params)
             return self._gathered(chunks, lambda chunk: self._work.evaluate(params, split, chunk))
 
-    def examine(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+    def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Each rank looks at what it has computed, and all know all findings."""
         with self._telling():
-            return self._gathered(chunks, lambda chunk: examined(self._work, params, chunk, step, self._rank))
+            return self._gathered(chunks, lambda chunk: diagnosed(self._work, params, chunk, step, self._rank))
 
     def _gathered(self, chunks: Sequence[Tensor], compute: Callable[[Tensor], Tensors]) -> Tensors:
         """Values of every sample, of which each rank computes its part."""

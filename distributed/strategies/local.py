@@ -8,8 +8,8 @@ from torch import Tensor
 
 from distributed.engine.info import check_timeout
 from distributed.reduce import add_in_order
-from distributed.strategies.common.cost import Share, told
-from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, examined, join
+from distributed.strategies.common.cost import Share, as_metrics
+from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, diagnosed, join
 
 
 def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
@@ -38,10 +38,10 @@ def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     def evaluate(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
         return join([work.evaluate(params, split, chunk) for chunk in chunks])
 
-    def examine(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return join([examined(work, params, chunk, step, rank=0) for chunk in chunks])
+    def diagnose(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        return join([diagnosed(work, params, chunk, step, rank=0) for chunk in chunks])
 
     def cost() -> dict[str, float]:
-        return told(spent[0], [Share(spent[0], 0)])
+        return as_metrics(spent[0], [Share(spent[0], 0)])
 
-    return lambda: Strategy(True, map_chunks, evaluate, examine, cost, lambda failure=None: None)
+    return lambda: Strategy(True, map_chunks, evaluate, diagnose, cost, lambda failure=None: None)

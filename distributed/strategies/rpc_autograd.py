@@ -21,7 +21,7 @@ from distributed.strategies.common.work import Connect, Plan, Tensors
 def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     """As `rpc`, but only losses come back from the forward pass, and gradients from the backward pass.
 
-    Each chunk gets leaf copies of the parameters of its own, so that its gradient can be told from the
+    Each chunk gets leaf copies of the parameters of its own, so that its gradient can be as_metrics from the
     others' and they can be added in chunk order. So parameters and gradients travel once a chunk, and
     every worker holds the graphs of all its chunks until the backward pass.
 

@@ -22,7 +22,7 @@ from distributed.engine.session import current, missing_workers, stop_rpc
 from distributed.reduce import Combine
 from distributed.remote import worker_error
 from distributed.strategies.common.chunks import start_session, work_here
-from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.cost import Share, as_metrics
 from distributed.strategies.common.shard import Shard, State
 from distributed.strategies.common.work import Connect, Pieces, Plan, Strategy, Tensors, join
 
@@ -59,8 +59,8 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
         leads = start_session(plan.work, timeout)
         if not leads:
             return Strategy(False, _no_map, _not_here, _no_map, dict, stop_rpc)
-        home = Pipeline(ends, plan.reduce, micro_batches, timeout)
-        return Strategy(True, _no_map, home.evaluate, home.examine, home.cost, home.close, home=home)
+        owner = Pipeline(ends, plan.reduce, micro_batches, timeout)
+        return Strategy(True, _no_map, owner.evaluate, owner.diagnose, owner.cost, owner.close, owner=owner)
 
     return connect
 
@@ -112,7 +112,7 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
 
 
 class Pipeline:
-    """Rank zero's view of the shards; see `metalearn.types.Home`."""
+    """Rank zero's view of the shards; see `metalearn.types.ParameterOwner`."""
 
     def __init__(self, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float) -> None:
         self._bounds = list(pairwise([0, *ends]))
@@ -184,7 +184,7 @@ class Pipeline:
                     self._optimizer.step(ctx)
         shares = self._all("cost")
         sent = [later.sent for later in shares[1:]] + [0]  # forward, as much as comes back
-        self._cost = told(
+        self._cost = as_metrics(
             time.perf_counter() - began,
             [Share(share.compute, share.sent + forward) for share, forward in zip(shares, sent, strict=True)],
         )
@@ -217,7 +217,7 @@ class Pipeline:
             values += [self._wait(len(self._shards) - 1, future) for future in futures]
         return join(values)
 
-    def examine(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+    def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """What `Pieces.faults` finds wrong with the samples; all of them end at the last worker."""
         pieces = work_here().pieces
         assert pieces is not None
@@ -265,13 +265,13 @@ def _optimizer_here(params: Sequence[Tensor]) -> Shard:
 
 
 def _told(name: str, error: RuntimeError, timeout: float) -> Exception:
-    told = worker_error(name, error, timeout)
+    as_metrics = worker_error(name, error, timeout)
     hint = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
-    return TimeoutError(f"{told}{hint}") if isinstance(told, TimeoutError) else told
+    return TimeoutError(f"{as_metrics}{hint}") if isinstance(as_metrics, TimeoutError) else as_metrics
 
 
 def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:
-    raise RuntimeError("strategy=split: gradients stay where the shards are; home.advance steps them")
+    raise RuntimeError("strategy=split: gradients stay where the shards are; owner.advance steps them")
 
 
 def _not_here(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, gradient_of, objective, per_task, total_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, features_and_head, judged_by_descent
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, features_and_head
 from metalearn.checks import true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
@@ -59,7 +59,7 @@ def finetune(
         for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
             yield theta | adapted
 
-    evaluate, adapt = judged_by_descent(model, path, eval_steps)
+    evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
     return Algorithm(
-        model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, learns_from="samples"
+        model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, trained_on="samples"
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import conjugate_gradient, leaves, objective, per_task, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, judged_by_descent, support_loss
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
 from metalearn.checks import real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
@@ -94,7 +94,7 @@ def imaml(
             grads = torch.autograd.grad(found["loss"].sum(), list(phi.values()))
         return found, dict(zip(phi, grads, strict=True))
 
-    return Algorithm(model.init, meta_grad, *judged_by_descent(model, path, eval_steps), loss=None)
+    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
 
 
 def hessian_product(loss: TaskLoss, params: Params) -> Callable[[Params], Params]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import objective, per_task, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, judged_by_descent
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent
 from metalearn.checks import whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
@@ -73,7 +73,7 @@ def reptile(
         grads = {name: (start[name] - end[name]).sum(dim=0) for name in start}
         return ChunkResult(grads, summed(objective(model.apply(end, query.x, support.x), query.y)), tasks)
 
-    return Algorithm(model.init, meta_grad, *judged_by_descent(model, path, eval_steps), loss=None)
+    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
 
 
 def mini_batches(samples: Batch, size: int | None) -> list[Batch]:

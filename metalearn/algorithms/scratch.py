@@ -9,7 +9,7 @@ import torch
 
 from metalearn.algorithms.common.functional import objective, per_task, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, judged_by_descent, support_loss
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -39,4 +39,4 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
         values = objective(model.apply(per_task(params, tasks), query.x, support.x), query.y)
         return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), tasks)
 
-    return Algorithm(model.init, meta_grad, *judged_by_descent(model, path, eval_steps), loss=None)
+    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, gradient_of, per_task, total_of
-from metalearn.algorithms.common.learners import judged_once
+from metalearn.algorithms.common.learners import evaluated_once
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -34,5 +34,5 @@ def supervised(*, model: Model) -> Algorithm:
 
         return predict
 
-    learned = (gradient_of(outcome), judged_once(outcome), adapt, total_of(outcome), outcome)
-    return Algorithm(model.init, *learned, learns_from="samples", judged_by="samples")
+    learned = (gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
+    return Algorithm(model.init, *learned, trained_on="samples", evaluated_on="samples")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
@@ -23,7 +24,30 @@ LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}",
 """Keys whose values, saved as numbers, follow others."""
 
 
-def changed_config(saved: Mapping[str, object], overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
+MOVED = {
+    "metalearn.inner.": "metalearn.algorithms.common.inner.",
+    "metalearn.optimizers.": "metalearn.training.optimizers.",
+    "metalearn.trainer.": "metalearn.training.settings.",
+    "metalearn.checkpoint.": "metalearn.runs.checkpoint.",
+    "metalearn.logging.": "metalearn.runs.logging.",
+}
+"""What a group's `_target_` began with in configs saved by an earlier version, and what it begins with now."""
+
+
+def with_present_targets(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved config in which the `_target_` of every group is named as it is now."""
+    return {name: _retargeted(node) if isinstance(node, Mapping) else node for name, node in saved.items()}
+
+
+def _retargeted(group: Mapping[str, Any]) -> dict[str, Any]:
+    target = str(group.get("_target_"))
+    for before, now in MOVED.items():
+        if target.startswith(before):
+            return {**group, "_target_": now + target.removeprefix(before)}
+    return dict(group)
+
+
+def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
     """The config that a checkpoint was saved with, but for the overrides.
 
     Args:
@@ -45,7 +69,7 @@ def changed_config(saved: Mapping[str, object], overrides: Sequence[str], aliase
         with initialize_config_dir(str(CONF), version_base="1.3"):
             lines = [f"{group}={option}" for group, option in chosen.items()]
             fresh = compose("config", overrides=["~experiment", *lines])
-        config = OmegaConf.create(dict(saved))
+        config = OmegaConf.create(with_present_targets(saved))
         for group in fresh:
             if group in (*OF_THE_MACHINE, *OF_TRAINING, *chosen) or group not in config:
                 config[group] = fresh[group]

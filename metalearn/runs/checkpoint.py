@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
     meta: dict[str, Any]
 
 
-class Keeper(NamedTuple):
+class Checkpointer(NamedTuple):
     """The checkpoints of one run.
 
     `due(step)` says whether the schedule asks for one; `save(snapshot, best)` writes one, points `last`
@@ -50,12 +50,12 @@ class Keeper(NamedTuple):
     best: Callable[[], Snapshot | None]
 
 
-KEEPS_NOTHING = Keeper(lambda step: False, lambda snapshot, best: None, lambda: None)
+NO_CHECKPOINTS = Checkpointer(lambda step: False, lambda snapshot, best: None, lambda: None)
 """For ranks that step along while rank zero writes."""
 
 
-def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
-    """How often to save and how many to keep: a function from the run folder to its `Keeper`.
+def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
+    """How often to save and how many to keep: a function from the run folder to its `Checkpointer`.
 
     Args:
         every: steps between checkpoints.
@@ -67,7 +67,7 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
     whole_number("every", every, at_least=1)
     whole_number("keep", keep, at_least=1)
 
-    def keeper(run_dir: Path) -> Keeper:
+    def checkpointer(run_dir: Path) -> Checkpointer:
         folder = run_dir / "checkpoints"
 
         def save(snapshot: Snapshot, best: bool) -> None:
@@ -83,9 +83,9 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Keeper]:
                 log.warning("%s; the next validation is the best", error)
                 return None
 
-        return Keeper(lambda step: step % every == 0, save, best)
+        return Checkpointer(lambda step: step % every == 0, save, best)
 
-    return keeper
+    return checkpointer
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:

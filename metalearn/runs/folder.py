@@ -1,18 +1,20 @@
-"""What a run folder holds already, and whether this run may go on in it."""
+"""The run folder: what it holds already, whether this run may go on in it, and its result."""
 
 import fcntl
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.config.compose import Config, differences
+from metalearn.config.compose import Config, differences, to_container
+from metalearn.config.saved import with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import put
+from metalearn.files import write_atomically
 from metalearn.runs.checkpoint import Snapshot, latest, read_named
-from metalearn.runs.metrics import describe, from_json, headline, jsonable
+from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 
 LOCK = ".lock"
 
@@ -20,30 +22,29 @@ FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
     "dataset.download", "trainer.steps",
 )  # fmt: skip
-"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend it."""
+"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+
+_REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
 
-_TOLD_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
-
-
-class Found(NamedTuple):
-    """Where to go on from; the result of the run if it is complete; whether to go back, that is, to drop
-    what the folder holds of later steps."""
+class FolderState(NamedTuple):
+    """The checkpoint to go on from; the result, if the run is complete; and whether to rewind first, that is, to
+    remove what the folder holds of later steps."""
 
     snapshot: Snapshot | None
     result: dict[str, Any] | None
-    goes_back: bool
+    rewinds: bool
 
 
-def examine(run_dir: Path, config: Config) -> Found:
-    """What to go on from under `resume` (auto, never, or a checkpoint's folder).
+def inspect(run_dir: Path, config: DictConfig) -> FolderState:
+    """What a run of this config finds in its folder, and what `resume` makes of it.
 
     Raises:
-        ConfigError: the folder holds another run, one that is further, or something that is no run.
+        ConfigError: the folder holds another run, a run that has done more steps, or something that is no run.
     """
-    resume, steps = config["resume"], config["trainer"]["steps"]
+    resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
-    back = goes_back(run_dir, resume)
+    back = rewinds(run_dir, resume)
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
     if not empty and resume == "never":
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
@@ -53,24 +54,21 @@ def examine(run_dir: Path, config: Config) -> Found:
     snapshot = read_named("resume", path) if own is None and path else own
     place = run_dir if own or not path else path
     if snapshot is not None:
-        _refuse_other(place, snapshot.meta["config"], config)
+        _refuse_other(place, snapshot.meta["config"], to_container(config))
         _refuse_further(place, snapshot.meta["step"], steps)
     elif not empty:
-        _refuse_other(run_dir, _recorded(run_dir), config)
-    return Found(snapshot, None if back else finished(run_dir, steps), back)
+        _refuse_other(run_dir, _recorded(run_dir), to_container(config))
+    return FolderState(snapshot, None if back else finished(run_dir, steps), back)
 
 
-def goes_back(run_dir: Path, resume: str) -> bool:
+def rewinds(run_dir: Path, resume: str) -> bool:
     """Whether `resume` names a checkpoint of this very run."""
     return resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
 
 
-def _refuse_further(place: Path, done: int, steps: int) -> None:
-    if done > steps:
-        raise ConfigError(
-            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
-            "or run=NAME for another folder"
-        )
+def is_finished(run_dir: Path, config: DictConfig) -> bool:
+    """Whether there is nothing left to do for a rank other than zero."""
+    return not rewinds(run_dir, config.resume) and finished(run_dir, config.trainer.steps) is not None
 
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
@@ -85,30 +83,30 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
-    """result.json, whole or not at all."""
-    put(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
+    """Writes result.json, whole or not at all."""
+    write_atomically(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
 
 
-def announcement(run_dir: Path, result: dict[str, Any]) -> str:
-    """A result in words: the last lines of a run."""
+def run_report(run_dir: Path, result: dict[str, Any]) -> str:
+    """A result in words: the last lines that a run prints."""
     return (
-        f"test {judgement(result['test'])}\n"
+        f"test {evaluation_report(result['test'])}\n"
         f"{result['steps']} steps, {result['seconds']:.0f} s, {result['workers']} workers; all in {run_dir}"
     )
 
 
-def judgement(figures: dict[str, Any]) -> str:
-    """What a test has found, in words: one line, and one more where there are inner steps."""
-    form = ".2%" if headline(figures) == "accuracy" else ".4f"
+def evaluation_report(figures: dict[str, Any]) -> str:
+    """The figures of an evaluation in words: one line, and one more where there are inner steps."""
+    form = ".2%" if main_metric(figures) == "accuracy" else ".4f"
     steps = figures["by_step"]
-    told = [step for step in steps if int(step) in _TOLD_STEPS or int(step) == len(steps) - 1]
-    by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in told)
+    reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
+    by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
     return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
 
 
 def lock(run_dir: Path) -> TextIO:
-    """Holds the folder for this process, until the file returned is closed or the process ends.
+    """Holds the folder for this process, until the returned file is closed or the process ends.
 
     Raises:
         ConfigError: another process is running in it.
@@ -132,8 +130,8 @@ def _recorded(run_dir: Path) -> Config:
     return {str(key): value for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
 
-def _refuse_other(place: Path, old: Config, new: Config) -> None:
-    changes = {} if not old else differences(old, new)
+def _refuse_other(place: Path, old: Mapping[str, Any], new: Config) -> None:
+    changes = differences(with_present_targets(old), new) if old else {}
     lines = [
         f"{key}: {before} → {after}"
         for key, (before, after) in changes.items()
@@ -143,4 +141,12 @@ def _refuse_other(place: Path, old: Config, new: Config) -> None:
         raise ConfigError(
             f"{place} holds a run with another config:\n  " + "\n  ".join(lines) + "\n"
             "type run=NAME to keep both, or the same values to go on"
+        )
+
+
+def _refuse_further(place: Path, done: int, steps: int) -> None:
+    if done > steps:
+        raise ConfigError(
+            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
+            "or run=NAME for another folder"
         )

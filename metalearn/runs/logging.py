@@ -1,4 +1,4 @@
-"""What a run tells: progress on the terminal, train.log, metrics.jsonl and TensorBoard."""
+"""What a run logs: progress on the terminal, train.log, metrics.jsonl and TensorBoard."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metalearn.checks import true_or_false, whole_number
-from metalearn.files import put
+from metalearn.files import write_atomically
 from metalearn.runs.metrics import describe, jsonable
 
 Values = dict[str, float]
@@ -33,11 +33,11 @@ class RunLog(NamedTuple):
 
 
 SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settings, f: None, lambda: None)
-"""For ranks that step along while rank zero tells."""
+"""For ranks that take the same steps while rank zero logs."""
 
 
-class Span(NamedTuple):
-    """The stretch of a run that is to be logged: done so far, the last step, tasks (or samples: `unit`) of a step."""
+class Window(NamedTuple):
+    """The steps to be logged: those done before, the last one, and how many tasks (or samples: `unit`) a step has."""
 
     done: int
     steps: int
@@ -45,75 +45,79 @@ class Span(NamedTuple):
     unit: str = "tasks"
 
 
-OpenLog = Callable[[Path, Span], RunLog]
+OpenLog = Callable[[Path, Window], RunLog]
 
 log = logging.getLogger("metalearn")
 
 
 def run_log(*, every: int, tensorboard: bool) -> OpenLog:
-    """How to log: a function from the run folder and the stretch ahead to a `RunLog`.
+    """How to log: a function from the run folder and the window of steps to a `RunLog`.
 
     Args:
-        every: steps between logged lines, each the mean over the steps since the last.
+        every: steps between logged lines; a line is the mean over the steps since the last one.
         tensorboard: whether to write TensorBoard events.
 
     Raises:
-        ValueError: `every` below 1.
+        ValueError: `every` is below 1, or `tensorboard` is no bool.
     """
     whole_number("every", every, at_least=1)
     true_or_false("tensorboard", tensorboard)
 
-    def open_log(folder: Path, span: Span) -> RunLog:
-        lines = _Lines(folder / "metrics.jsonl", span.done)
-        board = _board(folder, span.done) if tensorboard else None
-        bar = _bar(span)
-        pending: list[Values] = []
-
-        def record(step: int, split: str, values: Values) -> None:
-            lines.write({"step": step, "split": split, **values})
-            for name, value in values.items():
-                if board is not None:
-                    board.add_scalar(f"{split}/{name}", value, step)
-
-        def on_step(step: int, values: Values) -> None:
-            pending.append(values)
-            if bar is not None:
-                bar(step, values)
-            if step % every and step != span.steps:
-                return
-            means = {name: sum(value[name] for value in pending) / len(pending) for name in values}
-            means[f"{span.unit}_per_second"] = span.meta_batch_size / means["step_seconds"]
-            pending.clear()
-            record(step, "train", means)
-            quiet = logging.DEBUG if bar is not None else logging.INFO
-            log.log(
-                quiet, "step %d/%d  %s", step, span.steps, _plain(means, span, _left(step, span, means["step_seconds"]))
-            )
-
-        def on_evaluation(step: int, split: str, figures: dict[str, Any]) -> None:
-            numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-            record(step, split, numbers)
-            log.info("step %d/%d  %s: %s", step, span.steps, split, describe(figures))
-
-        def on_result(settings: dict[str, Any], figures: Values) -> None:
-            if board is not None:
-                flat = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in settings.items()}
-                board.add_hparams(flat, figures, run_name=".", global_step=span.steps)
-
-        def close() -> None:
-            lines.close()
-            if board is not None:
-                board.close()
-            if bar is not None:
-                bar(None, {})
-
-        return RunLog(on_step, on_evaluation, on_result, close)
+    def open_log(folder: Path, window: Window) -> RunLog:
+        board = _board(folder, window.done) if tensorboard else None
+        outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window.done), board)
+        return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close)
 
     return open_log
 
 
+class _Outputs:
+    """Everything that a run logs to: the terminal, metrics.jsonl, and TensorBoard where `board` is given."""
+
+    def __init__(self, window: Window, every: int, lines: "_Lines", board: Any) -> None:
+        self._window, self._every, self._lines, self._board = window, every, lines, board
+        self._bar = _bar(window)
+        self._pending: list[Values] = []
+
+    def step(self, step: int, values: Values) -> None:
+        self._pending.append(values)
+        if self._bar is not None:
+            self._bar(step, values)
+        if step % self._every and step != self._window.steps:
+            return
+        means = {name: sum(value[name] for value in self._pending) / len(self._pending) for name in values}
+        means[f"{self._window.unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
+        self._pending.clear()
+        self._record(step, "train", means)
+        level = logging.DEBUG if self._bar is not None else logging.INFO
+        log.log(level, "step %d/%d  %s", step, self._window.steps, _as_text(step, means, self._window))
+
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        self._record(step, split, numbers)
+        log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
+
+    def result(self, settings: dict[str, Any], figures: Values) -> None:
+        if self._board is not None:
+            flat = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in settings.items()}
+            self._board.add_hparams(flat, figures, run_name=".", global_step=self._window.steps)
+
+    def close(self) -> None:
+        self._lines.close()
+        if self._board is not None:
+            self._board.close()
+        if self._bar is not None:
+            self._bar(None, {})
+
+    def _record(self, step: int, split: str, values: Values) -> None:
+        self._lines.write({"step": step, "split": split, **values})
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{split}/{name}", value, step)
+
+
 class _Lines:
-    """metrics.jsonl, cut back to the step that a run goes on from; a test is run anew."""
+    """metrics.jsonl. Lines after the step that the run goes on from are removed, and those of a test."""
 
     def __init__(self, path: Path, done: int) -> None:
         kept = []
@@ -125,7 +129,7 @@ class _Lines:
                         kept.append(line)
                 except (ValueError, KeyError, TypeError):
                     continue  # a line torn by a kill
-        put(path, "".join(kept))
+        write_atomically(path, "".join(kept))
         self._file = path.open("a")
 
     def write(self, values: dict[str, Any]) -> None:
@@ -144,20 +148,21 @@ def _board(folder: Path, done: int) -> Any:
     return SummaryWriter(str(folder), purge_step=done + 1)
 
 
-def _plain(values: Values, span: Span, left: str) -> str:
+def _as_text(step: int, values: Values, window: Window) -> str:
     parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "mse") if name in values]
-    return "  ".join([*parts, f"{span.meta_batch_size / values['step_seconds']:.1f} {span.unit}/s", f"{left} left"])
+    speed = f"{window.meta_batch_size / values['step_seconds']:.1f} {window.unit}/s"
+    return "  ".join([*parts, speed, f"{_time_left(step, window, values['step_seconds'])} left"])
 
 
-def _left(step: int, span: Span, seconds: float) -> str:
-    remaining = int((span.steps - step) * seconds)
+def _time_left(step: int, window: Window, seconds: float) -> str:
+    remaining = int((window.steps - step) * seconds)
     return time.strftime("%H:%M:%S", time.gmtime(remaining)) if remaining < 86400 else f"{remaining / 86400:.1f} days"
 
 
 _console = Console(stderr=True)
 
 
-def _bar(span: Span) -> Callable[[int | None, Values], None] | None:
+def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
     """A progress bar where stderr is a terminal: called with each step, and with None at the end."""
     if not _console.is_terminal:
         return None
@@ -165,7 +170,7 @@ def _bar(span: Span) -> Callable[[int | None, Values], None] | None:
         TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[values]}"),
         TimeRemainingColumn(), TextColumn("left"), console=_console,
     )  # fmt: skip
-    task = progress.add_task("training", total=span.steps, completed=span.done, values="")
+    task = progress.add_task("training", total=window.steps, completed=window.done, values="")
     progress.start()
     smooth: Values = {}
 
@@ -176,14 +181,14 @@ def _bar(span: Span) -> Callable[[int | None, Values], None] | None:
         for name, value in values.items():
             smooth[name] = 0.9 * smooth.get(name, value) + 0.1 * value
         parts = [f"{name} {smooth[name]:.3f}" for name in ("loss", "accuracy") if name in smooth]
-        parts.append(f"{span.meta_batch_size / smooth['step_seconds']:.1f} {span.unit}/s")
+        parts.append(f"{window.meta_batch_size / smooth['step_seconds']:.1f} {window.unit}/s")
         progress.update(task, completed=step, values="  ".join(parts))
 
     return show
 
 
 def log_to_terminal() -> None:
-    """Sends what the program tells to stderr: plain lines, or rich ones on a terminal. Once is enough."""
+    """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls do nothing."""
     if log.handlers:
         return
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
@@ -194,7 +199,7 @@ def log_to_terminal() -> None:
 
 
 def log_to_file(path: Path) -> logging.Handler:
-    """Sends it to `path` as well, with the time."""
+    """Sends log messages to `path` as well, with the time."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)-7s  %(message)s"))
     _attach(handler)

@@ -9,7 +9,7 @@ from typing import Any
 from metalearn.types import Metrics
 
 
-def headline(values: Metrics) -> str:
+def main_metric(values: Metrics) -> str:
     """The metric that a learner is judged by: `accuracy` (higher is better), else `mse` (lower)."""
     return "accuracy" if "accuracy" in values else "mse"
 
@@ -43,10 +43,10 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
         `ci95_by_step`: metric and interval after each inner step, by its number as a string; of tasks also
         `task_list`, which is the same only for the same tasks.
     """
-    metric = headline(values)
+    metric = main_metric(values)
     table = values[metric].double()
     tasks = table.shape[0]
-    name = list_name(values)
+    name = task_list_id(values)
     means = table.mean(dim=0).tolist()
     intervals = [1.96 * column.std().item() / math.sqrt(tasks) if tasks > 1 else math.nan for column in table.unbind(1)]
     return {
@@ -64,7 +64,7 @@ LIST_VERSION = 1
 """Of the lists of test tasks: raise it when the same config no longer gives the same tasks."""
 
 
-def list_name(values: Metrics) -> str | None:
+def task_list_id(values: Metrics) -> str | None:
     """What tells one list of tasks from another: its version, and a digest of all that the tasks hold."""
     if "digest" not in values:
         return None
@@ -86,7 +86,7 @@ def write_table(path: Path, values: Metrics) -> None:
 
 def describe(figures: dict[str, Any]) -> str:
     """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean squared error."""
-    metric = headline(figures)
+    metric = main_metric(figures)
     form = ".2%" if metric == "accuracy" else ".4f"
     unit = "samples" if "samples" in figures else "tasks"
     return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit})"

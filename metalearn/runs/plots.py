@@ -95,7 +95,7 @@ def _name_accuracies(axes: Any, values: Sequence[float]) -> None:
 
 
 def learning_curve(run_dir: Path) -> Path:
-    """Draws loss and headline metric against the meta-step from metrics.jsonl into plots/learning_curve.png."""
+    """Draws loss and main_metric metric against the meta-step from metrics.jsonl into plots/learning_curve.png."""
     rows = _rows_of(run_dir)
     metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")

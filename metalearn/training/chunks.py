@@ -1,4 +1,4 @@
-"""What any worker computes of a chunk: makes its episodes, runs the algorithm, brings the result home."""
+"""What any worker computes for a chunk: it makes the episodes, runs the algorithm, and returns the result."""
 
 import hashlib
 import time
@@ -23,7 +23,7 @@ class ChunkFunctions(NamedTuple):
     """What can be computed of a chunk of task numbers. Parameters may lie anywhere; gradients, metrics and
     losses go back to where the parameters came from.
 
-    `evaluate` gives per-task values, and of tasks a `digest` of what they hold. `examine` gives each training task's
+    `evaluate` gives per-task values, and of tasks a `digest` of what they hold. `diagnose` gives each training task's
     `fault`, see `metalearn.training.faults`. `loss(params, indices, step)` gives the summed loss with its graph, and
     (metrics, count); from gradients and these, `result` makes what `map` gives. None where the algorithm's loss has
     no graph.
@@ -31,7 +31,7 @@ class ChunkFunctions(NamedTuple):
 
     map: Callable[[Params, Tensor, int], ChunkResult]
     evaluate: Callable[[Params, str, Tensor], Metrics]
-    examine: Callable[[Params, Tensor, int], Metrics]
+    diagnose: Callable[[Params, Tensor, int], Metrics]
     loss: Callable[[Params, Tensor, int], tuple[Tensor, tuple[Metrics, int]]] | None
     result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
 
@@ -104,32 +104,32 @@ def chunk_functions(
         return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
-        home = device_of(params)
+        origin = device_of(params)
         episode, seconds = training(indices)
         result = algorithm.meta_grad(moved(params, device), episode, step)
-        return ChunkResult(moved(result.grads, home), moved(result.metrics | seconds, home), result.count)
+        return ChunkResult(moved(result.grads, origin), moved(result.metrics | seconds, origin), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
-        home = device_of(params)
+        origin = device_of(params)
         task = source.episodes(split, indices)
-        values = moved(algorithm.evaluate(moved(params, device), on_device(task)), home)
-        return values if algorithm.judged_by == "samples" else values | {DIGEST: digests(task)}
+        values = moved(algorithm.evaluate(moved(params, device), on_device(task)), origin)
+        return values if algorithm.evaluated_on == "samples" else values | {DIGEST: digests(task)}
 
-    def examine(params: Params, indices: Tensor, step: int) -> Metrics:
+    def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
         episode, _ = training(indices)
         return {"fault": faults_of(algorithm, moved(params, device), episode, step)}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
-        home = device_of(params)
+        origin = device_of(params)
         episode, seconds = training(indices)
         values = algorithm.outcome(moved(params, device), episode, step)
-        return values["loss"].sum().to(home), (moved(summed(values) | seconds, home), len(indices))
+        return values["loss"].sum().to(origin), (moved(summed(values) | seconds, origin), len(indices))
 
     def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
         return ChunkResult(grads, *rest)
 
-    return ChunkFunctions(map_chunk, evaluate, examine, None if algorithm.outcome is None else loss, result)
+    return ChunkFunctions(map_chunk, evaluate, diagnose, None if algorithm.outcome is None else loss, result)
 
 
 def digests(episode: Episode) -> Tensor:

@@ -10,30 +10,30 @@ from metalearn.errors import ConfigError
 from metalearn.types import Algorithm, Batch, Episode, Model, Params, TaskSource, Unit
 
 
-def check_fit(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
+def check_compatible(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
     """Tries the learner on `first`, the first training task or samples, and on the first test task.
 
     Raises:
         ConfigError: the algorithm learns from something else; the model cannot take the inputs, or its outputs do
             not fit the targets.
     """
-    _check_unit(source.unit("train"), algorithm.learns_from, algorithm, "learns from")
-    if algorithm.learns_from == "samples":
+    _check_unit(source.unit("train"), algorithm.trained_on, algorithm, "learns from")
+    if algorithm.trained_on == "samples":
         _try_samples(model, params, source, first)
     else:
         _try_task(algorithm, params, source, first, "train")
-    if algorithm.judged_by == "tasks":
-        check_judging_fit(algorithm, model, params, source, "test")
+    if algorithm.evaluated_on == "tasks":
+        check_evaluation(algorithm, model, params, source, "test")
 
 
-def check_judging_fit(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, split: str) -> None:
+def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, split: str) -> None:
     """Tries the learner on the first task, or the first two samples, of a split that it is judged by.
 
     Raises:
-        ConfigError: as `check_fit`.
+        ConfigError: as `check_compatible`.
     """
-    _check_unit(source.unit(split), algorithm.judged_by, algorithm, "is judged by")
-    if algorithm.judged_by == "samples":
+    _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is judged by")
+    if algorithm.evaluated_on == "samples":
         _try_samples(model, params, source, source.episodes(split, torch.arange(2)))
     else:
         _try_task(algorithm, params, source, source.episodes(split, torch.tensor([0])), split)
@@ -47,7 +47,7 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
             f"dataset: it gives plain samples, and this algorithm {verb} tasks; type algorithm=supervised, or a "
             "dataset of tasks, such as dataset=omniglot"
         )
-    example = "omniglot_pretraining" if algorithm.judged_by == "tasks" else "omniglot_characters"
+    example = "omniglot_pretraining" if algorithm.evaluated_on == "tasks" else "omniglot_characters"
     raise ConfigError(
         f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example"
     )

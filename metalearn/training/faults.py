@@ -13,14 +13,14 @@ INPUTS, LOSS, GRADIENT = 1, 2, 3
 
 def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int) -> Tensor:
     """The fault of each training task of an episode, or of each sample: [t] int64."""
-    if algorithm.learns_from == "samples":
+    if algorithm.trained_on == "samples":
         return _of_samples(algorithm, params, episode, step)
     tasks = [Episode(*(Batch(*(value[i : i + 1] for value in batch)) for batch in episode)) for i in _tasks(episode)]
     return torch.tensor([_of_task(algorithm, params, task, step) for task in tasks])
 
 
 def explain(found: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
-    """In words what `Strategy.examine` has found of the training tasks `numbers`."""
+    """In words what `Strategy.diagnose` has found of the training tasks `numbers`."""
     faults = found["fault"]
     wrong = faults.nonzero().flatten()
     if not len(wrong):

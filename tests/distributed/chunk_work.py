@@ -39,8 +39,8 @@ def evaluate(params: dict[str, Tensor], split: str, indices: Tensor) -> dict[str
     return {"loss": losses_of(params, indices, len(split))}
 
 
-def examine(params: dict[str, Tensor], indices: Tensor, step: int) -> dict[str, Tensor]:
+def diagnose(params: dict[str, Tensor], indices: Tensor, step: int) -> dict[str, Tensor]:
     return {"fault": torch.where(indices == 5, step, 0)}
 
 
-WORK = Work(map_chunk, evaluate, examine, loss, result, torch.device("cpu"))
+WORK = Work(map_chunk, evaluate, diagnose, loss, result, torch.device("cpu"))

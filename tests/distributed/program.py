@@ -84,7 +84,7 @@ def strategies() -> None:
                         assert all(torch.equal(grads[key], their_grads[key]) for key in grads), factory
                     values = strategy.evaluate(PARAMS, "val", chunks)
                     assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
-                    found = strategy.examine(PARAMS, chunks, 4)
+                    found = strategy.diagnose(PARAMS, chunks, 4)
                     assert found["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
                     if name == "batch":  # of chunks (0 1) … (12): 5 is in the third
                         firsts = [number for number in range(2 * count - 1) if found["worker"][number] == 0]
@@ -138,7 +138,7 @@ def added_in_order() -> None:
                 assert torch.equal(grads[name], value) or (work.plain and (grads[name] - value).abs().max() < 1e-9)
             values = strategy.evaluate({k: v * (rank == 0) for k, v in PARAMS.items()}, "val", chunks)
             assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
-            found = strategy.examine(PARAMS, chunks, 4)
+            found = strategy.diagnose(PARAMS, chunks, 4)
             assert found["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
             assert found["worker"].tolist() == sorted(found["worker"].tolist())
             assert found["worker"].max() == min(count, workers) - 1

@@ -13,7 +13,7 @@ from distributed import partition, reduce
 from distributed.engine.sockets import tcp_bytes_sent
 from distributed.strategies import auto
 from distributed.strategies.common import chunks
-from distributed.strategies.common.cost import Share, told
+from distributed.strategies.common.cost import Share, as_metrics
 from distributed.strategies.common.work import Plan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
@@ -57,7 +57,7 @@ def test_the_largest_shard_is_as_small_as_can_be(sizes: tuple[int, ...], workers
 
 
 def test_a_step_is_told_by_its_parts() -> None:
-    figures = told(2.0, [Share(1.5, 10), Share(0.5, 20)])
+    figures = as_metrics(2.0, [Share(1.5, 10), Share(0.5, 20)])
     for rank, (waiting, sent) in enumerate(((0.0, 10), (1.0, 20))):
         parts = {name: figures[f"worker{rank}/{name}_seconds"] for name in ("compute", "waiting", "communication")}
         assert (

@@ -89,7 +89,7 @@ def tasks(count: int, *, seed: int = 0, size: int = SIZE) -> Episode:
 
 def given_to(learner: Algorithm, count: int, seed: int = 0) -> Episode:
     """What the learner is trained on: so many tasks, or that many samples in one episode."""
-    if learner.learns_from == "tasks":
+    if learner.trained_on == "tasks":
         return tasks(count, seed=seed)
     x = random(1, count, 1, SIZE, SIZE, seed=seed).abs()
     samples = Batch(x, torch.arange(count).remainder(WAYS).unsqueeze(0))
@@ -97,14 +97,14 @@ def given_to(learner: Algorithm, count: int, seed: int = 0) -> Episode:
 
 
 def judged_on(learner: Algorithm, count: int, seed: int = 0) -> Episode:
-    return tasks(count, seed=seed) if learner.judged_by == "tasks" else given_to(learner, count, seed)
+    return tasks(count, seed=seed) if learner.evaluated_on == "tasks" else given_to(learner, count, seed)
 
 
 class Tasks:
     """A source of `tasks`, or of the samples that a learner is given."""
 
     def __init__(self, learner: Algorithm) -> None:
-        self._samples = learner.learns_from == "samples", learner.judged_by == "samples"
+        self._samples = learner.trained_on == "samples", learner.evaluated_on == "samples"
 
     def classes(self, split: str) -> int:
         return WAYS

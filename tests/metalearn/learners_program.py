@@ -15,7 +15,7 @@ def main() -> None:
     cpu = torch.device("cpu")
     for name, make in LEARNERS.items():
         learner = make(network())
-        plain = learner.learns_from == "samples"
+        plain = learner.trained_on == "samples"
         work = Work(*chunk_functions(learner, Tasks(learner), cpu, FLOAT64), cpu, plain=plain)
         plan = Plan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
         strategy = rpc(plan=plan, timeout=30)()

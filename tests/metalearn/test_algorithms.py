@@ -51,7 +51,7 @@ def copied(values: Params) -> Params:
 
 def part_of(learner: Algorithm, episode: Episode, chosen: list[int]) -> Episode:
     """Some of the tasks, or of the samples, in an order of one's own."""
-    if learner.learns_from == "tasks":
+    if learner.trained_on == "tasks":
         return Episode(*(Batch(batch.x[chosen], batch.y[chosen]) for batch in episode))
     return Episode(episode.support, Batch(episode.query.x[:, chosen], episode.query.y[:, chosen]))
 
@@ -102,7 +102,7 @@ def test_neither_order_nor_chunks_matter(name: str) -> None:
     whole = learner.meta_grad(params, episode, 3)
     turned = learner.meta_grad(params, part_of(learner, episode, [2, 0, 3, 1]), 3)
     close(turned.grads, whole.grads, atol=1e-12)
-    if learner.learns_from == "samples":
+    if learner.trained_on == "samples":
         return  # a micro-batch is normalised by itself: another cut is another network
     halves = [learner.meta_grad(params, part_of(learner, episode, chosen), 3) for chosen in ([0], [1, 2, 3])]
     close({key: halves[0].grads[key] + halves[1].grads[key] for key in params}, whole.grads, atol=1e-12)
@@ -137,14 +137,14 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
 def test_every_inner_step_is_told(name: str) -> None:
     """Column i of what it is judged by is what its predictor gives after i inner steps."""
     learner = LEARNERS[name](network())
-    params, episode = start_of(learner), judged_on(learner, 1 if learner.judged_by == "tasks" else 4)
+    params, episode = start_of(learner), judged_on(learner, 1 if learner.evaluated_on == "tasks" else 4)
     values = learner.evaluate(params, episode)
     columns = 1 if name in ("protonet", "r2d2", "supervised") else STEPS["eval_steps"] + 1
     assert {value.shape[1] for value in values.values()} == {columns}
     for step in range(int(columns)):
         logits = learner.adapt(params, episode.support, step)(episode.query.x)
         losses = F.cross_entropy(logits[0], episode.query.y[0], reduction="none")
-        expected = losses if learner.judged_by == "samples" else losses.mean()
+        expected = losses if learner.evaluated_on == "samples" else losses.mean()
         torch.testing.assert_close(values["loss"][:, step].squeeze(), expected, rtol=0, atol=1e-12)
         right = (logits[0].argmax(dim=1) == episode.query.y[0]).double()
         assert values["accuracy"][:, step].mean() == pytest.approx(right.mean().item())

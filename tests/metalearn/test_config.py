@@ -12,10 +12,13 @@ from hydra.core.global_hydra import GlobalHydra
 
 import train
 from distributed.strategies.common.work import Plan
+from metalearn.config import check
 from metalearn.config import compose as configs
 from metalearn.config.build import build
 from metalearn.config.help import help_text
 from metalearn.errors import ConfigError
+from metalearn.program.job import Job
+from metalearn.program.parts import assemble, make_work
 from tests.runs import ROOT, Start
 
 OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]
@@ -51,8 +54,8 @@ def nothing_left_over() -> Iterator[None]:
 def test_every_yaml_composes_and_builds(group: str, option: str) -> None:
     overrides = [*SUITABLE.get((group, option), []), f"{group}={option}"]
     composed = configs.compose_config(overrides)
-    configs.check_top_level(composed.config)
-    parts = train.assemble(configs.Job(*composed, overrides, 1))
+    check.check_top_level(composed.config)
+    parts = assemble(Job(*composed, train.PROGRAM, overrides, 1))
     assert parts.settings.steps == composed.config.trainer.steps
 
 
@@ -230,10 +233,10 @@ def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytes
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError) as caught:
-        configs.world_size(configs.compose_config(["workers=4"]).config, "train.py workers=4")
+        check.world_size(configs.compose_config(["workers=4"]).config, "train.py workers=4")
     assert "torchrun --nproc_per_node=4 train.py" in str(caught.value)
     assert "python train.py workers=4" in str(caught.value)
-    assert configs.world_size(configs.compose_config(["workers=2"]).config, "") == 2
+    assert check.world_size(configs.compose_config(["workers=2"]).config, "") == 2
 
 
 def test_a_wrong_value_under_torchrun_is_told_once(start: Start, tmp_path: Path) -> None:
@@ -278,9 +281,9 @@ def test_several_hosts_need_a_named_interface(
 def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     overrides = ["strategy=rpc_autograd", "workers=2"]
     composed = configs.compose_config(overrides)
-    parts = train.assemble(configs.Job(*composed, overrides, 2))
+    parts = assemble(Job(*composed, train.PROGRAM, overrides, 2))
     algorithm = parts.algorithm._replace(loss=None, outcome=None)
-    work = train.make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
+    work = make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
     plan = Plan(work, 2, build(composed.config, "partitioner"), parts.reduce)
     with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
         build(composed.config, "strategy", plan=plan)

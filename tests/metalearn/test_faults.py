@@ -10,12 +10,13 @@ from distributed import partition, reduce
 from distributed.strategies.common.work import Plan, Work
 from distributed.strategies.local import local
 from metalearn.errors import RunError
-from metalearn.runs.checkpoint import KEEPS_NOTHING
+from metalearn.runs.checkpoint import NO_CHECKPOINTS
 from metalearn.runs.logging import SILENT
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.faults import FAULTS, explain
-from metalearn.training.loop import Learner, Progress, Run, Units, begin, fit, trainer
+from metalearn.training.loop import Learner, Progress, Run, Units, fit, new_learner
 from metalearn.training.optimizers import adam
+from metalearn.training.settings import trainer
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 
@@ -46,10 +47,10 @@ def run_of(name: str, steps: int) -> tuple[Run, Learner]:
         lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
     )
     run = Run(
-        settings, local(plan=plan, timeout=9.0)(), outer, reduce.mean(), Units(3, learner.learns_from),
-        Units(2, learner.judged_by), KEEPS_NOTHING, SILENT, {}, lambda: False,
+        settings, local(plan=plan, timeout=9.0)(), outer, reduce.mean(), Units(3, learner.trained_on),
+        Units(2, learner.evaluated_on), NO_CHECKPOINTS, SILENT, {}, lambda: False,
     )  # fmt: skip
-    return run, begin(start_of(learner), outer.start)
+    return run, new_learner(start_of(learner), outer.start)
 
 
 @pytest.mark.parametrize("name", ["maml", "reptile", "imaml", "protonet", "finetune"])
@@ -96,4 +97,4 @@ def test_a_loss_and_a_gradient_are_told_apart() -> None:
             return Episode(Batch(x, x), Batch(x, x))
 
     functions = chunk_functions(learner._replace(meta_grad=meta_grad), Numbers(learner), CPU, FLOAT64)
-    assert functions.examine({}, torch.tensor([0, 1, 2]), 1)["fault"].tolist() == [3, 0, 2]
+    assert functions.diagnose({}, torch.tensor([0, 1, 2]), 1)["fault"].tolist() == [3, 0, 2]

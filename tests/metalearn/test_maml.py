@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
-from metalearn.training.loop import chunk_size, trainer
+from metalearn.training.settings import chunk_size, trainer
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
 from tests.metalearn.learners import FLOAT64, random
@@ -124,7 +124,7 @@ from distributed.strategies.local import local
 from distributed.strategies.common.work import Plan, Work
 from metalearn.algorithms.maml import maml
 from metalearn.training.chunks import chunk_functions
-from metalearn.program.memory import keep_freed_memory
+from metalearn.program.process import keep_freed_memory
 from metalearn.models.conv4 import conv4
 from metalearn.training.loop import chunk_size, tasks_in_chunks, trainer
 from metalearn.tasks.glyphs import glyphs

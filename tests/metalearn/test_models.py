@@ -334,9 +334,9 @@ def test_an_own_module_is_what_torchvisions_model_is_by_name() -> None:
 def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
     """Groups, dilation, a padding by name, by reflection or of two sizes: torch's own, beside one of ours."""
     model = own("tests.own_functions.Small", ways=3)
-    assert model.remark.startswith("Small: 4 of 5 convolutions are computed by torch")
-    assert "convs.1, convs.2, convs.3, …" in model.remark
-    assert vision("resnet18").remark == ""
+    assert model.note.startswith("Small: 4 of 5 convolutions are computed by torch")
+    assert "convs.1, convs.2, convs.3, …" in model.note
+    assert vision("resnet18").note == ""
     params, x = drawn(model, tasks=2), normal(2, 4, 3, 32, 32)
     reference = [loaded(Small(ways=3), params, task)(x[task]) for task in range(2)]
     assert_same(model.apply(params, x), torch.stack(reference))
@@ -345,7 +345,7 @@ def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
 def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> None:
     """A convolution that doubles, one registered twice, and tensors made in the forward pass."""
     model = own("tests.own_functions.Odd", kind="shared")
-    assert model.remark.startswith("Odd: 1 of 2 convolutions")
+    assert model.note.startswith("Odd: 1 of 2 convolutions")
     params, x = drawn(model, tasks=2), normal(2, 4, 3, 32, 32)
     assert list(params) == ["conv.weight", "conv.bias", "twice.weight", "twice.bias"]
     for task in range(2):

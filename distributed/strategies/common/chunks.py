@@ -18,8 +18,8 @@ from distributed.engine.session import DeviceMaps, start_rpc, stop_rpc
 from distributed.engine.traffic import Traffic, traffic
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
-from distributed.strategies.common.cost import Share, told
-from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, examined, join
+from distributed.strategies.common.cost import Share, as_metrics
+from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnosed, join
 
 ROUND = 4
 """Chunks that a worker evaluates in one call."""
@@ -134,7 +134,7 @@ def values(
     shared = (whole(carried(params)), argument)
     rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
     found = [v for part in rounds for v in call(func, partitioner, part, lambda _: shared, timeout)[0]]
-    joined: Tensors = brought_home(join(found))
+    joined: Tensors = to_cpu(join(found))
     return joined
 
 
@@ -142,9 +142,9 @@ def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: 
     return compute(numbers, (work_here().evaluate(params, split, chunk) for chunk in chunks))
 
 
-def _examine(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> Done:
+def _diagnose(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> Done:
     rank = get_world_rank()
-    return compute(numbers, (examined(work_here(), params, chunk, step, rank) for chunk in chunks))
+    return compute(numbers, (diagnosed(work_here(), params, chunk, step, rank) for chunk in chunks))
 
 
 class Meter:
@@ -166,7 +166,7 @@ class Meter:
         (sent, received) = traffic().since(self._before)
         (more_sent, more_received) = backward or Traffic(0, Counter())
         by_rank = received + more_received + Counter({0: sent + more_sent})
-        self._cost = told(seconds, [Share(compute[r], by_rank[r]) for r in range(get_world_info().world_size)])
+        self._cost = as_metrics(seconds, [Share(compute[r], by_rank[r]) for r in range(get_world_info().world_size)])
 
     def cost(self) -> dict[str, float]:
         return self._cost
@@ -199,7 +199,7 @@ def carried(params: Tensors) -> Tensors:
     return {name: value.detach().to(device) for name, value in params.items()}
 
 
-def brought_home(values: Any) -> Any:
+def to_cpu(values: Any) -> Any:
     """Results on the CPU, where the loop keeps its parameters."""
     return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
 
@@ -231,12 +231,12 @@ def connect(
     leads = start_session(plan.work, timeout, device_maps)
 
     def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
-        return [brought_home(result) for result in map_chunks(params, chunks, step)]
+        return [to_cpu(result) for result in map_chunks(params, chunks, step)]
 
     def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
         return values(_evaluate, plan.partitioner, params, chunks, split, timeout)
 
-    def examine_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return values(_examine, plan.partitioner, params, chunks, step, timeout)
+    def diagnose_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        return values(_diagnose, plan.partitioner, params, chunks, step, timeout)
 
-    return Strategy(leads, map_metered, evaluate_chunks, examine_chunks, meter.cost, stop_rpc)
+    return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, stop_rpc)

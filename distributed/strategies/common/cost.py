@@ -11,7 +11,7 @@ class Share(NamedTuple):
     sent: float
 
 
-def told(seconds: float, shares: Sequence[Share]) -> dict[str, float]:
+def as_metrics(seconds: float, shares: Sequence[Share]) -> dict[str, float]:
     """Figures by name, worker by worker, for a step that took so many seconds on rank zero.
 
     Every worker's seconds add up to the step's: those in which it computed; those in which it was done, and the

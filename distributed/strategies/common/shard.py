@@ -1,7 +1,7 @@
 """A part of a network that lives on one worker: computes its stages for whoever calls, keeps its parameters, and
 steps them where they are.
 
-Every micro-batch gets leaf copies of the parameters of its own, so that gradients can be told apart and added in
+Every micro-batch gets leaf copies of the parameters of its own, so that gradients can be as_metrics apart and added in
 one order; so the network is trained to the same bits as in one process.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import autograd, rpc
 
 from distributed.reduce import Combine
-from distributed.strategies.common.chunks import brought_home
+from distributed.strategies.common.chunks import to_cpu
 from distributed.strategies.common.cost import Share
 from distributed.strategies.common.work import Pieces, Tensors
 
@@ -116,7 +116,7 @@ class Shard:
         if not self._ends:
             return outputs.cpu(), known
         judge = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
-        return brought_home(judge(outputs[:, known:], split, indices))
+        return to_cpu(judge(outputs[:, known:], split, indices))
 
     def _watch(self, number: int, outputs: Tensor, inputs: Sequence[Tensor]) -> None:
         """Notes when the backward pass comes to this shard, and when it has computed the latest gradient."""
@@ -160,7 +160,7 @@ class Shard:
         kept = {name: saved["state"][i] for i, name in enumerate(self._params) if i in saved["state"]}
         group = {key: value for key, value in saved["param_groups"][0].items() if key != "params"}
         state = State({name: value.detach() for name, value in self._params.items()}, kept, group)
-        return State(*brought_home(tuple(state)))
+        return State(*to_cpu(tuple(state)))
 
 
 def _covered(windows: Any) -> float:

@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
 
     `inputs(split, indices)` gives the first stage's input [1, known + n, …] and the number `known` that all stages
     get. From the last one's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
-    `outcome` what `Work.loss` gives; `faults` is what `Work.examine` would give, made of these values. `start(params)`
+    `outcome` what `Work.loss` gives; `faults` is what `Work.diagnose` would give, made of these values. `start(params)`
     makes an optimiser; `sizes` are the parameters' numbers of elements.
     """
 
@@ -51,7 +51,7 @@ class Work(NamedTuple):
     """What any worker can compute of a chunk, all pure functions, and the device that it computes on.
 
     `map(params, indices, step)` gives sums over the chunk's samples, nested in any way, the gradients among
-    them; `evaluate(params, split, indices)` gives a value per sample, and so does `examine(params, indices, step)`,
+    them; `evaluate(params, split, indices)` gives a value per sample, and so does `diagnose(params, indices, step)`,
     which looks for the samples with which something is wrong. Where the loss has a graph,
     `loss(params, indices, step)` gives its sum over the chunk, with the graph, and whatever else
     `result(gradients, rest)` needs to make of it what `map` gives. `plain` says that no gradient is taken
@@ -60,7 +60,7 @@ class Work(NamedTuple):
 
     map: Callable[[Tensors, Tensor, int], Any]
     evaluate: Callable[[Tensors, str, Tensor], Tensors]
-    examine: Callable[[Tensors, Tensor, int], Tensors]
+    diagnose: Callable[[Tensors, Tensor, int], Tensors]
     loss: Callable[[Tensors, Tensor, int], tuple[Tensor, Any]] | None
     result: Callable[[Tensors, Any], Any]
     device: torch.device
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
 class Close(Protocol):
     def __call__(self, failure: BaseException | None = None) -> None:
-        """Ends the session. With `failure`, the others are told to stop at once."""
+        """Ends the session. With `failure`, the others are as_metrics to stop at once."""
         ...
 
 
@@ -100,21 +100,21 @@ class Strategy(NamedTuple):
     drives: bool
     map: Callable[[Tensors, Sequence[Tensor], int], list[Any]]
     evaluate: Callable[[Tensors, str, Sequence[Tensor]], Tensors]
-    examine: Callable[[Tensors, Sequence[Tensor], int], Tensors]
+    diagnose: Callable[[Tensors, Sequence[Tensor], int], Tensors]
     cost: Callable[[], dict[str, float]]
     close: Close
     agree: Callable[[bool], bool] = as_it_is
     share: Callable[[bytes], bytes] = as_it_is
-    home: Any = None
+    owner: Any = None
 
 
 Connect = Callable[[], Strategy]
 """What a strategy's factory returns: its settings are checked, nothing is started yet."""
 
 
-def examined(work: Work, params: Tensors, chunk: Tensor, step: int, rank: int) -> Tensors:
+def diagnosed(work: Work, params: Tensors, chunk: Tensor, step: int, rank: int) -> Tensors:
     """What a worker finds wrong with a chunk, beside its rank."""
-    found = work.examine(params, chunk, step)
+    found = work.diagnose(params, chunk, step)
     return found | {"worker": torch.full((len(chunk),), rank)}
 
 

@@ -57,11 +57,11 @@ def gradient_learner(
         return objective(model.apply(adapted, query.x, support.x), query.y)
 
     outcome = outcome or after_the_last_step
-    evaluate, adapt = judged_by_descent(model, path, eval_steps)
+    evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
     return Algorithm(init or model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
 
 
-def judged_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tuple[Evaluate, Adapt]:
+def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tuple[Evaluate, Adapt]:
     """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that adapts along `path`."""
 
     @torch.no_grad()
@@ -115,10 +115,10 @@ def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
 
         return predict
 
-    return Algorithm(init, gradient_of(outcome), judged_once(outcome), adapt, total_of(outcome), outcome)
+    return Algorithm(init, gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
 
 
-def judged_once(outcome: Outcome) -> Evaluate:
+def evaluated_once(outcome: Outcome) -> Evaluate:
     """`Algorithm.evaluate` of a learner without inner steps: one column."""
 
     @torch.no_grad()

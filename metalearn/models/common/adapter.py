@@ -26,7 +26,7 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
     """A network that takes images [n, channels, h, w] and gives [n, ways], as a model; parameters bear the module's
     names.
 
-    Convolutions and batch norms are computed by our layers where these can; `remark` says how many cannot. Batch
+    Convolutions and batch norms are computed by our layers where these can; `note` says how many cannot. Batch
     norm keeps no running statistics: a batch is normalised by its own, or by its support set's, and in either case
     one differentiates through them. Dropout and stochastic depth are off, so that equal inputs give equal outputs
     on every worker. Tasks are computed in turn. It cannot be cut into stages; its head is the `nn.Linear` that gives
@@ -46,7 +46,7 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
             in them, or a layer that remembers batches.
     """
     network = _fresh(make, seed=0)
-    remark = _make_pure(network, name, transductive)
+    note = _make_pure(network, name, transductive)
     activations, last = _tried(network, name, (channels, image_size, image_size), advice)
     shared = _names(network)
     ends = _ends(network, last, shared, torch.rand(2, channels, image_size, image_size, generator=Generator()))
@@ -82,7 +82,7 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
         return one_after_the_other((Stage(name, tuple(names), forward),), ignores_support=transductive)
 
     scales = [shared[f"{path}.{parameter}"] for path in norms for parameter in ("weight", "bias")]
-    model = Model(init, whole(forward), transductive, activations, remark=remark, norms=tuple(dict.fromkeys(scales)))
+    model = Model(init, whole(forward), transductive, activations, note=note, norms=tuple(dict.fromkeys(scales)))
     if ends is None:
         return model
     return model._replace(features=whole(partial(forward, features=True)), head=ends.stage)

@@ -1,0 +1,114 @@
+"""The evaluation of a checkpoint on validation or test tasks, by one worker or several."""
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from omegaconf import OmegaConf
+
+from metalearn.config.check import started_as_rank
+from metalearn.config.saved import changed_config
+from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.program import ranks
+from metalearn.program.job import Job, to_job
+from metalearn.program.outcome import FAILED, OK, report_error
+from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
+from metalearn.program.process import set_up_torch
+from metalearn.runs.checkpoint import Snapshot, fitted, read_named
+from metalearn.runs.folder import evaluation_report, write_result
+from metalearn.runs.logging import log_to_terminal
+from metalearn.runs.metrics import summary, write_table
+from metalearn.training.compatibility import check_evaluation
+from metalearn.training.loop import tasks_in_chunks
+from metalearn.types import Metrics, Params, Strategy
+
+ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
+"""Short names of keys. `tasks` is another: the number of tasks of the split."""
+
+
+class Request(NamedTuple):
+    """What to evaluate: the checkpoint; the split, `val` or `test`; changes of its config; and the output folder."""
+
+    checkpoint: Path
+    split: str
+    overrides: list[str]
+    output: Path
+
+
+def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str]) -> int:
+    """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
+
+    Returns the exit code.
+
+    Raises:
+        ConfigError: a checkpoint that cannot be read, or overrides that do not fit it.
+    """
+    saved = read_named("checkpoint", request.checkpoint)
+    aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
+    config = changed_config(saved.meta["config"], request.overrides, aliases)
+    job = to_job(config, request.output, "evaluate", program, arguments)
+    set_up_torch(config)
+    parts = assemble(job)
+    params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)
+    check_tasks(parts, params, request.split)
+    if job.workers > 1 and not started_as_rank():
+        return ranks.start_ranks(job, [str(program), *arguments], max_restarts=0)
+    if int(os.environ.get("RANK", 0)) > 0:
+        return ranks.serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))
+    log_to_terminal()
+    return lead(request, job, parts, saved, params)
+
+
+def check_tasks(parts: Parts, params: Params, split: str) -> None:
+    """Raises ConfigError where the checkpoint's network does not fit the tasks, with what can be typed here."""
+    try:
+        check_evaluation(parts.algorithm, parts.model, params, parts.source, split)
+    except ConfigError as error:
+        what, _, advice = str(error).partition("; type ")
+        heads = "ways that fit it, or take a checkpoint of algorithm=protonet or r2d2, which need no head"
+        advice = f"{heads}: the network of a checkpoint stays as it is" if "outputs" in what else advice
+        raise ConfigError(f"{what}; type {advice}" if advice else what) from error
+
+
+def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params) -> int:
+    """Rank zero: evaluates, writes and prints; returns the exit code."""
+    try:
+        request.output.mkdir(parents=True, exist_ok=True)
+        strategy = connect(parts)
+        try:
+            began = time.perf_counter()
+            values = values_of(parts, strategy, params, request.split)
+            report(request, job, parts, saved, values, time.perf_counter() - began)
+        except BaseException as error:
+            strategy.close(failure=error)
+            raise
+        strategy.close()
+        return OK
+    except (ConfigError, DataError, RunError, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
+        return report_error(error, FAILED)
+
+
+def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> Metrics:
+    """The values of every task."""
+    count = parts.settings.val_tasks if split == "val" else parts.settings.test_tasks
+    return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)))
+
+
+def report(request: Request, job: Job, parts: Parts, saved: Snapshot, values: Metrics, seconds: float) -> None:
+    """Writes and prints the results."""
+    figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
+    digest = hashlib.sha256((request.checkpoint / "params.safetensors").read_bytes()).hexdigest()
+    write_table(request.output / f"{request.split}.csv", values)
+    step = saved.meta["step"]
+    result = {
+        "status": "completed", "checkpoint": str(request.checkpoint.resolve()), "params": digest,
+        "step": step, "seconds": round(seconds, 3), "workers": job.workers,
+        "overrides": request.overrides, request.split: figures,
+    }  # fmt: skip
+    OmegaConf.save(job.config, request.output / "config.yaml")
+    write_result(request.output, result)
+    print(f"{request.split} {evaluation_report(figures)}")
+    print(f"step {step}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")

@@ -1,0 +1,46 @@
+"""How the program ends: exit codes, and errors that need no traceback."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from metalearn.errors import ConfigError, DataError, RunError
+
+OK, FAILED, BAD_CONFIG = 0, 1, 2
+
+_OWN_RANK_SECONDS = 10.0
+
+log = logging.getLogger("metalearn")
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """What `run` returns. If it raises an error that needs no traceback: reports it and gives its exit code."""
+    try:
+        return run()
+    except (ConfigError, DataError) as error:
+        return report_error(error, BAD_CONFIG)
+    except RunError as error:
+        return report_error(error, FAILED)
+
+
+def report_error(error: BaseException, code: int) -> int:
+    """Prints what is wrong, once for all ranks of a host; returns `code`."""
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
+        print(f"error: {error}{notes}", file=sys.stderr)
+        log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
+    elif code == BAD_CONFIG:
+        # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
+        time.sleep(_OWN_RANK_SECONDS)
+        print(f"error: worker{os.environ.get('RANK', '?')}: {error}", file=sys.stderr)
+    return code
+
+
+def print_to_pipe(text: str) -> None:
+    """Prints to a reader who may leave early, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more when it exits

@@ -1,0 +1,168 @@
+"""From a job to the objects that it is made of. Nothing is started or opened here."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from omegaconf import DictConfig
+
+from distributed.strategies.common.work import Pieces, Plan, Work
+from metalearn.config.build import build
+from metalearn.errors import ConfigError
+from metalearn.nn.precision import type_of
+from metalearn.program.job import Job
+from metalearn.runs.checkpoint import Checkpointer, start_params
+from metalearn.runs.logging import OpenLog
+from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
+from metalearn.training.loop import Reduce
+from metalearn.training.optimizers import OuterOptimizer
+from metalearn.training.settings import Settings, chunk_size, tasks_that_fit
+from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
+
+
+class Parts(NamedTuple):
+    """The components that the config describes; `start` holds the meta-parameters before the first step."""
+
+    settings: Settings
+    source: TaskSource
+    model: Model
+    start: Params
+    algorithm: Algorithm
+    device: torch.device
+    outer: OuterOptimizer
+    reduce: Reduce
+    connect: Callable[[], Strategy]
+    checkpointer: Checkpointer
+    open_log: OpenLog
+
+
+def assemble(job: Job) -> Parts:
+    """Builds every component, which checks its values.
+
+    Raises:
+        ConfigError: a value that a component refuses.
+    """
+    config = job.config
+    check_device(config.device, config.precision)
+    source = build(config, "dataset")
+    model = build(config, "model")
+    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    outer = build(config, "optimizer")
+    start = initial_params(config, algorithm)
+    work = make_work(config, algorithm, model, source, start, outer)
+    reduce = build(config, "reducer")
+    plan = Plan(work, job.workers, build(config, "partitioner"), reduce)
+    settings = build(config, "trainer")
+    check_sizes(settings, source)
+    return Parts(
+        settings=settings,
+        source=source,
+        model=model,
+        start=start,
+        algorithm=algorithm,
+        device=work.device,
+        outer=outer,
+        reduce=reduce,
+        connect=build(config, "strategy", plan=plan),
+        checkpointer=build(config, "checkpoint")(job.run_dir),
+        open_log=build(config, "logger"),
+    )
+
+
+def initial_params(config: DictConfig, algorithm: Algorithm) -> Params:
+    """The meta-parameters before the first step: drawn from the seed, or those of `init_from`.
+
+    Raises:
+        ConfigError: `init_from` is a checkpoint of another model.
+    """
+    dtype = type_of(config.precision)
+    drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
+    params = {name: value.to(dtype) for name, value in drawn.items()}
+    return params if config.init_from is None else start_params(Path(config.init_from), params)
+
+
+def make_work(
+    config: DictConfig, algorithm: Algorithm, model: Model, source: TaskSource, start: Params, outer: OuterOptimizer
+) -> Work:
+    """What this rank computes, on its device and in the precision of the config."""
+    device, dtype = own_device(config.device), type_of(config.precision)
+    pieces = None
+    if model.stages and algorithm.evaluated_on == "samples":
+        sizes = {name: value.numel() for name, value in start.items()}
+        pieces = Pieces(single_stages(model), *piece_functions(model, source, device, dtype), outer.start, sizes)
+    functions = chunk_functions(algorithm, source, device, dtype)
+    return Work(*functions, device, plain=algorithm.trained_on == "samples", pieces=pieces)
+
+
+def connect(parts: Parts) -> Strategy:
+    """Joins this rank to its world, on its own device."""
+    if parts.device.type == "cuda":
+        torch.cuda.set_device(parts.device)
+    return parts.connect()
+
+
+# Devices
+
+
+def check_device(name: str, precision: str) -> None:
+    """Raises ConfigError where the config asks for a GPU, or for what only a GPU can do, and there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: torch sees no GPU here; type device=auto or device=cpu")
+    if precision == "tf32" and own_device(name).type == "cpu":
+        raise ConfigError("precision=tf32: is a mode of NVIDIA GPUs; type precision=float32, or precision=bf16")
+
+
+def own_device(name: str) -> torch.device:
+    """This rank's device. `auto` takes a GPU where there is one, chosen by the local rank."""
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+# Sizes
+
+
+def check_sizes(settings: Settings, source: TaskSource) -> None:
+    """Raises ConfigError where validation or test asks for more than the source has."""
+    for key, split, wanted in (("val_tasks", "val", settings.val_tasks), ("test_tasks", "test", settings.test_tasks)):
+        size = source.size(split)
+        if size is not None and wanted > size:
+            raise ConfigError(
+                f"trainer.{key}={wanted}: the split '{split}' has {size} samples; type trainer.{key}={size} or fewer"
+            )
+
+
+def first_tasks(parts: Parts) -> Episode:
+    """The first training task; of plain samples as many as the smallest micro-batch has, but two at most.
+
+    This call finds, verifies and decodes the data.
+
+    Raises:
+        DataError: data that is missing or damaged.
+    """
+    if parts.algorithm.trained_on == "tasks":
+        return parts.source.episodes("train", torch.tensor([0]))
+    left_over = parts.settings.meta_batch_size % chunk_size(parts.settings, parts.model, 1, parts.device)
+    return parts.source.episodes("train", torch.arange(1 if left_over == 1 else 2))
+
+
+def training_chunk(parts: Parts) -> int:
+    """Tasks, or samples, that are computed together in training."""
+    (support, query) = first_tasks(parts)
+    images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.trained_on == "tasks" else 1
+    return chunk_size(parts.settings, parts.model, images, parts.device)
+
+
+def evaluation_chunk(parts: Parts) -> int:
+    """Tasks, or samples, that are computed together in validation and test.
+
+    `trainer.task_chunk` counts what is trained on. If evaluation is on something else, as many as fit are taken.
+    """
+    if parts.algorithm.evaluated_on == "samples":
+        return training_chunk(parts)
+    if parts.algorithm.trained_on == "tasks" and isinstance(parts.settings.task_chunk, int):
+        return parts.settings.task_chunk
+    (support, query) = parts.source.episodes("test", torch.tensor([0]))
+    return tasks_that_fit(parts.model, support.x.shape[1] + query.x.shape[1], parts.device)

@@ -1,0 +1,103 @@
+"""What each rank of a job does: the launcher starts them, rank zero leads, the others serve it."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from distributed.engine.launch import CannotListenError, Place, launch
+from distributed.engine.session import StoppedByLeader
+from metalearn.config.check import started_as_rank
+from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.program.job import Job
+from metalearn.program.outcome import FAILED, OK, report_error
+from metalearn.program.parts import Parts, connect
+from metalearn.program.run import train_and_test
+from metalearn.runs import checkpoint, folder
+from metalearn.runs.folder import FolderState
+from metalearn.runs.logging import detach, log_to_file
+from metalearn.runs.signals import StopSignal
+from metalearn.training.loop import Stopped
+from metalearn.types import Strategy
+
+log = logging.getLogger("metalearn")
+
+
+def leads(job: Job) -> bool:
+    """Whether this process is rank zero, or the launcher on its host."""
+    return int(os.environ["RANK"]) == 0 if started_as_rank() else job.config.launch.node_rank == 0
+
+
+def start_workers(job: Job, state: FolderState | None) -> int:
+    """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
+    command = [str(job.program), *job.overrides]
+    if state is not None:
+        with folder.lock(job.run_dir):  # reports a folder in use before any worker is started
+            if state.rewinds and state.snapshot is not None:
+                checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
+                command.append("resume=auto")  # rewind once, not again at every restart
+    return start_ranks(job, command, max_restarts=job.config.launch.max_restarts)
+
+
+def start_ranks(job: Job, command: Sequence[str], *, max_restarts: int) -> int:
+    """Runs a Python program, `command`, once for each worker of the job, and waits."""
+    settings = job.config.launch
+    place = Place(
+        job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
+        settings.master_port, settings.interface,
+    )  # fmt: skip
+    try:
+        return launch([sys.executable, *command], place, max_restarts=max_restarts, say=log.warning)
+    except CannotListenError as error:
+        raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
+
+
+def lead(job: Job, parts: Parts, state: FolderState) -> int:
+    """Rank zero: trains, tests, writes everything; returns the exit code."""
+    stop = StopSignal()
+    handler = log_to_file(job.run_dir / "train.log")
+    try:
+        strategy = connect(parts)
+        assert strategy.drives
+        code = OK
+        try:
+            result = train_and_test(job, parts, state, strategy, lambda: stop.requested)
+            print(folder.run_report(job.run_dir, result))
+        except Stopped as stopped:
+            log.info("%s", stopped)
+            code = stop.exit_code
+        except BaseException as error:
+            strategy.close(failure=error)
+            raise
+        strategy.close()
+        return code
+    except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
+        return report_error(error, FAILED)
+    except Exception:
+        log.exception("the run failed")
+        return FAILED
+    finally:
+        detach(handler)
+        stop.restore()
+
+
+def serve(parts: Parts, follow: Callable[[Strategy], object]) -> int:
+    """The other ranks: compute what rank zero asks for; or, under a strategy that all ranks drive, `follow` it."""
+    try:
+        strategy = connect(parts)
+        # Rank zero gets the same signals. It saves, then ends this rank too.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        if strategy.drives:
+            follow(strategy)
+        strategy.close()
+    except Stopped:
+        return OK
+    except (StoppedByLeader, RunError) as error:
+        log.debug("%s", error)  # rank zero has reported the cause
+        return FAILED
+    except (RuntimeError, ConnectionError) as error:
+        print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
+        return FAILED
+    return OK
