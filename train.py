@@ -1,10 +1,11 @@
 """Trains a meta-learner as its config says: `python train.py --help`."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.config.check import started_as_rank
+from metalearn.config.check import started_as_rank, started_by_launcher
 from metalearn.config.compose import compose_config
 from metalearn.config.help import help_text
 from metalearn.program.job import Job, to_job
@@ -56,7 +57,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
 
     set_up_torch(job.config)
     parts = assemble(job)
-    log_to_terminal()
+    log_to_terminal(logging.ERROR if started_by_launcher() or not ranks.leads(job) else logging.INFO)
     state = folder.inspect(job.run_dir, job.config) if ranks.leads(job) else None
     if state is not None and state.result is not None:
         print(folder.run_report(job.run_dir, state.result))
@@ -68,6 +69,7 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
         return ranks.start_workers(job, state)
     if not ranks.leads(job):
         return ranks.serve(parts, lambda strategy: follow(job, parts, strategy))
+    log_to_terminal()  # the launcher has logged what was checked above
     with folder.lock(job.run_dir):
         state = folder.inspect(job.run_dir, job.config)  # another process may have held the folder and gone on
         if in_sweep:

@@ -1,1 +1,1 @@
-"""What is measured, beside what users run in scripts/."""
+"""Measurements: what scripts/bench.py measures, and programs of their own."""

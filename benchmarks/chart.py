@@ -1,4 +1,4 @@
-"""The picture of bench.py: how many times as fast as the loop every way is."""
+"""The chart of bench.py: how many times as fast as the loop every way is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,10 @@ INK = "#333333"
 
 
 def chart(measurements: Sequence[dict[str, Any]], path: Path, note: str) -> Path:
-    """Draws one panel for each number of threads: bars by recipe, medians and quartiles of the ratio to the loop; the
-    note stands below."""
+    """Draws a panel for each number of threads, with bars by recipe: medians and quartiles of the ratio to the loop.
+
+    The note stands below.
+    """
     count = max(len(measured["recipes"]) for measured in measurements)
     wide = count > 7
     size = (max(7.0, 3.0 + 1.15 * count), (0.6 if wide else 1.2) + 3.4 * len(measurements))
@@ -38,9 +40,9 @@ def panel(axes: Axes, measured: dict[str, Any]) -> None:
     ways = [way for way in COLORS if way in recipes[0]["by_way"]]
     width = 0.8 / len(ways)
     for i, way in enumerate(ways):
-        found = [recipe["by_way"][way] for recipe in recipes]
-        middle = [row["ratio"] for row in found]
-        ends = [row["ratio_quartiles"] for row in found]
+        rows = [recipe["by_way"][way] for recipe in recipes]
+        middle = [row["ratio"] for row in rows]
+        ends = [row["ratio_quartiles"] for row in rows]
         spread = [[max(0.0, m - low) for m, (low, _) in zip(middle, ends, strict=True)],
                   [max(0.0, high - m) for m, (_, high) in zip(middle, ends, strict=True)]]  # fmt: skip
         places = [at + (i - (len(ways) - 1) / 2) * width for at in range(len(recipes))]
@@ -60,7 +62,7 @@ def panel(axes: Axes, measured: dict[str, Any]) -> None:
 
 
 def dress(axes: Axes, measured: dict[str, Any]) -> None:
-    """Titles, labels and room."""
+    """Sets titles, labels and margins."""
     recipes, threads = measured["recipes"], measured["threads"]
     where = measured["device"] if measured["device"] != "cpu" else f"{threads} thread{'s' * (threads > 1)}"
     axes.set_title(where, loc="left", fontsize=11, fontweight="bold", color=INK)
@@ -76,7 +78,7 @@ def dress(axes: Axes, measured: dict[str, Any]) -> None:
 
 
 def name_of(recipe: dict[str, Any]) -> str:
-    """Of a recipe, in lines short enough to stand side by side."""
+    """The name of a recipe, in short lines."""
     if recipe["kind"] == "sinusoid":
         return "sinusoid\nMLP " + ", ".join(map(str, recipe["widths"]))
     if recipe["kind"] == "resnet12":

@@ -1,4 +1,4 @@
-"""What the machine can do at best in float32, and what it is."""
+"""The machine: its best float32 rates, its processor, its libraries."""
 
 import importlib.metadata
 import platform
@@ -17,10 +17,10 @@ Kernel = Callable[[], Tensor]
 
 
 def kernels(device: str) -> dict[str, tuple[Kernel, int]]:
-    """What is tried, by name, each with the floating-point operations of one call.
+    """The kernels by name, each with the floating-point operations of one call.
 
-    Matrix products, those of a batch in the shapes of the second convolution of 5-way 1-shot episodes (8 tasks, 5
-    images of 7×7 positions), and the 3×3 convolution from 64 to 64 channels.
+    They are matrix products and the 3×3 convolution from 64 to 64 channels. The batched products have the shapes of the
+    second convolution of 5-way 1-shot episodes (8 tasks, 5 images of 7×7 positions).
     """
     size = 1024 if device == "cpu" else 8192
     square = torch.randn(size, size, device=device)
@@ -28,15 +28,15 @@ def kernels(device: str) -> dict[str, tuple[Kernel, int]]:
     weights = torch.randn(8, 576, 64, device=device)
     back = patches.mT.contiguous()
     maps = torch.randn(8, 245, 64, device=device)
-    found: dict[str, tuple[Kernel, int]] = {
+    by_name: dict[str, tuple[Kernel, int]] = {
         f"mm {size}×{size}×{size}": (lambda: square @ square, 2 * size**3),
         "bmm 8×245×576×64": (lambda: torch.bmm(patches, weights), 2 * 8 * 245 * 576 * 64),
         "bmm 8×576×245×64": (lambda: torch.bmm(back, maps), 2 * 8 * 245 * 576 * 64),
     }
     for batch in (8, 40, 160):
         for name, layout in (("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last)):
-            found[f"conv2d 3×3 64→64, {batch} of 14×14, {name}"] = convolution(batch, device, layout)
-    return found
+            by_name[f"conv2d 3×3 64→64, {batch} of 14×14, {name}"] = convolution(batch, device, layout)
+    return by_name
 
 
 def convolution(batch: int, device: str, layout: torch.memory_format) -> tuple[Kernel, int]:
@@ -52,7 +52,7 @@ def rates(device: str, seconds: float) -> dict[str, float]:
 
 
 def best_time(run: Kernel, device: str, seconds: float) -> float:
-    """Of the calls within `seconds`, at least three, the fastest; a first one does not count."""
+    """The time of the fastest call within `seconds`, of at least three; a first call does not count."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -62,7 +62,7 @@ def best_time(run: Kernel, device: str, seconds: float) -> float:
 
 
 def timed(run: Callable[[], object], device: str) -> float:
-    """Seconds of a call, until the device has done it."""
+    """The seconds of a call, until the device has finished it."""
     finish(device)
     began = time.perf_counter()
     run()
@@ -71,13 +71,13 @@ def timed(run: Callable[[], object], device: str) -> float:
 
 
 def finish(device: str) -> None:
-    """Waits for what a GPU still has to do."""
+    """Waits until a GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def flops_of(recipe: Recipe, activation: str) -> int:
-    """Floating-point operations of convolutions and matrix products in a step, as the loop over its tasks does them."""
+    """The floating-point operations of a step: those of convolutions and matrix products in the loop over its tasks."""
     one = loop(problem(recipe, activation).part(0, 1))
     with FlopCounterMode(display=False) as counter:
         one()
@@ -85,7 +85,7 @@ def flops_of(recipe: Recipe, activation: str) -> int:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of the libraries; None: not installed."""
+    """The versions of Python and of the libraries; None: not installed."""
 
     def version(name: str) -> str | None:
         try:
@@ -93,13 +93,13 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    found: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
-    return {"python": platform.python_version()} | found
+    libraries: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
+    return {"python": platform.python_version()} | libraries
 
 
 def cpu_name() -> str:
-    """The processor's model name where the system tells it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    """The processor's model name, if the system has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()

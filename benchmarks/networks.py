@@ -1,7 +1,7 @@
-"""The networks of the recipes once more, one task at a time, as people write them without this program.
+"""The networks of the recipes written again, for one task at a time, as users of torch or JAX would write them.
 
-A network here is a function of parameters by name and a batch [n, …]. It is written once, over a handful of
-operations that torch and JAX both have, and shares nothing with `metalearn` but the names of the parameters.
+A network here is a function of parameters by name and a batch [n, …]. It is written once, with a few operations that
+torch and JAX both have. It shares nothing with `metalearn` except the names of the parameters.
 """
 
 import importlib
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EPSILON = 1e-5
-"""Added to the variance by batch norm."""
+"""Batch norm adds it to the variance."""
 
 SLOPE = 0.1
-"""Of leaky ReLU where its input is negative."""
+"""The slope of leaky ReLU for negative inputs."""
 
 Named = dict[str, Any]
 """Parameters of one task by name: torch's tensors or JAX's arrays."""
@@ -30,9 +30,9 @@ Loss = Callable[[Any, Any], Any]
 
 
 class Ops(NamedTuple):
-    """What a library has to offer for the networks below; images are [n, c, h, w].
+    """The operations of a library that the networks below use; images are [n, c, h, w].
 
-    `conv(x, weight, stride)` keeps or halves the size of a map; `norm(x, scale, shift)` is batch norm by the
+    `conv(x, weight, stride)` keeps or halves the size of a map; `norm(x, scale, shift)` is batch norm with the
     statistics of the batch; `pool(x)` is 2×2 max pooling; `linear(x, weight, bias)` takes [n, i].
     """
 
@@ -76,7 +76,7 @@ def _resnet12(ops: Ops, params: Named, x: Any) -> Any:
 
 
 def torch_ops(activation: str, *, written_out: bool = False) -> Ops:
-    """torch's operations; with batch norm from mean and variance if `written_out`, as `torch.func.vmap` needs it."""
+    """torch's operations. `written_out` computes batch norm from mean and variance, as `torch.func.vmap` needs it."""
     act: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": F.relu,
         "leaky_relu": partial(F.leaky_relu, negative_slope=SLOPE),

@@ -1,4 +1,4 @@
-"""What more processes give: train.py on one recipe under the strategies, in turns."""
+"""The speed of several processes: train.py on one recipe under the strategies, in turns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +13,21 @@ WAYS = (
     Way("rpc", ("strategy=rpc",), 2),
     Way("ddp", ("strategy=ddp",), 2),
 )
-"""Of two independent ones the speeds are added: what two workers could reach at best."""
+"""The speeds of two independent processes are added: two workers can reach this at best."""
 
 STEPS_A_RUN = 60_000
-"""Of the published recipe."""
+"""The number of steps in the published recipe."""
 
 FEW = ("trainer.meta_batch_size=4", "trainer.val_tasks=2", "trainer.test_tasks=2")
 
 
 def measure(experiment: str, rounds: int, *, short: bool) -> dict[str, Any]:
-    """Tasks a second of every way, and where each lies between one process and two independent ones.
+    """Tasks a second of every way.
 
     Args:
-        experiment: of train.py; its own recipe is measured.
+        experiment: train.py's experiment, measured with its own recipe.
         rounds: runs of every way.
-        short: few tasks, and the ways that differ in kind alone.
+        short: few tasks, and two of the ways only.
     """
     case = Case(experiment, (f"experiment={experiment}",), strategies.WARM_UP + (10 if short else 60))
     ways = [way._replace(overrides=(*way.overrides, *FEW)) for way in WAYS[1:4:2]] if short else list(WAYS)
@@ -40,8 +40,8 @@ def measure(experiment: str, rounds: int, *, short: bool) -> dict[str, Any]:
 
 
 def ratios(rows: Sequence[dict[str, Any]], row: dict[str, Any], *, at_once: int) -> list[float]:
-    """A row's speed by that of one worker of the same strategy (`ddp`: of `local`), or, with `at_once` 2, of two
-    independent processes, round by round; empty where that was not measured."""
+    """A row's speed divided by a reference, round by round: one worker of the same strategy (for `ddp`: of `local`);
+    with `at_once` 2, two independent processes. Empty if the reference was not measured."""
     name = "rpc" if row["strategy"] == "rpc" and at_once == 1 else "local"
     for other in rows:
         if other["strategy"].startswith(name) and other["workers"] == 1 and other["at_once"] == at_once:
@@ -51,7 +51,7 @@ def ratios(rows: Sequence[dict[str, Any]], row: dict[str, Any], *, at_once: int)
 
 
 def project(experiment: str) -> dict[str, Any]:
-    """How long the published number of steps takes on a GPU, from 500 measured ones after the warm-up."""
+    """The hours of the published number of steps on a GPU, from 500 measured steps after the warm-up."""
     steps = 500
     case = Case(experiment, (f"experiment={experiment}", "device=cuda"), strategies.WARM_UP + steps)
     figures = strategies.run(case, Way("local", ("strategy=local", "logger.every=1"), 1))

@@ -1,10 +1,10 @@
-"""Our remote calls beside the original's (torchopt.distributed) and beside torch's bare `rpc_sync`.
+"""Compares our remote calls with the original's (torchopt.distributed) and with torch's bare `rpc_sync`.
 
     python benchmarks/remote_calls.py --install      first: puts the original from PyPI into .torchopt
     python benchmarks/remote_calls.py                prints the tables
 
-One step is second-order MAML on sine waves: one remote call a task, on two processes in turn; each task fetches
-the network from an RRef, takes two differentiable inner steps, and its loss is differentiated through RPC.
+One step is second-order MAML on sine waves, with one remote call for each task, on two processes in turn. A task
+fetches the network from an RRef and takes two differentiable inner steps. Its loss is differentiated through RPC.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def install() -> bool:
-    """The original and what it needs beside torch, in a folder that only its own processes see."""
+    """Installs the original, and what it needs besides torch, into a folder that only its own processes see."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(ORIGINAL)]
     done = subprocess.run([*command, *PACKAGES])
     if done.returncode:
@@ -83,7 +83,7 @@ def row(layer: str, tasks: int) -> str:
 
 
 def run(job: str, layer: str, size: int, limit: float = 90.0) -> dict[str, Any]:
-    """A job on two processes; its result, or what went wrong."""
+    """Runs a job on two processes; returns its result, or {"error": message}."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         environment = os.environ | {
@@ -104,11 +104,11 @@ def run(job: str, layer: str, size: int, limit: float = 90.0) -> dict[str, Any]:
         if not result.exists():
             lines = [line for line in output.splitlines() if "Error" in line]
             return {"error": lines[0].strip() if lines else f"exit code {process.returncode}"}
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found
+        values: dict[str, Any] = json.loads(result.read_text())
+        return values
 
 
-def tell(values: dict[str, Any]) -> None:
+def write_values(values: dict[str, Any]) -> None:
     Path(os.environ["BENCH_RESULT"]).write_text(json.dumps(values))
 
 
@@ -135,7 +135,7 @@ def inner_loop(reference: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def steps(todist: Any, tasks: int) -> None:
-    """Seconds and bytes of a step."""
+    """Measures seconds and bytes of a step."""
     clone = importlib.import_module("distributed" if todist.__name__ == "distributed" else "torchopt").module_clone
     sent = [0]
     count_bytes(sent)
@@ -162,7 +162,7 @@ def steps(todist: Any, tasks: int) -> None:
                 step(net, x, y)
                 taken.append(time.perf_counter() - began)
             moved = rpc.rpc_sync("worker1", bytes_so_far) - others_before + sent[0] - before
-            tell({"seconds": statistics.median(taken), "bytes": moved / STEPS})
+            write_values({"seconds": statistics.median(taken), "bytes": moved / STEPS})
 
     todist.auto_init_rpc()(measure)()
 
@@ -175,7 +175,7 @@ def bytes_so_far() -> int:
 
 
 def count_bytes(sent: list[int]) -> None:
-    """Counts whatever torch's pickler packs in this process, tensors included, for any layer alike."""
+    """Counts all bytes that torch's pickler packs in this process, with tensors, for every layer in the same way."""
     global _sent
     _sent = sent
     pack = internal._internal_rpc_pickler.serialize
@@ -196,7 +196,7 @@ def same(x: Tensor) -> Tensor:
 
 
 def overhead(todist: Any, calls: int) -> None:
-    """Microseconds of a call with a small tensor, ours and bare in turns; the ratio is the median of the rounds'."""
+    """Measures microseconds of a call with a small tensor, ours and bare in turns; the ratio is the rounds' median."""
 
     def measure() -> None:
         if todist.get_rank() == 0:
@@ -207,7 +207,7 @@ def overhead(todist: Any, calls: int) -> None:
             )
             rounds = [[_microseconds(way, calls) for way in ways] for _ in range(ROUNDS + 1)][1:]
             ours, bare = (statistics.median(column) for column in zip(*rounds, strict=True))
-            tell({"ours": ours, "bare": bare, "ratio": statistics.median(a / b for a, b in rounds)})
+            write_values({"ours": ours, "bare": bare, "ratio": statistics.median(a / b for a, b in rounds)})
 
     todist.auto_init_rpc()(measure)()
 
@@ -224,7 +224,7 @@ def peak_kilobytes() -> float:
 
 
 def soak(todist: Any, calls: int) -> None:
-    """Growth of the peak memory of both processes, in KB a call, after a tenth as many calls to warm up."""
+    """Measures the growth of both processes' peak memory, in KB a call, after a tenth as many calls to warm up."""
 
     def some(count: int) -> None:
         for i in range(count):
@@ -239,7 +239,7 @@ def soak(todist: Any, calls: int) -> None:
             before = [peak_kilobytes(), rpc.rpc_sync("worker1", peak_kilobytes)]
             some(calls)
             after = [peak_kilobytes(), rpc.rpc_sync("worker1", peak_kilobytes)]
-            tell({f"worker{i}": (after[i] - before[i]) / calls for i in range(2)})
+            write_values({f"worker{i}": (after[i] - before[i]) / calls for i in range(2)})
 
     todist.auto_init_rpc()(measure)()
 

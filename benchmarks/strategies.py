@@ -1,10 +1,11 @@
-"""What each strategy costs: the real program on the real Omniglot, in turns, as one table.
+"""Measures what each strategy costs, with train.py on the real Omniglot; prints one table.
 
     METALEARN_DATA=/path/to/data python benchmarks/strategies.py
 
-Every row is a run of train.py in a folder of its own. Seconds and bytes are those of metrics.jsonl, which the program
-measures itself, after the first steps: of remote calls the bytes packed, of process groups what the kernel has sent
-over TCP. Beside them stand the bytes that the way of adding must send. Rounds are interleaved, and medians shown.
+Every row is a run of train.py in its own folder. Seconds and bytes come from its metrics.jsonl, without the first
+steps: for remote calls the packed bytes, for process groups the bytes that the kernel has sent over TCP. The last
+column has the bytes that the strategy must send, as computed from sizes. A round runs every row once; the table has
+medians over the rounds.
 """
 
 import argparse
@@ -30,14 +31,14 @@ from metalearn.program.job import to_job  # noqa: E402
 from metalearn.program.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
 
 WARM_UP = 20
-"""Steps that do not count."""
+"""The first steps, which do not count."""
 
 SHORT = ("trainer.val_every=100000", "trainer.val_tasks=64", "trainer.test_tasks=64", "checkpoint.every=100000",
          "logger.every=10", "logger.tensorboard=false")  # fmt: skip
 
 
 class Case(NamedTuple):
-    """What is trained: the overrides, and the number of steps."""
+    """A training: its overrides, and the number of steps."""
 
     name: str
     overrides: tuple[str, ...]
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How: the strategy, its workers, and how many such runs go on at once."""
+    """A way to run it: the strategy, its workers, and how many such runs there are at once."""
 
     name: str
     overrides: tuple[str, ...]
@@ -70,7 +71,7 @@ WAYS = (
 
 
 class Figures(NamedTuple):
-    """Of one run: samples or tasks a second, and the mean of every figure of its steps."""
+    """The figures of a run: samples or tasks a second, and the mean of every figure of its steps."""
 
     speed: float
     means: dict[str, float]
@@ -83,7 +84,7 @@ def main() -> int:
     options = parser.parse_args()
     print(
         "| what | strategy | workers | a second | of one | ms compute | ms waiting | ms communication | bytes sent | "
-        "reckoned |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        "computed |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for case in CASES:
         ways = [way for way in WAYS if suits(case, way)]
@@ -99,7 +100,7 @@ def suits(case: Case, way: Way) -> bool:
 
 
 def run(case: Case, way: Way) -> Figures:
-    """One run, or several at once, whose speeds are added."""
+    """One run, or several at once; their speeds are added."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(i) for i in range(way.at_once)]
         processes = [
@@ -113,8 +114,8 @@ def run(case: Case, way: Way) -> Figures:
         finally:
             for process in processes:
                 process.kill()
-        found = [figures_of(path) for path in paths]
-    return Figures(sum(figures.speed for figures in found), found[0].means)
+        figures = [figures_of(path) for path in paths]
+    return Figures(sum(figure.speed for figure in figures), figures[0].means)
 
 
 def command(case: Case, way: Way, folder: Path) -> list[str]:
@@ -134,7 +135,7 @@ def figures_of(folder: Path) -> Figures:
 
 
 def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -> str:
-    """Medians over the rounds; of each worker's figures one beside the other."""
+    """A line of the table: medians over the rounds, with the figures of all workers side by side."""
 
     def workers(name: str, scale: float) -> list[float]:
         return [
@@ -149,12 +150,12 @@ def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -
     speed = statistics.median(figures.speed for figures in runs)
     return " | ".join([
         f"| {case.name}", way.name, str(way.workers * way.at_once), f"{speed:.0f}", f"{ratio:.2f}×", *cells, sent,
-        " / ".join(f"{value:,.0f}" for value in reckoned(case, way)) + " |",
+        " / ".join(f"{value:,.0f}" for value in computed_bytes(case, way)) + " |",
     ])  # fmt: skip
 
 
-def reckoned(case: Case, way: Way) -> list[float]:
-    """Bytes that each worker must send in a step, from the sizes of parameters and activations alone."""
+def computed_bytes(case: Case, way: Way) -> list[float]:
+    """The bytes that each worker must send in a step, computed from the sizes of parameters and activations."""
     overrides = [*case.overrides, *way.overrides, f"workers={way.workers}"]
     job = to_job(*compose_config(overrides), ROOT / "train.py", overrides)
     parts = assemble(job)
@@ -172,7 +173,7 @@ def reckoned(case: Case, way: Way) -> list[float]:
 
 
 def activations(config: DictConfig, parts: Parts, workers: int) -> list[float]:
-    """What goes forward from each shard, and back to the one before."""
+    """The bytes that each shard sends: forward to the next one, and back to the one before."""
     pieces = make_work(config, parts.algorithm, parts.model, parts.source, parts.start, parts.outer).pieces
     assert pieces is not None
     h, known = pieces.inputs("train", torch.arange(parts.settings.meta_batch_size))

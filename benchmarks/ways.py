@@ -1,4 +1,4 @@
-"""What bench.py measures: recipes, and ways to compute the same meta-gradient of the same episodes.
+"""The recipes of bench.py, and the ways to compute the same meta-gradient of the same episodes.
 
 A way is a function without arguments that returns the gradient of the summed query losses of a meta-batch, one
 tensor for each parameter, in the order of the parameters.
@@ -21,6 +21,8 @@ from metalearn.errors import DataError
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.omniglot import omniglot
 from metalearn.tasks.sinusoid import sinusoid
@@ -31,30 +33,30 @@ ROOT = Path(__file__).resolve().parent.parent
 SEED = 0
 
 PLAIN = {"conv4": "relu", "sinusoid": "relu", "resnet12": "leaky_relu"}
-"""The activation that is timed, by kind of recipe."""
+"""The activation in the measured times, by kind of recipe."""
 
 SMOOTH = {"conv4": "softplus", "sinusoid": "tanh", "resnet12": "softplus"}
-"""The one by which gradients are compared: at a kink two correct float32 programs may go different ways."""
+"""The activation for comparing gradients: at a kink, two correct float32 programs may differ."""
 
 INNER_LR = {1: 2.0, 5: 0.1}
-"""Of Conv4, by inner steps: the published rate, and that of TorchOpt's example. Five steps of 0.4 would magnify
-rounding a hundredfold, whoever computes them."""
+"""The inner rates of Conv4 by inner steps: the published one, and that of TorchOpt's example. Five steps of 0.4 would
+magnify rounding a hundredfold, in every way."""
 
 VMAP_IMAGES = 160
-"""Support and query images that vmap takes at once on a CPU: it then runs within a tenth of the fastest of 1, 2, 4, …
-and 32 tasks, whatever the recipe. Sine waves go all at once."""
+"""The support and query images that vmap takes at once on a CPU. With it, every recipe runs within a tenth of the
+fastest of 1, 2, 4, … and 32 tasks at once. Sine waves go all at once."""
 
 Way = Callable[[], list[Tensor]]
 Make = Callable[["Problem"], Way]
 TaskLoss = Callable[..., Any]
-"""The query loss of one task, of parameters and support x, support y, query x, query y."""
+"""The query loss of one task: a function of parameters, support x, support y, query x and query y."""
 
 
 class Recipe(NamedTuple):
     """Second-order MAML of one kind of network: `conv4` (stride 2), `sinusoid` (two layers) or `resnet12`.
 
-    `shots` and `queries` are of each class; of a sine wave they are points. `image_size` is in pixels, and `widths`
-    are the channels of the blocks, or the features of the hidden layers.
+    `shots` and `queries` count images of each class, or points of a sine wave. `image_size` is in pixels. `widths` are
+    the channels of the blocks, or the features of the hidden layers.
     """
 
     name: str
@@ -92,14 +94,14 @@ RECIPES = (
 
 
 def shortened(recipe: Recipe) -> Recipe:
-    """The same with two tasks; of ResNet-12 with one, thin, on images as small as it takes."""
+    """The recipe with two tasks; for ResNet-12 with one task, few channels and the smallest images that it takes."""
     if recipe.kind == "resnet12":
         return recipe._replace(tasks=1, image_size=16, widths=(8, 16, 32, 64))
     return recipe._replace(tasks=2)
 
 
 class Problem(NamedTuple):
-    """What every way is given: the parameters, the meta-batch, and the activation of the network."""
+    """The input of every way: the parameters, the meta-batch, and the activation of the network."""
 
     recipe: Recipe
     params: Params
@@ -111,7 +113,7 @@ class Problem(NamedTuple):
         return tuple(self.params)
 
     def to(self, where: torch.dtype | torch.device) -> "Problem":
-        """On another device, or in another precision; classes stay integers."""
+        """The problem on another device, or in another precision; classes stay integers."""
 
         def moved(value: Tensor) -> Tensor:
             keeps = isinstance(where, torch.dtype) and not value.is_floating_point()
@@ -121,7 +123,7 @@ class Problem(NamedTuple):
         return self._replace(params={name: moved(p) for name, p in self.params.items()}, episode=episode)
 
     def part(self, first: int, last: int) -> "Problem":
-        """The tasks from `first` until before `last`."""
+        """The tasks from `first` to `last` - 1."""
         episode = Episode(*(Batch(*(value[first:last] for value in batch)) for batch in self.episode))
         return self._replace(episode=episode)
 
@@ -132,7 +134,7 @@ class Problem(NamedTuple):
 
 
 def model_of(recipe: Recipe, activation: str) -> Model:
-    """The program's own network of a recipe."""
+    """Our network of a recipe."""
     if recipe.kind == "sinusoid":
         return mlp(inputs=1, outputs=1, hidden=recipe.widths, activation=activation)
     if recipe.kind == "resnet12":
@@ -144,7 +146,7 @@ def model_of(recipe: Recipe, activation: str) -> Model:
 
 
 def chunk_of(recipe: Recipe, device: torch.device) -> int:
-    """Tasks that the program computes together under `task_chunk=auto`."""
+    """The tasks that we compute together with `task_chunk=auto`."""
     settings = Settings(
         steps=1, meta_batch_size=recipe.tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2
     )
@@ -152,14 +154,16 @@ def chunk_of(recipe: Recipe, device: torch.device) -> int:
 
 
 def character_source(ways: int, queries: int) -> tuple[str, TaskSource]:
-    """Omniglot where it is, under METALEARN_DATA; else `glyphs`, which needs no data. With its name."""
-    shape = {"ways": ways, "shots": 1, "queries": queries, "image_size": 28, "channels": 1}
-    common = {"rotations": True, "seed": SEED, "eval_seed": SEED}
-    real = omniglot(**shape, **common, root=str(data_root()), split="paper", download=False)  # type: ignore[arg-type]
+    """The name and the source of the characters: Omniglot if METALEARN_DATA has it, else glyphs, which need no data."""
+    episode, seeds = EpisodeSpec(ways, shots=1, queries=queries), Seeds(SEED, SEED)
+    real = omniglot(
+        place=DataPlace(str(data_root()), download=False), split="paper", episode=episode, image_size=28, channels=1,
+        rotations=True, seeds=seeds,
+    )  # fmt: skip
     try:
         real.episodes("train", torch.tensor([0]))
     except DataError:
-        return "glyphs", glyphs(**shape, **common)  # type: ignore[arg-type]
+        return "glyphs", glyphs(episode=episode, image_size=28, channels=1, rotations=True, seeds=seeds)
     return "omniglot", real
 
 
@@ -174,7 +178,7 @@ def problem(recipe: Recipe, activation: str) -> Problem:
         return Problem(recipe, params, _random_images(recipe), activation)
     if recipe.kind == "sinusoid":
         source = sinusoid(
-            shots=recipe.shots, queries=recipe.queries, eval_queries=recipe.queries, seed=SEED, eval_seed=SEED
+            shots=recipe.shots, queries=recipe.queries, eval_queries=recipe.queries, seeds=Seeds(SEED, SEED)
         )
     else:
         source = character_source(recipe.ways, recipe.queries)[1]
@@ -193,7 +197,7 @@ def _random_images(recipe: Recipe) -> Episode:
 
 
 def added(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The parts' sum, tensor by tensor, in the order of the parts."""
+    """The sum of the parts, tensor by tensor, in the order of the parts."""
     total = list(parts[0])
     for part in parts[1:]:
         total = [a + b for a, b in zip(total, part, strict=True)]
@@ -201,7 +205,7 @@ def added(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def ours(given: Problem) -> Way:
-    """The program's algorithm on chunks of the size that it chooses itself."""
+    """Our algorithm, on chunks of the size of `task_chunk=auto`."""
     recipe = given.recipe
     algorithm = maml(
         model=model_of(recipe, given.activation), inner_lr=recipe.inner_lr, inner_steps=recipe.inner_steps,
@@ -222,7 +226,7 @@ def in_chunks(given: Problem, size: int) -> list[Problem]:
 
 
 def loop(given: Problem) -> Way:
-    """One task after the other by `torch.autograd.grad`, through the inner steps by `create_graph`."""
+    """`torch.autograd.grad` for one task after the other, with `create_graph` in the inner steps."""
     recipe, names = given.recipe, given.names
     ops = torch_ops(given.activation)
     net, loss = network(recipe.kind, ops), ops.loss
@@ -240,15 +244,15 @@ def loop(given: Problem) -> Way:
     def gradient() -> list[Tensor]:
         total = [torch.zeros_like(p) for p in theta.values()]
         for task in tasks:
-            for held, g in zip(total, one(*task), strict=True):
-                held += g
+            for sum_, g in zip(total, one(*task), strict=True):
+                sum_ += g
         return total
 
     return gradient
 
 
 def task_loss(recipe: Recipe, net: Network, loss: Loss, grad: Callable[..., Any]) -> TaskLoss:
-    """MAML's loss of one task, by a library's `grad`, which makes of a function that of its gradient."""
+    """MAML's loss of one task, with a library's `grad`, which turns a function into its gradient function."""
 
     def of_one_task(params: Named, support_x: Any, support_y: Any, query_x: Any, query_y: Any) -> Any:
         def inner(params: Named) -> Any:
@@ -263,7 +267,7 @@ def task_loss(recipe: Recipe, net: Network, loss: Loss, grad: Callable[..., Any]
 
 
 def vmap(given: Problem) -> Way:
-    """`torch.func.vmap` of `torch.func.grad` over some tasks at once; on a GPU, over all."""
+    """`torch.func.vmap` of `torch.func.grad`, over some tasks at once; on a GPU, over all tasks."""
     ops = torch_ops(given.activation, written_out=True)
     of_one_task = task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, torch.func.grad)
     mapped = torch.func.vmap(torch.func.grad(of_one_task), in_dims=(None, 0, 0, 0, 0))
@@ -279,7 +283,7 @@ def vmap(given: Problem) -> Way:
 
 
 class _Module(nn.Module):
-    """A network as the module that TorchOpt wants: its parameters are exchanged in place at every inner step."""
+    """A network as a module for TorchOpt, which exchanges its parameters in place at every inner step."""
 
     def __init__(self, params: Params, net: Network) -> None:
         super().__init__()
@@ -292,7 +296,7 @@ class _Module(nn.Module):
 
 
 def torchopt_loop(given: Problem) -> Way:
-    """The loop of TorchOpt's few-shot example: `MetaSGD`, its state put back for each task, one backward pass.
+    """The loop of TorchOpt's few-shot example: `MetaSGD`, with its state restored for each task, and one backward pass.
 
     Raises:
         ImportError: TorchOpt is not installed.
@@ -320,7 +324,7 @@ def torchopt_loop(given: Problem) -> Way:
 
 
 def jax_loop(given: Problem) -> Way:
-    """JAX's jit of one task's gradient, one task after the other, in float32.
+    """The gradient of one task compiled by JAX's jit, one task after the other, in float32.
 
     Raises:
         ImportError: JAX is not installed.
@@ -342,22 +346,21 @@ def jax_loop(given: Problem) -> Way:
 
 
 WAYS: dict[str, Make] = {"ours": ours, "loop": loop, "vmap": vmap, "TorchOpt": torchopt_loop, "JAX": jax_loop}
-"""`loop` is what the others are compared with."""
+"""All ways; the others are compared with `loop`."""
 
 ON_GPU = ("ours", "loop", "vmap")
-"""Those that need torch alone."""
+"""The ways that need torch only."""
 
 
 def ways_there(device: str) -> dict[str, Make]:
-    """Those that can be measured on a device with what is installed."""
-
+    """The ways that can be measured on a device with the installed libraries."""
     optional = [name for name in WAYS if name not in ON_GPU]
     there = [name for name in optional if device == "cpu" and importlib.util.find_spec(name.lower()) is not None]
     return {name: make for name, make in WAYS.items() if name in (*ON_GPU, *there)}
 
 
-def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """The largest difference, each tensor's measured by the largest entry that it should have."""
-    pairs = zip(found, exact, strict=True)
+def error(computed: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The largest difference, for each tensor relative to its largest exact entry."""
+    pairs = zip(computed, exact, strict=True)
     worst = [((a.double().cpu() - b).abs().max() / b.abs().max()).item() for a, b in pairs]
     return max(worst, key=lambda value: math.inf if math.isnan(value) else value)

@@ -1,7 +1,7 @@
 """Moves work between processes: RPC map-reduce with the names of `torchopt.distributed`.
 
-`import distributed as todist` serves programs written for it; `python -m distributed.as_torchopt program.py` runs
-those that cannot be edited.
+In a program written for `torchopt.distributed`, change one import to `import distributed as todist`. If the program
+cannot be edited, type `python -m distributed.as_torchopt program.py`.
 """
 
 import torch.distributed as dist

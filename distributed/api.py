@@ -1,4 +1,4 @@
-"""Remote calls, partitioners and reducers in one place, where programs for `torchopt.distributed` look for them."""
+"""The names of `torchopt.distributed.api`: remote calls, partitioners and reducers."""
 
 from distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from distributed.partition import (

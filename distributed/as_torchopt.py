@@ -1,8 +1,8 @@
-"""Runs a program that was written for `torchopt.distributed`, unchanged, on this package.
+"""Runs a program for `torchopt.distributed` on this package, without a change to the program.
 
     torchrun --nproc_per_node=2 -m distributed.as_torchopt program.py --its arguments
 
-From Python, before the program's modules are imported: `distributed.as_torchopt.install()`.
+From Python: call `distributed.as_torchopt.install()` before the program's modules are imported.
 """
 
 import importlib
@@ -19,8 +19,8 @@ from distributed import api, autograd, world
 def install() -> None:
     """Makes `import torchopt.distributed` give this package.
 
-    The rest of torchopt stays as it is where it is installed; where it is not, `torchopt` holds
-    `distributed` and `module_clone` only.
+    If torchopt is installed, the rest of it stays as it is. If not, `torchopt` holds only `distributed` and
+    `module_clone`.
 
     Raises:
         RuntimeError: `torchopt.distributed` has been imported already.
@@ -29,14 +29,14 @@ def install() -> None:
     if known is distributed:
         return
     if known is not None:
-        raise RuntimeError("torchopt.distributed has been imported already; call install() before")
+        raise RuntimeError("torchopt.distributed has been imported already; call install() before that")
     sys.modules["torchopt.distributed"] = distributed
     for name, part in (("api", api), ("autograd", autograd), ("world", world)):
         sys.modules[f"torchopt.distributed.{name}"] = part
     if importlib.util.find_spec("torchopt") is not None:
         package = importlib.import_module("torchopt")
     else:
-        package = ModuleType("torchopt", "Only what the package `distributed` stands in for.")
+        package = ModuleType("torchopt", "The names that the package `distributed` replaces, and no others.")
         package.__path__ = []
         package.module_clone = distributed.module_clone  # type: ignore[attr-defined]
         sys.modules["torchopt"] = package

@@ -1,9 +1,8 @@
 """Distributed autograd: gradients through remote calls.
 
-torch's engine takes for granted that every message sent under a context takes part in the backward pass; where
-one does not, since a result was not used, it waits until its time limit. So every remote call leaves an
-*anchor* here: an empty sum that ties its messages to the caller. `backward` and `grad` add the anchors to the
-roots.
+torch's engine assumes that every message sent under a context takes part in the backward pass. If a result is not
+used, its message does not, and the engine waits until its time limit. So every remote call leaves an *anchor* here:
+an empty sum that ties its messages to the caller. `backward` and `grad` add the anchors to the roots.
 """
 
 import functools
@@ -30,7 +29,7 @@ _ever_entered = False
 
 
 def _note_first_entry() -> None:
-    """Has torch's own class tell when it is first used, since asking torch takes a tenth of a small call."""
+    """Makes torch's context class record its first use. To ask torch instead takes a tenth of a small call's time."""
     enter = autograd.context.__enter__
 
     @functools.wraps(enter)
@@ -46,9 +45,9 @@ _note_first_entry()
 
 
 class context:  # noqa: N801 (the name is the original's)
-    """`with context() as ctx:` what is computed inside, here and on other workers, can be differentiated.
+    """`with context() as ctx:` makes what is computed inside, here and on other workers, differentiable.
 
-    For one thread; contexts do not nest.
+    A context belongs to one thread. Contexts do not nest.
     """
 
     def __init__(self) -> None:
@@ -66,9 +65,9 @@ class context:  # noqa: N801 (the name is the original's)
 
 
 def current_context() -> int | None:
-    """The context that this thread is in."""
+    """The id of the context that this thread is in, or None."""
     if not _ever_entered and threading.get_ident() == _MAIN_THREAD:
-        return None  # in other threads a message may have brought one
+        return None  # in other threads a message may have opened one
     if autograd._get_debug_info()["num_autograd_contexts"] == "0":
         return None  # ten times as fast as the error below
     try:
@@ -78,16 +77,16 @@ def current_context() -> int | None:
 
 
 def leave_anchor(ctx: int, anchor: Tensor) -> None:
-    """Remembers what ties a remote call to this process, until the context ends."""
+    """Keeps the anchor of a remote call until the context ends."""
     with _lock:
-        for other in [known for known in _anchors if known != ctx]:  # contexts that torch's own class has ended
+        for other in [known for known in _anchors if known != ctx]:  # torch's own class may have ended them
             if not _is_open(other):
                 del _anchors[other]
         _anchors.setdefault(ctx, []).append(anchor)
 
 
 def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
-    """The gradients that the context has gathered so far, by leaf.
+    """The gradients that the context has accumulated so far, by leaf.
 
     Raises:
         ValueError: there is no such context.
@@ -105,13 +104,13 @@ def backward(
 ) -> None:
     """Adds the gradients of the sum of `tensors` to `.grad` of the leaves on this worker.
 
-    Called again in the same context, it adds those of the second call alone.
+    A second call in the same context adds its own gradients only.
 
     Args:
-        ctx: what `context` gave.
-        tensors: with a graph; each is summed.
-        retain_graph: whether the graph may be used again.
-        inputs: the only leaves whose `.grad` changes; default all.
+        ctx: the id that `context` gave.
+        tensors: tensors with a graph; each is summed.
+        retain_graph: whether the graph can be used again.
+        inputs: the leaves whose `.grad` changes; default all.
 
     Raises:
         ValueError: no such context; no inputs; a tensor without a graph; an input that is no leaf.
@@ -135,32 +134,32 @@ def grad(
     """The gradients of the sum of `outputs`, one for each of `inputs`; `.grad` stays as it is.
 
     Args:
-        ctx: what `context` gave.
-        outputs: with a graph; each is summed.
+        ctx: the id that `context` gave.
+        outputs: tensors with a graph; each is summed.
         inputs: leaves on this worker.
-        retain_graph: whether the graph may be used again.
-        allow_unused: None for an input that the outputs do not depend on, instead of an error.
+        retain_graph: whether the graph can be used again.
+        allow_unused: give None for an input that no output depends on, instead of an error.
 
     Raises:
-        ValueError: no such context; a tensor without a graph; an input that is no leaf, or is not used.
+        ValueError: no such context; a tensor without a graph; an input that is no leaf, or that no output depends on.
         RuntimeError: a worker does not answer within the session's time limit.
     """
     wanted = _leaves(inputs)
     gradients = _new_gradients(ctx, _list(outputs), retain_graph)
-    found = [gradients.get(leaf) for leaf in wanted]
-    unused = [i for i, gradient in enumerate(found) if gradient is None]
+    selected = [gradients.get(leaf) for leaf in wanted]
+    unused = [i for i, gradient in enumerate(selected) if gradient is None]
     if unused and not allow_unused:
         raise ValueError(
             f"inputs: number {unused[0]} is not used by the outputs; type allow_unused=True to get None for it"
         )
-    return tuple(found)
+    return tuple(selected)
 
 
 def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
-    """What one backward pass adds to the context, as tensors of their own.
+    """The gradients that one backward pass adds to the context, as new tensors.
 
-    torch adds to the context's tensors in place; so they are set to zero for the pass, and what was there
-    is added again afterwards.
+    torch adds to the context's tensors in place. So these are set to zero before the pass, and their old values are
+    added after it.
     """
     _check_open(ctx)
     for i, root in enumerate(roots):
@@ -182,7 +181,7 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
         totals = autograd.get_gradients(ctx)
         return {leaf: t.clone() for leaf, t in totals.items() if untouched.get(leaf) != _state(t)}
     finally:
-        if not retain_graph:  # the calls' graphs are gone with the roots'
+        if not retain_graph:  # the graphs of the calls are freed with those of the roots
             _anchors.pop(ctx, None)
         with torch.no_grad():
             for leaf, total in autograd.get_gradients(ctx).items():
@@ -191,7 +190,7 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
-    """Changes whenever the tensor is written to, or replaced."""
+    """A value that changes when the tensor is written to or replaced."""
     return tensor.data_ptr(), tensor._version
 
 

@@ -1,6 +1,6 @@
-"""Examines the world that it is started in: every operation, against a known answer, with its latency and bandwidth.
+"""Checks the world that it runs in: every operation against a known answer, with its latency and bandwidth.
 
-Called on every rank; rank zero gets the report.
+Every rank calls `diagnose`; rank zero gets the report.
 """
 
 import os
@@ -18,19 +18,19 @@ from torch.distributed import rpc
 from distributed import autograd
 from distributed.engine.groups import start_process_group, stop_process_group
 from distributed.engine.info import get_world_info
-from distributed.engine.listening import announcement, everyone
+from distributed.engine.listening import listening_line, session_listeners
 from distributed.engine.session import current, gather, start_rpc, stop_rpc
 from distributed.remote import remote_sync_call
 
 SMALL, LARGE = 1, 1 << 20
-"""Numbers of float32 values that latency and bandwidth are measured with."""
+"""Numbers of float32 values in the messages that measure latency and bandwidth."""
 
 REPEATS = 10
 
 
 class Check(NamedTuple):
-    """One operation: whether its answer was right (None: the backend lacks it), seconds for a small message, bytes
-    of a large message per second, and what else there is to say."""
+    """One operation: whether its answer was right (None: the backend does not have it), seconds for a small message,
+    bytes per second for a large one, and a note."""
 
     name: str
     ok: bool | None
@@ -40,12 +40,12 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was found: the operations, one description a worker, and who listens where."""
+    """The checks of all operations, a description of each worker, and the addresses on which each process listens."""
 
     checks: list[Check]
     workers: dict[str, dict[str, Any]]
     listening: dict[str, list[str]]
-    announcement: str
+    listening_line: str
 
     @property
     def ok(self) -> bool:
@@ -53,11 +53,11 @@ class Report(NamedTuple):
 
 
 Operation = Callable[[int], bool]
-"""Runs once with so many values; says whether the answer was right."""
+"""Runs once with the given number of values; returns whether the answer was right."""
 
 
 def diagnose(*, timeout: float = 30.0) -> Report | None:
-    """Runs every check. The report on rank zero, None elsewhere.
+    """Runs every check. Returns the report on rank zero, None on other ranks.
 
     Args:
         timeout: seconds that one operation may take.
@@ -65,7 +65,7 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
     backend = start_process_group(timeout=timeout)
     try:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        own = [measured(name, operation, backend) for name, operation in collectives(device).items()]
+        own = [measured(name, operation, backend) for name, operation in Collectives(device).operations().items()]
     finally:
         stop_process_group()
     start_rpc(timeout=timeout)
@@ -78,9 +78,10 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
         checks += [measured(name, operation, "RPC") for name, operation in remote_operations().items()]
         checks.append(hidden_parameters())
         names = current().workers
-        found = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in names])
-        listening = {name: [str(listener) for listener in where] for name, where in everyone().items()}
-        return Report(checks, dict(zip(names, found, strict=True)), listening, announcement(everyone()))
+        descriptions = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in names])
+        listening = {name: [str(listener) for listener in addresses] for name, addresses in session_listeners().items()}
+        workers = dict(zip(names, descriptions, strict=True))
+        return Report(checks, workers, listening, listening_line(session_listeners()))
     except BaseException as error:
         failure = error
         raise
@@ -89,7 +90,7 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
 
 
 def measured(name: str, operation: Operation, backend: str) -> Check:
-    """Runs an operation with a small and a large message."""
+    """Checks an operation and measures it, with a small and a large message."""
     try:
         right = operation(SMALL) and operation(LARGE)
         latency, transfer = (_seconds(operation, size) for size in (SMALL, LARGE))
@@ -104,104 +105,116 @@ def measured(name: str, operation: Operation, backend: str) -> Check:
 
 
 def _seconds(operation: Operation, size: int) -> float:
-    """The median of several runs."""
-    taken = []
+    """Seconds that an operation takes: the median of several runs."""
+    seconds = []
     for _ in range(REPEATS):
         began = time.perf_counter()
         operation(size)
-        taken.append(time.perf_counter() - began)
-    return sorted(taken)[REPEATS // 2]
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[REPEATS // 2]
 
 
 def worst(of_all: Sequence[Check]) -> Check:
-    """What the workers found, as one: wrong if wrong anywhere, as slow as the slowest."""
+    """One check for all workers: wrong if it is wrong on any worker, and as slow as on the slowest."""
     bad = next((check for check in of_all if check.ok is False), None)
     if bad is not None:
         return bad
     return max(of_all, key=lambda check: check.latency or 0.0)
 
 
-def collectives(device: torch.device) -> dict[str, Operation]:
-    """The operations of the default process group, each on every rank. Rank r contributes r + 1."""
-    info = get_world_info()
-    rank, size = info.world_rank, info.world_size
-    total = size * (size + 1) / 2
+class Collectives:
+    """The operations of the default process group, each run by every rank. Rank r contributes r + 1."""
 
-    def own(count: int) -> Tensor:
-        return torch.full((count,), rank + 1.0, device=device)
+    def __init__(self, device: torch.device) -> None:
+        info = get_world_info()
+        self._device, self._rank, self._size = device, info.world_rank, info.world_size
+        self._total = self._size * (self._size + 1) / 2
 
-    def slots(count: int) -> list[Tensor]:
-        return [torch.empty(count, device=device) for _ in range(size)]
+    def operations(self) -> dict[str, Operation]:
+        """The operations by name. A world of one has no other rank to send to."""
+        collectives: dict[str, Operation] = {
+            "broadcast": self.broadcast, "scatter": self.scatter, "gather": self.gather, "reduce": self.reduce,
+            "all_reduce": self.all_reduce, "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter,
+            "all_to_all": self.all_to_all,
+        }  # fmt: skip
+        return {"send/recv": self.send_recv} | collectives if self._size > 1 else collectives
 
-    def holds(tensor: Tensor, value: float) -> bool:
-        return bool((tensor == value).all())
+    def _values(self, count: int, of_rank: int) -> Tensor:
+        return torch.full((count,), of_rank + 1.0, device=self._device)
 
-    def each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
-        return all(holds(tensor, i + 1) for i, tensor in enumerate(tensors))
+    def _own(self, count: int) -> Tensor:
+        return self._values(count, self._rank)
 
-    def send_recv(count: int) -> bool:
+    def _slot(self, count: int) -> Tensor:
+        return torch.empty(count, device=self._device)
+
+    def _slots(self, count: int) -> list[Tensor]:
+        return [self._slot(count) for _ in range(self._size)]
+
+    def send_recv(self, count: int) -> bool:
         """Around the ring, rank zero first."""
-        x = torch.empty(count, device=device)
-        if rank == 0:
-            dist.send(own(count), 1)
-            dist.recv(x, size - 1)
+        x = self._slot(count)
+        if self._rank == 0:
+            dist.send(self._own(count), 1)
+            dist.recv(x, self._size - 1)
         else:
-            dist.recv(x, rank - 1)
-            dist.send(own(count), (rank + 1) % size)
-        return holds(x, (rank - 1) % size + 1)
+            dist.recv(x, self._rank - 1)
+            dist.send(self._own(count), (self._rank + 1) % self._size)
+        return _holds(x, (self._rank - 1) % self._size + 1)
 
-    def broadcast(count: int) -> bool:
-        x = own(count)
+    def broadcast(self, count: int) -> bool:
+        x = self._own(count)
         dist.broadcast(x, src=0)
-        return holds(x, 1)
+        return _holds(x, 1)
 
-    def scatter(count: int) -> bool:
-        x = torch.empty(count, device=device)
-        parts = [torch.full((count,), i + 1.0, device=device) for i in range(size)] if rank == 0 else None
+    def scatter(self, count: int) -> bool:
+        x = self._slot(count)
+        parts = [self._values(count, rank) for rank in range(self._size)] if self._rank == 0 else None
         dist.scatter(x, parts, src=0)
-        return holds(x, rank + 1)
+        return _holds(x, self._rank + 1)
 
-    def gather_(count: int) -> bool:
-        parts = slots(count) if rank == 0 else None
-        dist.gather(own(count), parts, dst=0)
-        return parts is None or each_of_its_rank(parts)
+    def gather(self, count: int) -> bool:
+        parts = self._slots(count) if self._rank == 0 else None
+        dist.gather(self._own(count), parts, dst=0)
+        return parts is None or _each_of_its_rank(parts)
 
-    def reduce(count: int) -> bool:
-        x = own(count)
+    def reduce(self, count: int) -> bool:
+        x = self._own(count)
         dist.reduce(x, dst=0)
-        return rank != 0 or holds(x, total)
+        return self._rank != 0 or _holds(x, self._total)
 
-    def all_reduce(count: int) -> bool:
-        x = own(count)
+    def all_reduce(self, count: int) -> bool:
+        x = self._own(count)
         dist.all_reduce(x)
-        return holds(x, total)
+        return _holds(x, self._total)
 
-    def all_gather(count: int) -> bool:
-        parts = slots(count)
-        dist.all_gather(parts, own(count))
-        return each_of_its_rank(parts)
+    def all_gather(self, count: int) -> bool:
+        parts = self._slots(count)
+        dist.all_gather(parts, self._own(count))
+        return _each_of_its_rank(parts)
 
-    def reduce_scatter(count: int) -> bool:
-        x = torch.empty(count, device=device)
-        dist.reduce_scatter(x, [own(count) for _ in range(size)])
-        return holds(x, total)
+    def reduce_scatter(self, count: int) -> bool:
+        x = self._slot(count)
+        dist.reduce_scatter(x, [self._own(count) for _ in range(self._size)])
+        return _holds(x, self._total)
 
-    def all_to_all(count: int) -> bool:
-        parts = slots(count)
-        dist.all_to_all(parts, [own(count) for _ in range(size)])
-        return each_of_its_rank(parts)
+    def all_to_all(self, count: int) -> bool:
+        parts = self._slots(count)
+        dist.all_to_all(parts, [self._own(count) for _ in range(self._size)])
+        return _each_of_its_rank(parts)
 
-    operations: dict[str, Operation] = {
-        "broadcast": broadcast, "scatter": scatter, "gather": gather_, "reduce": reduce, "all_reduce": all_reduce,
-        "all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_to_all": all_to_all,
-    }  # fmt: skip
-    if size > 1:
-        operations = {"send/recv": send_recv} | operations
-    return operations
+
+def _holds(tensor: Tensor, value: float) -> bool:
+    return bool((tensor == value).all())
+
+
+def _each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensor number r holds what rank r contributes."""
+    return all(_holds(tensor, rank + 1) for rank, tensor in enumerate(tensors))
 
 
 def remote_operations() -> dict[str, Operation]:
-    """From rank zero to the last worker (in a world of one: to itself)."""
+    """Operations by remote calls, from rank zero to the last worker (in a world of one: to itself)."""
     last = current().workers[-1]
 
     def round_trip(count: int) -> bool:
@@ -230,7 +243,7 @@ def remote_operations() -> dict[str, Operation]:
 
 
 def hidden_parameters() -> Check:
-    """Shows what no layer above torch can mend: parameters inside an `rpc.RRef` lose their graph on the way."""
+    """Shows a limit of torch that no layer above it can remove: parameters inside an `rpc.RRef` lose their graph."""
     name = "parameters in rpc.RRef"
     workers = current().workers
     if len(workers) == 1:
@@ -261,7 +274,7 @@ def _loss_of_reference(reference: Any) -> Tensor:
 
 
 def describe() -> dict[str, Any]:
-    """This worker: where it runs, on what, with how many threads."""
+    """This worker: its host, process, versions, threads, cores and GPUs."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "host": socket.gethostname(),

@@ -1,4 +1,4 @@
-"""Copies of modules that can be sent to other workers without losing their graph."""
+"""Copies modules, so that a copy can be sent to other workers and keeps its graph."""
 
 import copy
 from collections.abc import Callable
@@ -20,19 +20,19 @@ _MODES = {
 def module_clone(
     module: M, *, by: str = "reference", detach_buffers: bool = False, device: torch.device | str | int | None = None
 ) -> M:
-    """A copy of a module (or of any nesting of tensors); tensors that are shared inside stay shared.
+    """A copy of a module, or of any nesting of tensors. Tensors that are shared inside it stay shared.
 
     Args:
         module: what to copy.
         by: `reference` shares the tensors with the original; `clone` (or `copy`) gives plain tensors whose
-            graph leads to the originals, which is what can be sent through RPC; `deepcopy` gives parameters
-            of their own, without a graph.
+            graph leads to the originals, and these can be sent by RPC; `deepcopy` gives new parameters without a
+            graph.
         detach_buffers: with `reference`: buffers become copies without a graph.
-        device: where the copy's tensors lie; default where they are.
+        device: the device of the copy's tensors; default that of the original's.
 
     Raises:
-        ValueError: another `by`.
-        TypeError: neither a module nor tensors.
+        ValueError: `by` is none of these.
+        TypeError: `module` is neither a module nor tensors.
     """
     if by not in _MODES:
         raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")

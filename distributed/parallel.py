@@ -1,4 +1,4 @@
-"""Decorators: a function whose call is a remote call."""
+"""Decorators that make each call of a function a remote call."""
 
 import functools
 import inspect
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, cast
 
-from distributed.engine.names import named
+from distributed.engine.names import import_name
 from distributed.partition import Partitioner
 from distributed.reduce import Reducer, mean_reducer
 from distributed.remote import remote_async_call, remote_sync_call
@@ -18,26 +18,26 @@ _UNDECORATED = "__undecorated__"
 
 @dataclass(frozen=True)
 class _Undecorated:
-    """The function under a `parallelize`, found by its name on the worker."""
+    """Stands for the function under a `parallelize`; the worker finds the function by its name."""
 
     module: str
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = named(self.module, self.name)
-        return getattr(found, _UNDECORATED, found)(*args, **kwargs)
+        function = import_name(self.module, self.name)
+        return getattr(function, _UNDECORATED, function)(*args, **kwargs)
 
 
 def parallelize(
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A decorator: calling the function, or the method, is a `remote_sync_call` of it.
+    """A decorator: each call of the function, or the method, becomes a `remote_sync_call`.
 
-    Without a partitioner: `batch_partitioner`, and then without a reducer: `mean_reducer`.
+    The default partitioner is `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
 
     Raises:
-        TypeError: a function that workers cannot find by name: a lambda, a nested or a bound one, a partial;
-            or `@parallelize` without its brackets.
+        TypeError: workers cannot find the function by name: it is a lambda, a nested or bound function, or a
+            partial; or `@parallelize` has no brackets.
     """
     return _decorator(remote_sync_call, partitioner, reducer, timeout)
 
@@ -48,7 +48,7 @@ parallelize_sync = parallelize
 def parallelize_async(
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """As `parallelize`, by `remote_async_call`: the call returns a future."""
+    """As `parallelize`, but by `remote_async_call`: each call returns a future."""
     return _decorator(remote_async_call, partitioner, reducer, timeout)
 
 
@@ -68,23 +68,23 @@ def _decorator(
         def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:
             return call(remote, args=args, kwargs=kwargs, partitioner=partitioner, reducer=reducer, timeout=timeout)
 
-        setattr(parallel, _UNDECORATED, func)  # decorators put on top of this one copy it upward
+        setattr(parallel, _UNDECORATED, func)  # decorators above this one copy the attribute
         return cast(Callable[P, Any], parallel)
 
     return decorate
 
 
 def _is_being_defined(func: Callable[..., Any]) -> bool:
-    """Whether this is a module's or class's function whose `def` has not been left yet, as under a bare decorator."""
+    """Whether the module's or class's name is not yet bound to this function, as under a decorator without brackets."""
     if "<" in func.__qualname__:
-        return False  # a partitioner made on the spot
+        return False  # a lambda or nested function, given as partitioner
     try:
-        found = named(func.__module__, func.__qualname__)
+        bound = import_name(func.__module__, func.__qualname__)
     except AttributeError:
         return True
     except ImportError:
-        return False  # of a module that was not imported by its name
-    return found is not func and inspect.unwrap(found) is not inspect.unwrap(func)
+        return False  # its module was not imported by name
+    return bound is not func and inspect.unwrap(bound) is not inspect.unwrap(func)
 
 
 def _check_findable(func: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Partitioners: who gets which part of a call's arguments."""
+"""Partitioners: split a call's arguments into parts and assign each part to a worker."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from distributed.world import get_worker_id
 Args = tuple[Any, ...]
 KwArgs = dict[str, Any]
 Part = tuple[int | str | None, Args | None, KwArgs | None]
-"""(worker, args, kwargs): one call of the function. The worker None is whoever is free first."""
+"""(worker, args, kwargs): one call of the function. The worker None means the first free worker."""
 PartitionFunction = Callable[..., Sequence[Part]]
-"""Called with the arguments of the call that it is to deal out."""
+"""Called with the arguments of the remote call; returns its parts."""
 Partitioner = int | str | PartitionFunction
 
 
 class Whole:
-    """A value that every worker gets uncut, and once however many items it runs; it arrives unwrapped."""
+    """A value that is sent uncut, once to each worker, however many items the worker runs. It arrives unwrapped."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -40,17 +40,17 @@ def whole(value: Any) -> Any:
 
 
 class TensorDimensionPartitioner:
-    """Slices every tensor of the arguments along one dimension; all else goes to every worker whole.
+    """Slices every tensor of the arguments along one dimension. Everything else goes to every worker whole.
 
-    `nn.Parameter`s and what is wrapped in `whole` are not sliced. Without samples to slice, the call
-    goes to the caller alone.
+    `nn.Parameter`s and values wrapped in `whole` are not sliced. If there are no samples to slice, only the caller
+    runs the call.
 
     Args:
         dim: the dimension.
-        exclusive: one call a sample, dealt out in turn; otherwise one part a worker, of equal size,
-            the last with the remainder.
+        exclusive: if true, one call for each sample, dealt out in turn; else one part for each worker, of equal
+            size, the last with the remainder.
         keepdim: whether a single sample keeps the dimension (of size 1).
-        workers: who takes part, by rank or name; default all.
+        workers: the workers that take part, by rank or name; default all.
 
     Raises:
         ValueError: `keepdim=False` without `exclusive=True`; no workers; when called: tensors that
@@ -92,8 +92,8 @@ class TensorDimensionPartitioner:
 
         def part(index: slice | int) -> tuple[Args, KwArgs]:
             cut = [self._select(leaf, index) if cut else leaf for leaf, cut in zip(leaves, sliced, strict=True)]
-            taken: tuple[Args, KwArgs] = pytree.tree_unflatten(cut, structure)
-            return taken
+            arguments: tuple[Args, KwArgs] = pytree.tree_unflatten(cut, structure)
+            return arguments
 
         if self.exclusive:
             indices = [slice(i, i + 1) if self.keepdim else i for i in range(samples)]
@@ -135,14 +135,14 @@ def dim_partitioner(
     keepdim: bool = True,
     workers: Sequence[int | str] | None = None,
 ) -> PartitionFunction:
-    """A `TensorDimensionPartitioner`, which see."""
+    """Makes a `TensorDimensionPartitioner`; see there."""
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
 
 
 class DynamicPartitioner:
-    """One call a sample, each for whichever worker is free first; a slow worker gets fewer.
+    """One call for each sample; the first free worker runs the next call. So a slow worker gets fewer calls.
 
-    What is not sliced goes to each worker once. The results come in the order of the samples, as always.
+    Values that are not sliced go to each worker once. The results are in the order of the samples, as always.
 
     Args:
         dim: the dimension to slice, as in `TensorDimensionPartitioner`.
@@ -170,7 +170,7 @@ def _value(leaf: Any) -> Any:
 
 
 def dynamic_partitioner(dim: int = 0, *, keepdim: bool = True) -> PartitionFunction:
-    """A `DynamicPartitioner`, which see."""
+    """Makes a `DynamicPartitioner`; see there."""
     return DynamicPartitioner(dim, keepdim=keepdim)
 
 
@@ -179,7 +179,7 @@ exclusive_batch_partitioner = TensorDimensionPartitioner(0, exclusive=True)
 
 
 def function(*, name: str) -> PartitionFunction:
-    """A function of the user's own, by module and name, such as `my_module.my_partitioner`.
+    """The user's own partitioner, by module and name, such as `my_module.my_partitioner`.
 
     Raises:
         ValueError: there is no such function.

@@ -1,4 +1,4 @@
-"""Reducers: many results into one. Results may be any nesting of tensors and numbers."""
+"""Reducers: make one result of many. Results may be any nesting of tensors and numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ T = TypeVar("T")
 Reducer = Callable[[Sequence[Any]], Any]
 Tensors = dict[str, Tensor]
 Combine = Callable[[Sequence[Tensors], Sequence[int]], Tensors]
-"""What the trainers reduce by: the chunks' gradients, each summed over its samples, and the chunks' numbers of
-samples, both in chunk order, to the gradient of the step."""
+"""The reducers of the trainers. Arguments: each chunk's gradient, summed over its samples, and each chunk's number of
+samples, both in chunk order. Returns the gradient of the step."""
 
 
 def mean_reducer(results: Sequence[T]) -> T:
@@ -36,7 +36,7 @@ def sum_reducer(results: Sequence[T]) -> T:
 
 
 def stack_reducer(results: Sequence[T]) -> T:
-    """The results one beside the other, leaf by leaf: tensors [n, …] (numbers as tensors [n]).
+    """The n results stacked, leaf by leaf: tensors [n, …] (numbers as tensors [n]).
 
     Raises:
         ValueError: there are no results.
@@ -72,7 +72,7 @@ def _leafwise(
 
 
 def add_in_order(results: Sequence[T]) -> T:
-    """((r₀ + r₁) + r₂) + …, leaf by leaf: always the same bits, whoever computed the results.
+    """((r₀ + r₁) + r₂) + …, leaf by leaf: always the same bits, whichever worker computed which result.
 
     Raises:
         ValueError: there are no results.
@@ -85,11 +85,11 @@ def add_in_order(results: Sequence[T]) -> T:
     return total
 
 
-# What the trainers reduce by, chosen in config
+# The reducers of the trainers, chosen in config
 
 
 def mean_of_sums(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
-    """Σ sums ÷ Σ counts, a mean over samples however unevenly they were dealt out."""
+    """Σ sums ÷ Σ counts: the mean over samples, however unevenly they were dealt out."""
     return {name: value / sum(counts) for name, value in add_in_order(sums).items()}
 
 
@@ -99,17 +99,17 @@ def add_up(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
 
 
 def mean() -> Combine:
-    """`mean_of_sums`."""
+    """Returns `mean_of_sums`."""
     return mean_of_sums
 
 
 def total() -> Combine:
-    """`add_up`."""
+    """Returns `add_up`."""
     return add_up
 
 
 def stack() -> Combine:
-    """As `mean`, but from the stacked sums [chunks, …]: one operation, whose order of adding is torch's."""
+    """As `mean`, but from the stacked sums [chunks, …], by one operation. torch chooses the order of adding."""
 
     def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
         return {name: value.sum(dim=0) / sum(counts) for name, value in stack_reducer(sums).items()}
@@ -118,11 +118,11 @@ def stack() -> Combine:
 
 
 def function(*, name: str) -> Combine:
-    """A function of the user's own.
+    """The user's own reducer.
 
     Args:
-        name: module and name, such as `robust.median_of_chunks`. Called with the chunks' stacked sums
-            [chunks, …] by parameter and their numbers of samples [chunks]; returns the gradient by parameter.
+        name: module and name, such as `robust.median_of_chunks`. The function is called with the chunks' stacked
+            sums [chunks, …] by parameter and their numbers of samples [chunks]; it returns the gradient by parameter.
 
     Raises:
         ValueError: there is no such function; when called: it fails, or does not return a gradient.
@@ -135,8 +135,8 @@ def function(*, name: str) -> Combine:
         except Exception as error:
             raise ValueError(f"reducer={name}: failed with {type(error).__name__}: {error}") from error
         for key, value in sums[0].items():
-            found = gradients.get(key) if isinstance(gradients, dict) else None
-            if not isinstance(found, Tensor) or found.shape != value.shape:
+            gradient = gradients.get(key) if isinstance(gradients, dict) else None
+            if not isinstance(gradient, Tensor) or gradient.shape != value.shape:
                 raise ValueError(
                     f"reducer={name}: must return a dict with a tensor of shape {tuple(value.shape)} for {key!r}"
                 )

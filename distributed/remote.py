@@ -1,8 +1,8 @@
-"""Remote calls as map-reduce: a partitioner deals a call out, workers compute, a reducer gathers.
+"""Remote calls as map-reduce: a partitioner splits a call into items, workers compute them, a reducer combines the
+results.
 
-One message goes to each worker; the worker runs its items in turn. So the number of items never
-exceeds the number of threads that serve them, and no number of items can block a worker. How calls may
-be nested: see `session`.
+One message goes to each worker, and the worker runs its items one after the other. So a call takes one thread of each
+worker, and no number of items can block a worker. How calls can be nested: see `session`.
 """
 
 import functools
@@ -21,7 +21,7 @@ from distributed.engine.info import check_timeout
 from distributed.engine.message import Packed, pack, send
 from distributed.engine.session import MAX_DEPTH, Session, current
 from distributed.engine.traffic import note_received, note_sent
-from distributed.engine.worker import Answer, Failure, Item, Order, Outcome, Source
+from distributed.engine.worker import Answer, Failure, Item, Order, Outcome, QueueAddress
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
 from distributed.world import get_worker_id
@@ -29,11 +29,14 @@ from distributed.world import get_worker_id
 T = TypeVar("T")
 
 UNSET_TIMEOUT = -1
-"""What torch means by "the default"; None means the same here."""
+"""torch's value for the default time limit; None means the same here."""
 
 
 class _Call:
-    """A call that has been dealt out and sent."""
+    """A remote call: split into items and sent when it is made; `results` waits.
+
+    `compute_own_part`: whether `results` computes the caller's own items; else they are sent as to any other worker.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class _Call:
         partitioner: Partitioner | None,
         timeout: float | None,
         *,
-        own_part_here: bool,
+        compute_own_part: bool,
     ) -> None:
         session = current()
         self._names = session.workers
@@ -54,15 +57,15 @@ class _Call:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
         self._ctx = autograd.current_context()
         self._me = session.rank
-        items, free, shared = _dealt_out(partitioner, args or (), kwargs or {})
+        items, free, shared = _split_up(partitioner, args or (), kwargs or {})
         self._expected = len(free) + sum(map(len, items.values()))
         takers = self._takers(len(free))
-        orders = {rank: Order(func, own, []) for rank, own in items.items()}
+        orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
         packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
         self._queue = worker.open_queue([self._pack_item(item, shared) for item in free]) if free else None
-        self._source = None if self._queue is None else Source(session.name, self._queue)
-        self._own = packed.pop(self._me, None) if own_part_here else None
+        self._source = None if self._queue is None else QueueAddress(session.name, self._queue)
+        self._own_order = packed.pop(self._me, None) if compute_own_part else None
         self._sent: dict[int, tuple[Future[Answer], threading.Semaphore]] = {}
         try:
             for rank, order in packed.items():
@@ -72,7 +75,7 @@ class _Call:
             raise
 
     def _takers(self, free: int) -> list[int]:
-        """Who takes the items for whoever is free: the caller first."""
+        """The ranks that take items from the queue: the caller, then the others, at most as many as there are items."""
         if not free:
             return []
         return [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][:free]
@@ -82,13 +85,13 @@ class _Call:
         return [future for future, _ in self._sent.values()]
 
     def _pack(self, order: Order, rank: int) -> Packed:
-        """Raises TypeError or ValueError naming what cannot be sent."""
+        """Raises TypeError or ValueError that names the value that cannot be sent."""
         name = self._names[rank]
         packed = functools.partial(pack, graphs=self._ctx is not None, carries=functools.partial(worker.carries, name))
         try:
             return packed((order.func, [tuple(item) for item in order.items], order.shared))
         except (TypeError, ValueError):
-            for what, value in _parts_named(order):
+            for what, value in _labelled_values(order):
                 try:
                     packed(value)
                 except (TypeError, ValueError) as error:
@@ -96,7 +99,7 @@ class _Call:
             raise
 
     def _pack_item(self, item: Item, shared: list[Whole]) -> Packed:
-        """An item for whoever is free, so without a device of its own."""
+        """An item for any free worker. That worker is not known yet, so tensors must be on the CPU."""
         graphs = self._ctx is not None
         try:
             return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
@@ -119,7 +122,7 @@ class _Call:
             future.add_done_callback(self._stop_dealing_if_failed)
 
     def _stop_dealing_if_failed(self, done: Future[Answer]) -> None:
-        """The others need not go on."""
+        """After a failure the other workers get no more items."""
         try:
             (numbers, *_) = done.value()
         except RuntimeError:
@@ -128,7 +131,7 @@ class _Call:
             worker.close_queue(self._queue)
 
     def results(self) -> list[Any]:
-        """Waits for all and puts the results in order of the items."""
+        """Waits for all workers; returns the results in the order of the items."""
         ordered: dict[int, Any] = {}
         failures = []
         for outcome in self._outcomes():
@@ -144,8 +147,8 @@ class _Call:
     def _outcomes(self) -> list[Outcome]:
         outcomes = []
         try:
-            if self._own is not None:
-                outcomes.append(self._read(worker.compute_here(self._own, self._depth, self._source, self._ctx)))
+            if self._own_order is not None:
+                outcomes.append(self._read(worker.compute_here(self._own_order, self._depth, self._source, self._ctx)))
             while self._sent:
                 outcomes.append(self._outcome(*self._sent.popitem()))
         finally:
@@ -153,7 +156,7 @@ class _Call:
         return outcomes
 
     def _abandon(self) -> None:
-        """Nothing more is dealt out; the slots of what is still under way are free once it has ended."""
+        """Closes the queue. Messages that are still under way release their slots when they end."""
         if self._queue is not None:
             worker.close_queue(self._queue)
         for future, slot in self._sent.values():
@@ -179,13 +182,13 @@ class _Call:
         return worker.read_answer(answer)
 
 
-def _parts_named(order: Order) -> Iterator[tuple[str, Any]]:
-    """The values of an order, with what an error calls them."""
+def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
+    """The values of an order, each with its name for an error message."""
     hint = "; workers find a function by its module and name, so define it with def at the top of a module"
     yield f"func={order.func!r}{hint}", order.func
     for item in order.items:
-        for place, value in [*enumerate(item.args), *item.kwargs.items()]:
-            yield f"argument {place!r} of item {item.number}", value
+        for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
+            yield f"argument {argument!r} of item {item.number}", value
     for value in order.shared:
         yield "an argument sent whole", value
 
@@ -195,7 +198,7 @@ def _release(slot: threading.Semaphore, _: Future[Answer]) -> None:
 
 
 def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
-    """What torch's error of a call to a worker means."""
+    """The exception to raise for torch's error of a call to a worker."""
     first = str(error).splitlines()[0]
     if "timeout" in first.lower() or "timed out" in first.lower():
         return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")
@@ -204,10 +207,10 @@ def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
     return RuntimeError(f"{name}: {first}")
 
 
-def _dealt_out(
+def _split_up(
     partitioner: Partitioner | None, args: Args, kwargs: KwArgs
 ) -> tuple[dict[int, list[Item]], list[Item], list[Whole]]:
-    """Each worker's items; those for whoever is free; and the values that these share."""
+    """Each worker's items, by rank; the items for free workers; and the values that the latter share."""
     if isinstance(partitioner, int | str):
         return {get_worker_id(partitioner): [Item(0, args, kwargs)]}, [], []
     items: defaultdict[int, list[Item]] = defaultdict(list)
@@ -220,10 +223,10 @@ def _dealt_out(
 
 
 def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Sequence[Any]:
-    """What a partitioner makes of a call: parts (worker, args, kwargs).
+    """The parts (worker, args, kwargs) that a partitioner makes of a call.
 
     Raises:
-        TypeError, ValueError: no partitioner, or one that returns something else.
+        TypeError, ValueError: `partitioner` is no partitioner, or returns something else than parts.
     """
     if partitioner is None:
         partitioner = batch_partitioner
@@ -254,28 +257,28 @@ def remote_sync_call(
     reducer: Reducer | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Calls `func` on the workers and waits. The caller computes its own part meanwhile.
+    """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
 
-    Every worker, the caller too, computes on copies of the arguments. Under `autograd.context()` parameters
-    and modules keep their graph, and so do the results; without one, results come back without a graph.
+    Every worker, also the caller, computes on copies of the arguments. Under `autograd.context()` parameters and
+    modules keep their graph, and so do the results. Without a context, results come back without a graph.
 
     Args:
         func: a function that the workers can import.
-        args, kwargs: what it is called with.
+        args, kwargs: its arguments.
         partitioner: a worker's rank or name; or a function that is called with the arguments and returns
-            parts `(worker, args or None, kwargs or None)`, with the worker None for whoever is free first;
+            parts `(worker, args or None, kwargs or None)`, with the worker None for the first free worker;
             None: `batch_partitioner`.
-        reducer: from the list of results, in order of the parts, to the value returned; None: the list.
-        timeout: seconds a worker may take; None: the session's.
+        reducer: from the list of results, in the order of the parts, to the value returned; None: the list.
+        timeout: seconds that a worker may take; None: the session's.
 
     Raises:
-        ConnectionError: a worker is gone (its name is in the message).
+        ConnectionError: a worker does not answer; the message names it.
         TimeoutError: a worker did not answer in time.
         RecursionError: the call is nested deeper than `session.MAX_DEPTH`.
-        TypeError, ValueError: an argument that cannot be sent, a worker that does not exist.
-        Exception: what `func` raised, of the same type where it can be rebuilt.
+        TypeError, ValueError: an argument cannot be sent, or a worker does not exist.
+        Exception: the exception of `func`, of the same type if it can be rebuilt.
     """
-    call = _Call(func, args, kwargs, partitioner, timeout, own_part_here=True)
+    call = _Call(func, args, kwargs, partitioner, timeout, compute_own_part=True)
     results = call.results()
     return results if reducer is None else reducer(results)
 
@@ -289,9 +292,11 @@ def remote_async_call(
     reducer: Reducer | None = None,
     timeout: float | None = None,
 ) -> Future[Any]:
-    """As `remote_sync_call`, but returns a future of the value as soon as the messages are sent: at once, unless
-    `session.MAX_WINDOW` calls to the same worker are under way already."""
-    call = _Call(func, args, kwargs, partitioner, timeout, own_part_here=False)
+    """As `remote_sync_call`, but returns a future of the value when the messages are sent.
+
+    It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
+    """
+    call = _Call(func, args, kwargs, partitioner, timeout, compute_own_part=False)
     value: Future[Any] = Future()
 
     def finish(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who am I, and who else is there: the main function's decorator, barrier, rank selectors."""
+"""This process's rank and the other workers; the decorator of the main function, the barrier, rank selectors."""
 
 import functools
 import logging
@@ -56,7 +56,7 @@ def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name i
     """The rank of a worker given by rank, by name, or None for this one.
 
     Raises:
-        RuntimeError: a name is asked for before RPC is started.
+        RuntimeError: `id` is a name, and RPC is not started.
         ValueError: there is no such worker.
     """
     if id is None:
@@ -73,10 +73,10 @@ def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name i
 
 
 def barrier(worker_names: Iterable[str] | None = None) -> None:
-    """Waits until all workers, or those named, have come here.
+    """Waits until all workers, or those named, have called this.
 
     Raises:
-        RuntimeError: they did not within the session's time limit.
+        RuntimeError: a worker did not call it within the session's time limit.
     """
     gather(None, set(worker_names or ()) or None)
 
@@ -88,11 +88,11 @@ def auto_init_rpc(
     backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for the main function: RPC is started before it and stopped after it.
+    """A decorator for the main function: starts RPC before it and stops RPC after it.
 
     Args:
-        worker_init_fn: called on every worker before the function; if it fails anywhere, all stop.
-        worker_name_format: from the fields of `WorldInfo`, as keywords, to the worker's name.
+        worker_init_fn: called on every worker before the function; if it fails on one, all stop.
+        worker_name_format: called with the fields of `WorldInfo` as keywords; returns the worker's name.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`.
 
     Raises:
@@ -122,15 +122,16 @@ def auto_init_rpc(
 
 
 def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
-    own: BaseException | None = None
+    """Calls the function on every worker; raises on all workers if it fails on one."""
+    own_error: BaseException | None = None
     if worker_init_fn is not None:
         try:
             worker_init_fn()
         except Exception as error:
-            own = error
-    causes = gather(f"{type(own).__name__}: {own}" if own is not None else None)
-    if own is not None:
-        raise own
+            own_error = error
+    causes = gather(f"{type(own_error).__name__}: {own_error}" if own_error is not None else None)
+    if own_error is not None:
+        raise own_error
     failed = {name: cause for name, cause in causes.items() if cause is not None}
     for name, cause in sorted(failed.items()):
         raise RuntimeError(f"worker_init_fn failed on {name}: {cause}")

@@ -1,4 +1,4 @@
-"""Argument checks whose messages say what is allowed. `build` puts the config group before the name."""
+"""Argument checks whose messages name what is allowed. `build` puts the config group before the name."""
 
 import math
 from collections.abc import Collection
@@ -38,9 +38,9 @@ def one_of(name: str, value: object, allowed: Collection[object]) -> None:
 
 
 def only(name: str, value: object, right: object, owner: str) -> None:
-    """Raises ValueError unless `value` is the only one that `owner` allows."""
+    """Raises ValueError unless `value` is `right`, the only one that `owner` allows."""
     if value != right:
-        raise ValueError(f"{name}={value!r}: for {owner} it is {right}; type {name}={right}")
+        raise ValueError(f"{name}={value!r}: must be {right} for {owner}; type {name}={right}")
 
 
 def true_or_false(name: str, value: object) -> None:

@@ -2,12 +2,12 @@
 
 
 class ConfigError(ValueError):
-    """Bad config or usage, found before anything was started: exit code 2."""
+    """Wrong config or usage, reported before anything is started: exit code 2."""
 
 
 class DataError(ValueError):
-    """Data that is missing, damaged or not what it should be: exit code 2 before the start, else 1."""
+    """Data that is missing, damaged or of a wrong kind: exit code 2 before the start, else 1."""
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on: exit code 1."""
+    """A run that cannot continue: exit code 1."""

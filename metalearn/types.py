@@ -1,4 +1,4 @@
-"""The words that every part of the program shares."""
+"""The types that every part of the program shares."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """`t` tasks: what each is adapted on (`support`) and what it is judged by (`query`)."""
+    """`t` tasks: each is adapted on its `support` set and evaluated on its `query` set."""
 
     support: Batch
     query: Batch
@@ -47,10 +47,10 @@ class Apply(Protocol):
 
 
 class Stage(NamedTuple):
-    """One step of a network that is a sequence of them: `apply(params, h, known)` takes what the stage before gave.
+    """One part of a network that is a sequence of parts.
 
-    `params` are the names of its own. If `known` is above 0, normalisation statistics are those of the first
-    `known` samples only.
+    `apply(params, h, known)` takes the outputs `h` of the stage before; `params` names the parameters that it uses. If
+    `known` is above 0, normalisation statistics are those of the first `known` samples only.
     """
 
     name: str
@@ -61,11 +61,10 @@ class Stage(NamedTuple):
 class Model(NamedTuple):
     """A network as pure functions.
 
-    `activations` counts the floats that one input leaves behind in a forward pass: what
-    `task_chunk=auto` reckons with. `stages` are what it can be cut into; none where it cannot be. `note` is
-    what a user should know of how it is computed, if anything. `features` gives what the `head`, its last linear
-    layer, is given: [t, n, d]; both are None where it does not end in one. `norms` are the parameters of its
-    normalisation layers.
+    `activations` counts the floats that a forward pass keeps for one input; `task_chunk=auto` depends on it. A
+    network that can be cut has `stages`. `note` says what a user should know about how the network is computed, if
+    anything. `features` computes the inputs [t, n, d] of the `head`, the last linear layer; both are None if the
+    network does not end in one. `norms` names the parameters of the normalisation layers.
     """
 
     init: Callable[[Generator], Params]
@@ -88,13 +87,13 @@ class Adapt(Protocol):
 class Algorithm(NamedTuple):
     """A learner as a set of pure functions.
 
-    `meta_grad(params, episode, step)` sums over the tasks; `evaluate(params, episode)` gives per-task
-    values [t, k + 1], column i after i inner steps; `loss(params, episode, step)` is the summed query
-    loss with its graph, and `outcome(params, episode, step)` the per-task values [t] behind it, `loss` among
-    them with its graph. Both are None where the meta-gradient is not that of such a graph.
+    `meta_grad(params, episode, step)` sums over the tasks. `evaluate(params, episode)` gives per-task values
+    [t, k + 1]; column i holds those after i inner steps. `outcome(params, episode, step)` gives per-task values [t];
+    its query `loss` has a graph. `loss(params, episode, step)` sums that loss. Both are None if the meta-gradient
+    is not the gradient of such a graph.
 
-    A learner may learn from single samples (`trained_on`): it is given one episode whose queries are the samples of
-    a micro-batch, and what is per task above is per sample. The same goes for what it is judged by.
+    A learner may be trained on single samples (`trained_on`). Then it takes one episode whose queries are the samples
+    of a micro-batch, and every per-task value above is a per-sample value. `evaluated_on` says the same of evaluation.
     """
 
     init: Callable[[Generator], Params]
@@ -109,36 +108,36 @@ class Algorithm(NamedTuple):
 
 class TaskSource(Protocol):
     def classes(self, split: str) -> int | None:
-        """How many classes a label tells apart; None for regression."""
+        """The number of classes; None for regression."""
         ...
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        """The tasks numbered `indices` (int64 [t]) of `split`: the same for the same numbers, always.
+        """The tasks of `split` with the numbers `indices` (int64 [t]). The same numbers always give the same tasks.
 
-        A source of plain samples gives one episode: its queries are the samples so numbered, its support set
-        is empty in training, and later a fixed set of training samples, for normalisation statistics.
+        A source of plain samples gives one episode. Its queries are the samples with these numbers. Its support set is
+        empty in training; in evaluation it is a fixed set of training samples, for normalisation statistics.
         """
         ...
 
     def unit(self, split: str) -> Unit:
-        """What its numbers stand for."""
+        """Whether a number stands for a task or for a sample."""
         ...
 
     def size(self, split: str) -> int | None:
-        """How many tasks or samples there are to judge a learner by; None: without end."""
+        """The number of tasks or samples to evaluate on; None: there is no limit."""
         ...
 
 
 class ParameterOwner(Protocol):
-    """Where the parameters live under a strategy that steps them where they are. An optimiser's state is a
+    """Keeps and updates the parameters, if a strategy does that outside the training loop. The optimiser's state is a
     `state_dict` over the parameters sorted by name."""
 
     def push(self, params: Params, optimizer: dict[str, Any]) -> None:
-        """Sends parameters and optimiser's state there."""
+        """Sends parameters and the optimiser's state to the owner."""
         ...
 
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> Sequence[ChunkResult]:
-        """One step at `rate`; the chunks' results without gradients.
+        """Does one step at `rate`, and returns the chunks' results without gradients.
 
         Raises:
             FloatingPointError: a gradient is not finite; the step is not applied.
@@ -146,12 +145,12 @@ class ParameterOwner(Protocol):
         ...
 
     def pull(self) -> tuple[Params, dict[str, Any]]:
-        """Parameters and optimiser's state as they are now."""
+        """The current parameters and the optimiser's state."""
         ...
 
 
 class Strategy(Protocol):
-    """How chunks of tasks travel to whoever computes them."""
+    """How chunks of tasks reach the workers that compute them."""
 
     @property
     def drives(self) -> bool:
@@ -160,11 +159,11 @@ class Strategy(Protocol):
 
     @property
     def owner(self) -> ParameterOwner | None:
-        """None where the loop itself steps the parameters."""
+        """None if the training loop itself updates the parameters."""
         ...
 
     def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> Sequence[ChunkResult]:
-        """The chunks' results, in chunk order; or one result, their sum."""
+        """The results of the chunks, in chunk order; or one result, their sum."""
         ...
 
     def evaluate(self, params: Params, split: str, chunks: Sequence[Tensor]) -> Metrics:
@@ -172,7 +171,7 @@ class Strategy(Protocol):
         ...
 
     def diagnose(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
-        """For every training task, in task order: its `fault`, numbered as in `metalearn.training.faults`, and the
+        """For every training task, in task order: its `fault`, a number of `metalearn.training.faults`, and the
         `worker` that computed it."""
         ...
 
@@ -189,5 +188,5 @@ class Strategy(Protocol):
         ...
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Ends the session; with `failure`, the other workers are told to stop at once."""
+        """Ends the session. With `failure`, the other workers stop at once."""
         ...

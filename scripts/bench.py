@@ -1,15 +1,15 @@
-"""How fast meta-gradients are, ours beside what else there is, in one run and in turns, as table, JSON and chart.
+"""Measures how fast meta-gradients are, ours and those of other libraries, in one run; gives table, JSON and chart.
 
     METALEARN_DATA=/path/to/data python scripts/bench.py
     python scripts/bench.py --only 5w1s resnet12 --threads 1
     python scripts/bench.py --short
 
 Every way computes the same second-order gradient of the same episodes from the same parameters. Each number of threads
-has a process of its own, which keeps freed memory as train.py does; in it every round runs every way once. A way's
-error is the largest difference of its float32 gradient from the loop's in float64, under a smooth activation. The limit
-is the time that the floating-point operations of the step would take at the best rate that any matrix product or 3×3
-convolution reaches in the same process. TorchOpt and JAX are measured where they are installed. `processes` are runs of
-train.py under the strategies.
+has its own process, which keeps freed memory as train.py does. There, every round runs every way once. The error of a
+way is the largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The
+limit is the time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution
+reaches in the same process. TorchOpt and JAX are measured if they are installed. `processes` are runs of train.py under
+the strategies.
 """
 
 import argparse
@@ -55,7 +55,7 @@ from metalearn.program.process import keep_freed_memory  # noqa: E402
 PROCESSES = "processes"
 NAMES = (*(recipe.name for recipe in RECIPES), PROCESSES)
 QUICK = ("5w1s", "5w1s-5steps", "5w1s-15queries", "sinusoid", "resnet12", PROCESSES)
-"""What the short mode runs."""
+"""The recipes of the short mode."""
 
 NO_MEASUREMENT = "short mode: the times are no measurement"
 
@@ -71,14 +71,14 @@ def main() -> int:
     characters, _ = character_source(ways=5, queries=1)
     threads = options.threads if options.device == "cpu" else options.threads[:1]
     measurements = [in_child(options, number) for number in threads] if recipes_of(options) else []
-    found = {
+    results = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "short": options.short, "characters": characters,
         "cpu": cpu_name(), "cores": os.cpu_count(), "gpu": gpu_name(options.device), "versions": versions(),
         "rounds": options.rounds, "measurements": measurements, **of_processes(options, characters),
     }  # fmt: skip
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "bench.json").write_text(json.dumps(found, indent=2) + "\n")
-    print("\n".join(report(found)))
+    (options.output / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
+    print("\n".join(report(results)))
     if measurements:
         note = NO_MEASUREMENT if options.short else ""
         print(f"\n{chart(measurements, options.output / 'bench.png', note)}")
@@ -88,7 +88,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="few tasks and rounds: whether all works, not how fast")
+    parser.add_argument("--short", action="store_true", help="few tasks and rounds: checks that all works")
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=positive, help="runs of every way (7; in short mode 2)")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
@@ -117,43 +117,43 @@ def recipes_of(options: argparse.Namespace) -> list[Recipe]:
 
 
 def in_child(options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """What `measure` finds in a process that has had so many threads from its start."""
-    surroundings = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC", "PJRT_NPROC")}
+    """The result of `measure` in a process that has so many threads from its start."""
+    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC", "PJRT_NPROC")}
     if threads == 1:
-        surroundings["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+        environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     if options.short:
-        surroundings["OMP_WAIT_POLICY"] = "passive"  # a thread that spins would hold up a machine that has other work
+        environment["OMP_WAIT_POLICY"] = "passive"  # a waiting thread that spins would slow down other programs
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
+        path = Path(folder) / "results.json"
         command = [
             sys.executable, __file__, "--child", str(path), "--threads", str(threads), "--device", options.device,
             "--rounds", str(options.rounds), "--precision", options.precision, "--only", *options.only,
             *["--short"] * options.short,
         ]  # fmt: skip
-        if code := subprocess.run(command, env=os.environ | surroundings, check=False).returncode:
+        if code := subprocess.run(command, env=os.environ | environment, check=False).returncode:
             raise SystemExit(f"error: {' '.join(command)}: exit code {code}")
-        found: dict[str, Any] = json.loads(path.read_text())
-    return found
+        results: dict[str, Any] = json.loads(path.read_text())
+    return results
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All recipes on so many threads, and the machine's rates before and after."""
+    """Measures all recipes on so many threads, and the machine's rates before and after."""
     (threads,), device = options.threads, options.device
     torch.set_num_threads(threads)
     keep_freed_memory()
     compute_with(options.precision)
     seconds = 0.02 if options.short else 0.3
     before = rates(device, seconds)
-    found = [of_recipe(recipe, options.rounds, device, threads) for recipe in recipes_of(options)]
-    reached = {name: max(before[name], again) for name, again in rates(device, seconds).items()}
+    results = [of_recipe(recipe, options.rounds, device, threads) for recipe in recipes_of(options)]
+    reached = {name: max(before[name], after) for name, after in rates(device, seconds).items()}
     kernel = max(reached, key=lambda name: reached[name])
-    for recipe in found:
-        recipe["limit_ms"] = recipe["gflop"] / reached[kernel] * 1000
-        for row in recipe["by_way"].values():
-            row["fraction_of_limit"] = recipe["limit_ms"] / row["median_ms"]
+    for result in results:
+        result["limit_ms"] = result["gflop"] / reached[kernel] * 1000
+        for row in result["by_way"].values():
+            row["fraction_of_limit"] = result["limit_ms"] / row["median_ms"]
     limit = {"kernel": kernel, "gflops": reached[kernel], "kernels": reached}
     layers = describe(torch.device(device), torch.float32)
-    return {"threads": threads, "device": device, "layers": layers, "limit": limit, "recipes": found}
+    return {"threads": threads, "device": device, "layers": layers, "limit": limit, "recipes": results}
 
 
 def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[st
 
 
 def rounds_of(recipe: Recipe, makes: dict[str, Make], rounds: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of every way in every round, after one run of each that does not count."""
+    """Milliseconds of every way in every round. Before them, every way runs once without being measured."""
     given = problem(recipe, PLAIN[recipe.kind]).to(torch.device(device))
     runs = {name: make(given) for name, make in makes.items()}
     for run in runs.values():
@@ -186,8 +186,8 @@ def rounds_of(recipe: Recipe, makes: dict[str, Make], rounds: int, device: str) 
 
 
 def errors_of(recipe: Recipe, makes: dict[str, Make], device: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Of every way's float32 gradient, against the loop in float64; where kinks of max pooling part correct float32
-    programs, also of ours and of vmap in float64."""
+    """The errors of every way's float32 gradient, against the loop in float64. At the kinks of max pooling two correct
+    float32 programs may differ; for such a recipe also the errors of ours and vmap in float64."""
     given = problem(recipe, SMOOTH[recipe.kind])
     precise = given.to(torch.float64)
     exact = loop(precise)()
@@ -197,8 +197,8 @@ def errors_of(recipe: Recipe, makes: dict[str, Make], device: str) -> tuple[dict
 
 
 def figures(times: Numbers, reference: Numbers) -> dict[str, Any]:
-    """Medians and quartiles of the times, and of how many times as fast as the reference they are round by round."""
-    speedups = [other / own for own, other in zip(times, reference, strict=True)]
+    """Medians and quartiles of the times, and of the ratios to the reference, taken round by round."""
+    speedups = [other / time for time, other in zip(times, reference, strict=True)]
     return {
         "ms": list(times), "median_ms": statistics.median(times), "quartiles_ms": quartiles(times),
         "ratio": statistics.median(speedups), "ratio_quartiles": quartiles(speedups),
@@ -206,7 +206,7 @@ def figures(times: Numbers, reference: Numbers) -> dict[str, Any]:
 
 
 def quartiles(values: Numbers) -> tuple[float, float]:
-    """The lower and the upper one."""
+    """The lower and the upper quartile."""
     if len(values) == 1:
         return values[0], values[0]
     lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -214,40 +214,40 @@ def quartiles(values: Numbers) -> tuple[float, float]:
 
 
 def of_processes(options: argparse.Namespace, characters: str) -> dict[str, Any]:
-    """Runs of train.py: of the strategies on the CPU, or of the steps that a projection on a GPU needs."""
+    """Measures runs of train.py: the strategies on a CPU; on a GPU, the steps for a projection."""
     experiment = f"maml_{characters}"
-    found: dict[str, Any] = {"processes": None, "projection": None}
+    results: dict[str, Any] = {"processes": None, "projection": None}
     if PROCESSES in options.only and options.device == "cpu":
         rounds = 1 if options.short else min(options.rounds, 3)
-        found["processes"] = measure_processes(experiment, rounds, short=options.short)
+        results["processes"] = measure_processes(experiment, rounds, short=options.short)
     elif PROCESSES in options.only:
-        found["projection"] = project(experiment)
-    return found
+        results["projection"] = project(experiment)
+    return results
 
 
 def gpu_name(device: str) -> str | None:
     return torch.cuda.get_device_name() if device == "cuda" else None
 
 
-def report(found: dict[str, Any]) -> list[str]:
+def report(results: dict[str, Any]) -> list[str]:
     """The lines of the tables, in Markdown."""
-    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in found["versions"].items())
-    lines = [f"{found['cpu']}, {found['cores']} cores; {versions}",
-             f"characters: {found['characters']}; GPU: {found['gpu'] or 'not measured on a GPU'}"]  # fmt: skip
-    lines += [NO_MEASUREMENT] * found["short"]
-    for measured in found["measurements"]:
+    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in results["versions"].items())
+    lines = [f"{results['cpu']}, {results['cores']} cores; {versions}",
+             f"characters: {results['characters']}; GPU: {results['gpu'] or 'not measured on a GPU'}"]  # fmt: skip
+    lines += [NO_MEASUREMENT] * results["short"]
+    for measured in results["measurements"]:
         lines += ["", *table(measured)]
-    if found["processes"] is not None:
-        lines += ["", *processes_table(found["processes"])]
-    if found["projection"] is not None:
-        projected = found["projection"]
+    if results["processes"] is not None:
+        lines += ["", *processes_table(results["processes"])]
+    if results["projection"] is not None:
+        projected = results["projection"]
         lines += ["", f"{projected['steps']} steps of {projected['experiment']} on this GPU: {projected['hours']:.2f} "
                   f"hours, from {projected['measured_steps']} measured steps"]  # fmt: skip
     return lines
 
 
 def table(measured: dict[str, Any]) -> list[str]:
-    """Of one number of threads."""
+    """The table of one number of threads."""
     limit = measured["limit"]
     lines = [
         f"threads: {measured['threads']}; device: {measured['device']}; best float32 rate: {limit['gflops']:.0f} "
@@ -271,9 +271,9 @@ def table(measured: dict[str, Any]) -> list[str]:
     return lines
 
 
-def processes_table(found: dict[str, Any]) -> list[str]:
-    rows = found["rows"]
-    lines = [f"train.py experiment={found['experiment']}, one thread a process", "",
+def processes_table(measured: dict[str, Any]) -> list[str]:
+    rows = measured["rows"]
+    lines = [f"train.py experiment={measured['experiment']}, one thread a process", "",
              "| strategy | workers | tasks a second | quartiles | of one worker | of two independent |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in rows:

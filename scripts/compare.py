@@ -1,10 +1,10 @@
-"""Draws the validations of several runs in one picture: against wall-clock time, and against meta-steps.
+"""Draws the validations of several runs in one plot: against wall-clock time, and against meta-steps.
 
     python scripts/compare.py outputs/maml_omniglot/seed0 outputs/protonet_omniglot/seed0
     python scripts/compare.py first=outputs/maml_omniglot/seed0 second=outputs/maml_omniglot/fast --output both.png
 
-NAME=FOLDER gives a run the name that the picture shows; without one it is the folder's path. Runs may still be going
-on. Exit codes: 0 drawn; 2 a folder that holds no validated run, or runs that cannot be compared.
+NAME=FOLDER gives a run a name in the plot; without NAME it is the folder's path. Runs may still be running. Exit codes:
+0 drawn; 2 a folder holds no validated run, or the runs cannot be compared.
 """
 
 import argparse
@@ -24,19 +24,20 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or NAME=FOLDER")
-    parser.add_argument("--output", type=Path, default=Path("compare.png"), help="the picture (default: compare.png)")
+    parser.add_argument("--output", type=Path, default=Path("compare.png"), help="the plot (default: compare.png)")
     options = parser.parse_args(arguments)
     try:
         curves = [named_curve(run) for run in options.runs]
         metrics = {curve.metric for curve in curves}
         if len(metrics) > 1:
-            raise ValueError(f"{' '.join(options.runs)}: measure {' and '.join(sorted(metrics))}; draw each by itself")
+            names = " and ".join(sorted(metrics))
+            raise ValueError(f"{' '.join(options.runs)}: have different metrics, {names}; draw each by itself")
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
     for curve in curves:
         if curve.seconds is None:
-            print(f"{curve.name}: its metrics.jsonl tells no elapsed_seconds, so it is drawn against steps only")
+            print(f"{curve.name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
     print(comparison(curves, options.output))
     return OK
 

@@ -1,4 +1,4 @@
-"""Examines the world that it is started in: operations, latency, bandwidth, listeners, versions, threads, GPUs.
+"""Checks the world that it is started in: operations, latency, bandwidth, listeners, versions, threads, GPUs.
 
     python scripts/doctor.py                              a world of one
     python scripts/doctor.py --workers 2                  two workers, started as `train.py workers=2` starts them
@@ -19,8 +19,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from distributed.doctor import Check, Report, diagnose  # noqa: E402
-from distributed.engine import launch  # noqa: E402 (the path and the threads come first)
+from distributed.doctor import Check, Report, diagnose  # noqa: E402 (the path and the threads come first)
+from distributed.engine.launch import LaunchConfig, die_with_parent, launch  # noqa: E402
 
 
 def main() -> int:
@@ -34,8 +34,8 @@ def main() -> int:
         parser.error("--workers and --timeout must be above 0")
     if "RANK" not in os.environ and options.workers > 1:
         command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
-        return launch.launch(command, launch.Place(options.workers), say=lambda text: print(text, file=sys.stderr))
-    launch.die_with_parent()
+        return launch(command, LaunchConfig(options.workers), say=lambda text: print(text, file=sys.stderr))
+    die_with_parent()
     try:
         report = diagnose(timeout=options.timeout)
     except (RuntimeError, ConnectionError) as error:
@@ -61,13 +61,13 @@ def as_json(report: Report) -> str:
 
 def as_text(report: Report) -> str:
     lines = [f"{'operation':24} {'':8} {'latency':>10} {'bandwidth':>12}", *map(_row, report.checks), ""]
-    for name, found in report.workers.items():
-        gpus = ", ".join(found["gpus"]) or "no GPU"
+    for name, worker in report.workers.items():
+        gpus = ", ".join(worker["gpus"]) or "no GPU"
         lines.append(
-            f"{name}: {found['host']}, process {found['pid']}, Python {found['python']}, torch {found['torch']}, "
-            f"{found['threads']} threads of {found['cores']} cores, {gpus}"
+            f"{name}: {worker['host']}, process {worker['pid']}, Python {worker['python']}, torch {worker['torch']}, "
+            f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
         )
-    return "\n".join([*lines, report.announcement, "all is well" if report.ok else "something is wrong"])
+    return "\n".join([*lines, report.listening_line, "all is well" if report.ok else "something is wrong"])
 
 
 def _row(check: Check) -> str:

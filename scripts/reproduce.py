@@ -1,16 +1,16 @@
-"""Regenerates the table of published accuracies: runs the rows of conf/reproduce/*.yaml, and draws RESULTS.md.
+"""Regenerates the tables of published accuracies: runs the rows of conf/reproduce/*.yaml, and draws RESULTS.md.
 
     python scripts/reproduce.py                          every row that has no result yet, one after another
     python scripts/reproduce.py --only maml_5w1s anil_5w1s --seeds 0 1
     python scripts/reproduce.py --jobs 2                 two runs at a time
-    python scripts/reproduce.py --quick                  a hundred steps of each, one seed: does all run here?
+    python scripts/reproduce.py --quick                  a hundred steps of each row, one seed: does all run here?
     python scripts/reproduce.py --list                   the rows, and which have results
     python scripts/reproduce.py --render                 draw RESULTS.md from results/ alone
 
-May be stopped at any time: runs save, and the same command goes on where they stopped. A run is the command printed,
-in outputs/reproduce/ROW/seedN; what it found goes to results/ROW_seedN.json. To run it anew, remove both. With
---output FOLDER, and with --quick, all of it and the page go under a folder of their own. --tables FOLDER takes tables
-of your own, in files like those of conf/reproduce.
+It may be stopped at any time: the runs save, and the same command continues them. It prints the command of each run.
+The run folder is outputs/reproduce/ROW/seedN, and the result is results/ROW_seedN.json. To run a row again, remove
+both. With --output FOLDER, and with --quick, runs, results and page go to another folder. --tables FOLDER reads your
+own tables, from files like those of conf/reproduce.
 
 Exit codes: 0 all done; 1 a run failed (the others were run); 2 usage; 130 or 143 stopped by a signal.
 """
@@ -43,15 +43,15 @@ OK, FAILED, BAD_USAGE = 0, 1, 2
 
 
 class Places(NamedTuple):
-    """Where runs, findings and the page go."""
+    """The folders of runs and results, and the page."""
 
     runs: Path
-    findings: Path
+    results: Path
     page: Path
 
 
 class Job(NamedTuple):
-    """One run of a row: its folder, its command, and the run whose checkpoint it judges, if it does."""
+    """One run of a row: its folder and its command. An evaluation also has the run `of` whose checkpoint it takes."""
 
     row: Row
     seed: int
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = list({job.run_dir: job for job in jobs}.values())
     if options.list:
         for job in jobs:
-            print(f"{job.row.name:32} seed {job.seed}  {'done' if _is_done(job, places) else 'not run'}")
+            print(f"{job.row.name:36} seed {job.seed}  {'done' if _is_done(job, places) else 'not run'}")
         return OK
     code = OK
     if not options.render:
@@ -93,35 +93,33 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
-    """Trains, then judges what was trained, leaving out what was not; returns the exit code."""
+    """Trains, then evaluates what has been trained; returns the exit code."""
     code = Runs([job for job in jobs if job.of is None], places).run(at_once)
     if code not in (OK, FAILED):
         return code
-    judgements = []
+    evaluations = []
     for job in jobs:
         if job.of is None:
             continue
         if _is_done(job.of, places):
-            judgements.append(job)
+            evaluations.append(job)
         else:
             code = FAILED
-            print(f"{_name(job)}: left out, for {_name(job.of)}, which it judges, is not done", file=sys.stderr)
-    return max(code, Runs(judgements, places).run(at_once))
+            print(f"{_name(job)}: left out: it evaluates {_name(job.of)}, which is not done", file=sys.stderr)
+    return max(code, Runs(evaluations, places).run(at_once))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list tells all")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="these seeds, not those of the row")
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list shows all")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="these seeds instead of the row's")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
-    parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, elsewhere")
-    parser.add_argument(
-        "--output", type=_absolute, metavar="FOLDER", help="where all goes, in place of the usual folders"
-    )
+    parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, in another folder")
+    parser.add_argument("--output", type=_absolute, metavar="FOLDER", help="folder of runs, results and page")
     parser.add_argument("--tables", type=_absolute, metavar="FOLDER", default=reproduction.TABLES, help="other tables")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="name the runs, and run nothing")
-    what.add_argument("--render", action="store_true", help="draw the page, and run nothing")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="show the runs, and run nothing")
+    instead.add_argument("--render", action="store_true", help="draw the page, and run nothing")
     options = parser.parse_args(arguments)
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: must be at least 1; type --jobs 1")
@@ -167,28 +165,28 @@ def _name(job: Job) -> str:
     return f"{job.row.name} seed {job.seed}"
 
 
-def _told(job: Job) -> str:
+def _command_line(job: Job) -> str:
     return " ".join(["python", *job.command])
 
 
 def _is_done(job: Job, places: Places) -> bool:
-    """Whether this very command has been run to its end, on the training that is there now."""
-    finding = _found(job, places)
-    if finding is None or finding["command"] != _told(job):
+    """Whether the result is that of this very command; for an evaluation, also of the present training."""
+    result = _result(job, places)
+    if result is None or result["command"] != _command_line(job):
         return False
     if job.of is None:
         return True
-    trained = _found(job.of, places)
-    return trained is not None and _is_done(job.of, places) and finding["seconds"] == trained["seconds"]
+    trained = _result(job.of, places)
+    return trained is not None and _is_done(job.of, places) and result["seconds"] == trained["seconds"]
 
 
-def _found(job: Job, places: Places) -> reproduction.Finding | None:
-    path = reproduction.finding_path(places.findings, job.row.name, job.seed)
+def _result(job: Job, places: Places) -> reproduction.Result | None:
+    path = reproduction.result_path(places.results, job.row.name, job.seed)
     return json.loads(path.read_text()) if path.exists() else None
 
 
 class Runs:
-    """Runs to be done, some at a time; a signal stops those under way, which save, and lets no other begin."""
+    """Runs to do, some at a time. After a signal the running ones save and stop, and no other starts."""
 
     def __init__(self, jobs: Sequence[Job], places: Places) -> None:
         self._jobs = jobs
@@ -215,20 +213,20 @@ class Runs:
             process.terminate()
 
     def _do(self, job: Job) -> int:
-        """One run, from its command to its finding; returns its exit code."""
+        """One run, from its command to its result; returns its exit code."""
         if self._signal:
             return 128 + self._signal
         output = job.run_dir.with_suffix(".log")
         output.parent.mkdir(parents=True, exist_ok=True)
         name = _name(job)
-        print(f"{name}: {_told(job)}\n  tail -f {output}", flush=True)
-        facts = {"command": _told(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
+        print(f"{name}: {_command_line(job)}\n  tail -f {output}", flush=True)
+        facts = {"command": _command_line(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
         code = self._wait_for(job, output)
         if code == OK:
-            finding = self._finding(job, facts)
-            path = reproduction.write_finding(self._places.findings, finding)
+            result = self._result(job, facts)
+            path = reproduction.write_result(self._places.results, result)
             metric = job.row.metric
-            print(f"{name}: {metric} {finding[metric]:.4f} ± {finding['ci95']:.4f}; {path}", flush=True)
+            print(f"{name}: {metric} {result[metric]:.4f} ± {result['ci95']:.4f}; {path}", flush=True)
         elif not self._signal:
             last = "\n  ".join(output.read_text().splitlines()[-5:])
             print(f"{name}: failed with exit code {code}\n  {last}", file=sys.stderr, flush=True)
@@ -240,29 +238,29 @@ class Runs:
             command = [sys.executable, *job.command]
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
             self._running.add(process)
-            if self._signal:  # it came between
+            if self._signal:  # it came before the process was among the running ones
                 process.terminate()
             code = process.wait()
             self._running.discard(process)
         return code
 
-    def _finding(self, job: Job, facts: Mapping[str, Any]) -> reproduction.Finding:
+    def _result(self, job: Job, facts: Mapping[str, Any]) -> reproduction.Result:
         if job.of is None:
-            return reproduction.finding_of(job.row, job.run_dir, facts)
-        trained = reproduction.finding_path(self._places.findings, job.of.row.name, job.seed)
-        return reproduction.finding_from(job.row, json.loads(trained.read_text()), job.run_dir, facts)
+            return reproduction.result_of_run(job.row, job.run_dir, facts)
+        trained = reproduction.result_path(self._places.results, job.of.row.name, job.seed)
+        return reproduction.result_of_evaluation(job.row, json.loads(trained.read_text()), job.run_dir, facts)
 
 
 def _commit() -> str | None:
-    """The commit that is checked out, with a + where its code has been changed since; None where there is no git."""
+    """The checked-out commit, with a + if its code has changed since; None if there is no git."""
     try:
-        told = [
+        commit, changes = [
             subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S607
             for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno", "--", *_CODE])
         ]
     except (OSError, subprocess.SubprocessError):
         return None
-    return told[0] + ("+" if told[1] else "")
+    return commit + ("+" if changes else "")
 
 
 _CODE = ("train.py", "metalearn", "distributed", "conf")
@@ -270,17 +268,15 @@ _CODE = ("train.py", "metalearn", "distributed", "conf")
 
 def render(tables: Sequence[Table], places: Places) -> None:
     """Draws the page and its learning curves."""
-    findings = {
-        row.name: reproduction.read_findings(places.findings, row.name) for table in tables for row in table.rows
-    }
-    pictures = {}
+    results = {row.name: reproduction.read_results(places.results, row.name) for table in tables for row in table.rows}
+    plots = {}
     for table in tables:
-        curves = reproduction.curves_of(table, findings)
+        curves = reproduction.curves_of(table, results)
         if curves:
-            comparison(curves, places.findings / f"{table.name}.png")
-            pictures[table.name] = f"{places.findings.name}/{table.name}.png"
+            comparison(curves, places.results / f"{table.name}.png")
+            plots[table.name] = f"{places.results.name}/{table.name}.png"
     places.page.parent.mkdir(parents=True, exist_ok=True)
-    places.page.write_text(reproduction.page(tables, findings, pictures))
+    places.page.write_text(reproduction.page(tables, results, plots))
     print(places.page)
 
 

@@ -1,7 +1,7 @@
-"""The table of published accuracies: its rows, what their runs have found, and the page that shows both.
+"""The tables of published accuracies: their rows, the results of our runs, and the page that shows both.
 
-A row of `conf/reproduce/*.yaml` names a command and the figures of a paper. A finished run of it becomes a finding, a
-small file of its own; RESULTS.md is drawn from findings alone, so that it can be drawn anew without the runs.
+A row of `conf/reproduce/*.yaml` names a command and the figures of a paper. The result of a finished run is a small
+file in `results/`. RESULTS.md is drawn from these files alone: it needs no run folder.
 """
 
 import json
@@ -25,7 +25,7 @@ METRICS = ("accuracy", "mse")
 
 
 class Published(NamedTuple):
-    """A figure of a paper: after so many inner steps (or `last`), with its interval where the paper gives one."""
+    """A paper's figure after so many inner steps (or `last`), with its interval if the paper gives one."""
 
     after: str
     value: float | None
@@ -33,8 +33,8 @@ class Published(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table: the run that stands for it, and what the paper reports. Its overrides are those of
-    train.py; or, where it judges the checkpoints `of` another row, those of scripts/evaluate.py."""
+    """One line of a table: a run of ours, and the paper's figures. The overrides are those of train.py; with `of`, they
+    are those of scripts/evaluate.py, and the row evaluates the checkpoints of the row that `of` names."""
 
     name: str
     of: str | None
@@ -55,18 +55,19 @@ class Table(NamedTuple):
     rows: list[Row]
 
 
-Finding = dict[str, Any]
-"""What a run has found, as `results/*.json` holds it; see `finding_of`."""
+Result = dict[str, Any]
+"""The result of a run, as a file in `results/` holds it; see `result_of_run`."""
 
 
 # Rows
 
 
 def read_tables(folder: Path) -> list[Table]:
-    """All tables, each from a yaml file, in the order of the files' names.
+    """All tables, in the order of their yaml files' names.
 
     Raises:
-        ConfigError: no files, one that does not describe a table, or a row's name that is there twice.
+        ConfigError: there is no file, a file does not describe a table, two rows have the same name, or `of` names no
+            row.
     """
     tables = [_table(path) for path in sorted(folder.glob("*.yaml"))]
     names = [row.name for table in tables for row in table.rows]
@@ -79,21 +80,19 @@ def read_tables(folder: Path) -> list[Table]:
             raise ConfigError(f"{folder}: of={of}: there is no such row; there are {', '.join(names)}")
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(
-                f"{folder}: the row {name} is there {names.count(name)} times; give each a name of its own"
-            )
+            raise ConfigError(f"{folder}: {names.count(name)} rows have the name {name}; give each another name")
     return tables
 
 
 def _table(path: Path) -> Table:
-    held = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     try:
-        assert isinstance(held, dict)
-        metric = str(held.get("metric", "accuracy"))
+        assert isinstance(content, dict)
+        metric = str(content.get("metric", "accuracy"))
         one_of("metric", metric, METRICS)
-        common = str(held.get("all", "")).split()
-        rows = [_row(str(name), metric, common, fields) for name, fields in held["rows"].items()]
-        return Table(path.stem, str(held["title"]), rows)
+        common = str(content.get("all", "")).split()
+        rows = [_row(str(name), metric, common, fields) for name, fields in content["rows"].items()]
+        return Table(path.stem, str(content["title"]), rows)
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: does not describe a table ({error!r}); see the other files beside it") from error
 
@@ -117,11 +116,11 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
     )
 
 
-# Findings
+# Results
 
 
-def finding_of(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Finding:
-    """What a completed run has found; `facts` (command, date, commit) are added as they are.
+def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
+    """The result of a completed run; `facts` (command, date, commit) are added as they are.
 
     Raises:
         FileNotFoundError: the run is not complete.
@@ -132,7 +131,7 @@ def finding_of(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Finding:
         "row": row.name,
         "algorithm": choices.algorithm,
         "dataset": choices.dataset,
-        **_judgement(row.metric, run_dir, run_dir / ".hydra" / "config.yaml"),
+        **_evaluation(row.metric, run_dir, run_dir / ".hydra" / "config.yaml"),
         "steps": result["steps"],
         "seconds": result["seconds"],
         "seed": result["seed"],
@@ -142,19 +141,19 @@ def finding_of(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Finding:
     }
 
 
-def finding_from(row: Row, trained: Finding, folder: Path, facts: Mapping[str, Any]) -> Finding:
-    """What scripts/evaluate.py has found in `folder` with the checkpoint that `trained` tells of; steps, seconds and
-    workers are those of the training, and there is no curve.
+def result_of_evaluation(row: Row, trained: Result, folder: Path, facts: Mapping[str, Any]) -> Result:
+    """The result of scripts/evaluate.py in `folder`. Steps, seconds and workers are those of the training, whose result
+    is `trained`; there is no learning curve.
 
     Raises:
-        FileNotFoundError: the test_report is not complete.
+        FileNotFoundError: the evaluation is not complete.
     """
-    test_report = _judgement(row.metric, folder, folder / "config.yaml")
-    return {**trained, "row": row.name, **test_report, **facts, "validation": None}
+    evaluation = _evaluation(row.metric, folder, folder / "config.yaml")
+    return {**trained, "row": row.name, **evaluation, **facts, "validation": None}
 
 
-def _judgement(metric: str, folder: Path, config: Path) -> Finding:
-    """The episodes that a checkpoint was tested on, and how it did."""
+def _evaluation(metric: str, folder: Path, config: Path) -> Result:
+    """The episodes and the figures of a test."""
     test = json.loads((folder / "result.json").read_text())["test"]
     dataset = OmegaConf.load(config).dataset
     return {
@@ -170,31 +169,31 @@ def _rounded(curve: Curve) -> dict[str, Any]:
     return {"steps": curve.steps, "seconds": seconds, "values": [round(value, 5) for value in curve.values]}
 
 
-def write_finding(folder: Path, finding: Finding) -> Path:
-    """Puts a finding where `read_findings` looks, whole or not at all."""
-    path = finding_path(folder, finding["row"], finding["seed"])
+def write_result(folder: Path, result: Result) -> Path:
+    """Writes a result where `read_results` reads it, whole or not at all."""
+    path = result_path(folder, result["row"], result["seed"])
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(finding, indent=2) + "\n")
+    write_atomically(path, json.dumps(result, indent=2) + "\n")
     return path
 
 
-def finding_path(folder: Path, row: str, seed: int) -> Path:
-    """The file of a row's finding."""
+def result_path(folder: Path, row: str, seed: int) -> Path:
+    """The file of a row's result."""
     return folder / f"{row}_seed{seed}.json"
 
 
-def read_findings(folder: Path, row: str) -> list[Finding]:
-    """A row's findings, by seed."""
-    found = [json.loads(path.read_text()) for path in folder.glob(f"{row}_seed*.json")]
-    return sorted((f for f in found if f["row"] == row), key=lambda f: int(f["seed"]))
+def read_results(folder: Path, row: str) -> list[Result]:
+    """A row's results, by seed."""
+    results = [json.loads(path.read_text()) for path in folder.glob(f"{row}_seed*.json")]
+    return sorted((result for result in results if result["row"] == row), key=lambda result: int(result["seed"]))
 
 
 # The page
 
 
-def verdict(metric: str, ours: float, ci95: float, published: Published) -> str:
-    """`within`: our figure and the paper's differ by no more than both intervals allow, √(ours² + theirs²);
-    `above`: ours is better; `below`: worse."""
+def comparison_with_paper(metric: str, ours: float, ci95: float, published: Published) -> str:
+    """`above` if our figure is better than the paper's, `below` if it is worse; `within` if they differ by no more than
+    both intervals allow, √(ours² + theirs²)."""
     if published.value is None:
         return ""
     lead = ours - published.value if metric == "accuracy" else published.value - ours
@@ -202,68 +201,76 @@ def verdict(metric: str, ours: float, ci95: float, published: Published) -> str:
     return "within" if abs(lead) <= allowed else "above" if lead > 0 else "below"
 
 
-def page(tables: Sequence[Table], findings: Mapping[str, Sequence[Finding]], pictures: Mapping[str, str]) -> str:
-    """RESULTS.md.
+def page(tables: Sequence[Table], results: Mapping[str, Sequence[Result]], plots: Mapping[str, str]) -> str:
+    """RESULTS.md: all tables, then all commands.
 
     Args:
         tables: what to show.
-        findings: those of every row, by its name.
-        pictures: the paths of the tables' learning curves, by the tables' names.
+        results: the results of every row, by its name.
+        plots: the paths of the tables' learning curves, by the tables' names.
     """
-    return "\n".join([_HEAD, *(line for table in tables for line in _section(table, findings, pictures))]) + "\n"
+    shown = [line for table in tables for line in _section(table, results, plots)]
+    commands = [line for table in tables for line in _commands(table, results)]
+    return "\n".join([_HEAD, *shown, *_COMMANDS, *commands]) + "\n"
 
 
 _HEAD = """# Results
 
-Drawn from `results/*.json` by `python scripts/reproduce.py --render`; every figure there was found by the command that
-stands below its table, and `python scripts/reproduce.py --only ROW` runs it again. ± is 1.96 · σ / √tasks over the test
-tasks, which are the same for all rows of a table with as many queries a class. *Within* says that our figure (the mean
-of our seeds) and the paper's differ by no more than both intervals allow; *above* is better than that, *below* worse,
-*not run* what it says. Minutes are those of training and validation, with so many workers, each on one core. A
-*transductive* evaluation normalises the queries of a task together, an inductive one by the task's support set."""
+*Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
+the paper's figure compares it with the mean of our seeds: *within* means that they differ by no more than both
+intervals allow, *above* that ours is better, *below* that ours is worse. In one table, rows with the same number of
+queries have the same test tasks. A *transductive* evaluation normalises all queries of a task together; an inductive
+one normalises them by the statistics of the support set. *Minutes* are those of training and validation, with one core
+for each worker. The [commands](#commands) stand at the end; `python scripts/reproduce.py --render` draws this page
+from `results/*.json`."""
+
+_COMMANDS = (
+    "", "## Commands", "",
+    "Each figure above is the result of one of these commands, on this date and at this commit. "
+    "`python scripts/reproduce.py --only ROW` runs a row.",
+)  # fmt: skip
 
 
-def _section(table: Table, findings: Mapping[str, Sequence[Finding]], pictures: Mapping[str, str]) -> Iterator[str]:
+def _section(table: Table, results: Mapping[str, Sequence[Result]], plots: Mapping[str, str]) -> Iterator[str]:
     yield from ("", f"## {table.title}", "")
     yield "| row | method | ours | paper | | queries | tasks | transductive | steps | minutes | workers |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in table.rows:
         for published in row.published:
-            yield _line(row, findings.get(row.name, []), published)
-    if table.name in pictures:
-        yield from ("", f"![validation against time and steps]({pictures[table.name]})")
+            yield _line(row, results.get(row.name, []), published)
+    if table.name in plots:
+        yield from ("", f"![validation against time and steps]({plots[table.name]})")
     notes = [f"- `{row.name}`: {row.note}" for row in table.rows if row.note]
     sources = sorted({row.source for row in table.rows if row.source})
     yield from ["", f"Figures of the papers: {'; '.join(sources)}."] if sources else []
     yield from ["", *notes] if notes else []
-    yield from ["", *_commands(table, findings)]
 
 
-def _line(row: Row, findings: Sequence[Finding], published: Published) -> str:
+def _line(row: Row, results: Sequence[Result], published: Published) -> str:
     method = row.method if published.after == LAST else f"{row.method}, {_counted(int(published.after), 'step')}"
     form = "{:.2%}" if row.metric == "accuracy" else "{:.3f}"
     paper = "–" if published.value is None else _with_interval(form, published.value, published.ci95)
-    if not findings:
+    if not results:
         return f"| `{row.name}` | {method} | *not run* | {paper} | | | | | | | |"
-    values = [_at(finding, row.metric, published.after) for finding in findings]
-    told = ", ".join(_with_interval(form, *value) for value in values)
+    values = [_at(result, row.metric, published.after) for result in results]
+    ours = ", ".join(_with_interval(form, *value) for value in values)
     mean, ci95 = (statistics.fmean(column) for column in zip(*values, strict=True))
-    judged = verdict(row.metric, mean, ci95, published)
-    first = findings[0]
-    minutes = ", ".join(f"{finding['seconds'] / 60:.1f}" for finding in findings)
+    word = comparison_with_paper(row.metric, mean, ci95, published)
+    first = results[0]
+    minutes = ", ".join(f"{result['seconds'] / 60:.1f}" for result in results)
     cells = (
         first["queries"], first["tasks"], "yes" if first["transductive"] else "no", first["steps"], minutes,
         first["workers"],
     )  # fmt: skip
     rest = " | ".join(map(str, cells))
-    return f"| `{row.name}` | {method} | {told} | {paper} | {judged and f'*{judged}*'} | {rest} |"
+    return f"| `{row.name}` | {method} | {ours} | {paper} | {word and f'*{word}*'} | {rest} |"
 
 
-def _at(finding: Finding, metric: str, after: str) -> tuple[float, float]:
-    """A finding's figure after so many inner steps, and its interval."""
+def _at(result: Result, metric: str, after: str) -> tuple[float, float]:
+    """A result's figure after so many inner steps, and its interval."""
     if after == LAST:
-        return finding[metric], finding["ci95"]
-    return finding["by_step"][after], finding["ci95_by_step"][after]
+        return result[metric], result["ci95"]
+    return result["by_step"][after], result["ci95_by_step"][after]
 
 
 def _with_interval(form: str, value: float, ci95: float | None) -> str:
@@ -274,23 +281,22 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _commands(table: Table, findings: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
-    yield "```bash"
+def _commands(table: Table, results: Mapping[str, Sequence[Result]]) -> Iterator[str]:
+    yield from ("", f"### {table.title}", "", "```bash")
     for row in table.rows:
-        found = findings.get(row.name, [])
-        for finding in found:
-            yield f"{finding['command']}  # {finding['date']}, {finding['commit']}"
-        if not found:
+        for result in results.get(row.name, []):
+            yield f"{result['command']}  # {result['date']}, {result['commit']}"
+        if not results.get(row.name):
             yield f"python scripts/reproduce.py --only {row.name}  # not run"
     yield "```"
 
 
-def curves_of(table: Table, findings: Mapping[str, Sequence[Finding]]) -> list[Curve]:
-    """The validation curves of a table's rows: of each the first seed that was run."""
-    first = [(row, findings[row.name][0]) for row in table.rows if findings.get(row.name)]
-    return [_curve(row, finding) for row, finding in first if finding["validation"] is not None]
+def curves_of(table: Table, results: Mapping[str, Sequence[Result]]) -> list[Curve]:
+    """The validation curves of a table's rows, each of the row's first seed."""
+    first = [(row, results[row.name][0]) for row in table.rows if results.get(row.name)]
+    return [_curve(row, result) for row, result in first if result["validation"] is not None]
 
 
-def _curve(row: Row, finding: Finding) -> Curve:
-    held = finding["validation"]
-    return Curve(row.method, row.metric, held["steps"], held["seconds"] or None, held["values"])
+def _curve(row: Row, result: Result) -> Curve:
+    values = result["validation"]
+    return Curve(row.method, row.metric, values["steps"], values["seconds"] or None, values["values"])

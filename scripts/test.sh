@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Sets up .venv if need be, then runs the tests: ./scripts/test.sh [--slow] [pytest arguments].
+# Sets up .venv if need be, then runs the tests: ./scripts/test.sh [--fast | --slow] [pytest arguments].
+# --fast leaves out what starts programs or takes long: under two minutes. --slow adds what takes minutes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-selection=(-m "not slow")
-if [[ "${1:-}" == --slow ]]; then
-    selection=()
-    shift
-fi
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+selection=(-m "not slow")
+case "${1:-}" in
+    --fast)
+        shift
+        exec .venv/bin/python -m pytest -m "not slow and not thorough" -n 2 --dist loadfile "$@"
+        ;;
+    --slow)
+        shift
+        selection=()
+        ;;
+esac
 pytest=(.venv/bin/python -m pytest "${selection[@]}")
 if [[ $# -gt 0 ]]; then
     exec "${pytest[@]}" "$@"

@@ -1,4 +1,4 @@
-"""What several test modules need: the real data where it is there, and runs of the real program."""
+"""Fixtures of several test modules: the real data, if it is there, and runs of the real program."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from tests.runs import ROOT, Program, Start
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder of the session's own."""
+    """An empty cache folder for the whole test session."""
     folder = tmp_path_factory.mktemp("cache")
     before = os.environ.get("METALEARN_CACHE")
     os.environ["METALEARN_CACHE"] = str(folder)
@@ -34,7 +34,7 @@ def omniglot_root() -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `train.py` (`torchrun=N` with torchrun) in an empty folder; kills what is left at the end."""
+    """Starts `train.py` (with `torchrun=N` by torchrun) in an empty folder; kills its processes at the end."""
     programs: list[Program] = []
 
     def start_program(
@@ -42,8 +42,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     ) -> Program:
         python = [sys.executable]
         if torchrun is not None:
-            own = ["--standalone", f"--nproc_per_node={torchrun}", *torchrun_arguments]
-            python = [sys.executable, "-m", "torch.distributed.run", *own]
+            options = ["--standalone", f"--nproc_per_node={torchrun}", *torchrun_arguments]
+            python = [sys.executable, "-m", "torch.distributed.run", *options]
         programs.append(Program([*python, str(ROOT / "train.py"), *overrides], tmp_path, extra))
         return programs[-1]
 

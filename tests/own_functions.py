@@ -1,4 +1,4 @@
-"""Functions that the tests choose by config, as users choose theirs."""
+"""Functions and networks that the tests choose by config, as users choose their own."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def deal_backwards(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
 
 
 def deal_twice(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
-    """A partitioner that gives chunk 1 out twice."""
+    """A partitioner that deals out chunk 1 twice."""
     return [(0, (numbers,), None), (0, (numbers[1:2],), None)]
 
 
@@ -37,7 +37,7 @@ def mean(sums: dict[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
 
 
 def fail_at_the_third_call(sums: dict[str, Tensor], counts: Tensor, calls: list[int] = []) -> dict[str, Tensor]:  # noqa: B006
-    """A reducer that works twice."""
+    """A reducer that fails at the third call."""
     calls.append(1)
     if len(calls) == 3:
         raise ArithmeticError("cannot reduce this")
@@ -45,7 +45,7 @@ def fail_at_the_third_call(sums: dict[str, Tensor], counts: Tensor, calls: list[
 
 
 def lose_a_parameter(sums: dict[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
-    """A reducer that returns less than it was given."""
+    """A reducer whose result lacks parameters."""
     return {"other": torch.zeros(1)}
 
 
@@ -71,14 +71,14 @@ class Small(nn.Module):
 
 
 class Double(nn.Conv2d):
-    """A convolution that is not quite one."""
+    """A subclass of convolution that computes something else."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
 
 
 class Odd(nn.Module):
-    """Networks with something about them; `kind` says what."""
+    """Networks with one peculiarity each; `kind` names it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

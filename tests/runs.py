@@ -15,21 +15,21 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 slow = pytest.mark.slow
-"""For the further cases of a table, one of which is run always: ./scripts/test.sh --slow runs all."""
+"""Marks the further cases of a table; at least one case of it is not marked. ./scripts/test.sh --slow runs all."""
 
 LIMIT = 240.0
-"""Seconds after which a started program is taken for hanging."""
+"""Seconds after which a started program counts as hanging."""
 
 
 class Outcome(NamedTuple):
-    """How a program ended, and all it said."""
+    """The exit code of a program, and its whole output."""
 
     code: int
     text: str
 
 
 class Program:
-    """A started `train.py`, in a process group of its own so that all of it can be killed."""
+    """A started program, in its own process group, so that all its processes can be killed."""
 
     def __init__(self, command: Sequence[str], folder: Path, extra: dict[str, str] | None = None) -> None:
         outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -52,11 +52,11 @@ class Program:
         return Outcome(code, self.said())
 
     def said(self) -> str:
-        """All it has said so far."""
+        """The output so far."""
         return self._output.read_text()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, whoever is left in it."""
+        """Sends SIGKILL to all processes of the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -66,7 +66,7 @@ Start = Callable[..., Program]
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = LIMIT) -> None:
-    """Waits for something that must come."""
+    """Waits until the condition holds; fails if `what` does not come in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
@@ -81,7 +81,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def ranks_of(program: Program) -> list[int]:
-    """The processes that the program started."""
+    """The process ids of the ranks that the program has started."""
     return [
         int(pid) for pid in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split()
     ]

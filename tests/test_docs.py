@@ -1,4 +1,4 @@
-"""The documents name lines of code, config, and tests: all of it is there."""
+"""The documents name lines of code, configs and tests: all of them exist."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"`([\w./-]+\.\w+):(\d+)`(?:\s+`([^`]+)`)?")
 GROUPS = "experiment|algorithm|inner|dataset|model|optimizer|strategy"
 
 CHOICE = re.compile(rf"(?<![\w.])({GROUPS})=(\w+(?:,\w+)*)(?![\w.(…])")
-"""A config that is chosen, or a list of them."""
+"""A chosen option of a group, or several."""
 
 SETTING = re.compile(r"`(\w+: [^`]+)`")
 """A key and its value, as a yaml has them."""
@@ -26,7 +26,7 @@ every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path:
 
 
 def wrong_references(text: str) -> Iterator[str]:
-    """What is wrong with each reference that is, and where its code really stands."""
+    """A message for each wrong reference, with the line where its code really stands."""
     for name, number, code in REFERENCE.findall(text):
         path = ROOT / name
         if not path.is_file():
@@ -37,12 +37,12 @@ def wrong_references(text: str) -> Iterator[str]:
             continue
         lines = path.read_text().splitlines()
         if not 1 <= int(number) <= len(lines) or code not in lines[int(number) - 1]:
-            found = [f"{name}:{line}" for line, content in enumerate(lines, start=1) if code in content]
-            yield f"{name}:{number} `{code}`: it stands at {' or '.join(found) or 'no line of this file'}"
+            places = [f"{name}:{line}" for line, content in enumerate(lines, start=1) if code in content]
+            yield f"{name}:{number} `{code}`: it stands at {' or '.join(places) or 'no line of this file'}"
 
 
 def configs_of(text: str) -> list[Path]:
-    """The yamls that are chosen in a text, not in the code that it refers to."""
+    """The yamls that a text chooses, without the code that it refers to."""
     chosen = CHOICE.findall(REFERENCE.sub("", text))
     return [ROOT / f"conf/{group}/{name}.yaml" for group, names in chosen for name in names.split(",")]
 
@@ -53,20 +53,22 @@ def test_every_line_that_is_referred_to_is_there(document: Path) -> None:
     assert not wrong, f"{document.name}:\n" + "\n".join(wrong)
 
 
-def test_a_reference_that_is_off_by_one_is_found_and_the_right_line_told() -> None:
+def test_a_reference_that_is_off_by_one_is_reported_with_the_right_line() -> None:
     text = ALGORITHMS.read_text()
     references = REFERENCE.findall(text)
     assert len(references) > 40
     for name, number, code in references:
         for other in (int(number) - 1, int(number) + 1):
-            told = "".join(wrong_references(f"`{name}:{other}`\n`{code}`"))
-            assert f"{name}:{number}" in told, f"{name}:{number} `{code}`: line {other} has it, too; take another piece"
+            report = "".join(wrong_references(f"`{name}:{other}`\n`{code}`"))
+            assert f"{name}:{number}" in report, (
+                f"{name}:{number} `{code}`: line {other} has it, too; take another piece"
+            )
 
 
 @every_document
 def test_every_chosen_config_is_there(document: Path) -> None:
     missing = [path for path in configs_of(document.read_text()) if not path.is_file()]
-    assert not missing, f"{document.name} chooses what is not there: {', '.join(map(str, missing))}"
+    assert not missing, f"{document.name} chooses configs that do not exist: {', '.join(map(str, missing))}"
 
 
 def test_every_algorithm_is_described() -> None:
@@ -75,7 +77,7 @@ def test_every_algorithm_is_described() -> None:
 
 
 def test_settings_are_those_of_the_configs_beside_them() -> None:
-    """A paragraph that begins with Config: the settings behind a choice stand in its yaml."""
+    """In a paragraph that begins with Config, the settings behind a choice stand in its yaml."""
     checked = 0
     for paragraph in ALGORITHMS.read_text().split("\n\n"):
         if not paragraph.startswith("**Config.**"):

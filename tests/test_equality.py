@@ -1,11 +1,11 @@
 """The table of equality: every strategy trains the same model, on real processes.
 
 After 20 steps from the same seed the parameters agree bit for bit, since every strategy adds the gradients of the
-chunks in their order. The one that does not is torch's DistributedDataParallel: each rank adds up its own chunks
-before the ranks are added, and in float32 (a + b) + (c + d) is not ((a + b) + c) + d. It is held to 1e-10 after one
-step in float64 with a smooth activation.
+chunks in chunk order. Only torch's DistributedDataParallel does not: each rank first adds up its own chunks, and in
+float32 (a + b) + (c + d) is not ((a + b) + c) + d. It must agree to 1e-10 after one step in float64 with a smooth
+activation.
 
-Batches do not divide by the workers, nor by the size of a chunk.
+The batch sizes are no multiples of the number of workers, nor of the chunk size.
 """
 
 import json
@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.runs import ROOT, Program, Start, slow
+
+pytestmark = pytest.mark.thorough
 
 SHORT = ("trainer.steps=20", "trainer.val_every=20", "checkpoint.every=10", "logger.every=20", "model.filters=16",
          "logger.tensorboard=false", "run=r")  # fmt: skip
@@ -39,8 +41,8 @@ STRATEGIES = {
 
 
 def is_slow(learner: str, strategy: str, workers: int) -> bool:
-    """One worker, what differs from second-order MAML in a few lines of arithmetic, and remote calls for supervised
-    learning are left to ./scripts/test.sh --slow."""
+    """Rows that only ./scripts/test.sh --slow runs: one worker; remote calls for supervised learning; and those whose
+    code a faster row runs too, except for a few lines."""
     return (
         learner == "first-order maml"
         or workers == 1
@@ -56,15 +58,15 @@ TABLE = [
 
 
 def run_dir(folder: Path) -> Path:
-    (found,) = folder.glob("outputs/*/r")
-    return found
+    (path,) = folder.glob("outputs/*/r")
+    return path
 
 
 def params(folder: Path, checkpoint: str = "last") -> bytes:
     return (run_dir(folder) / "checkpoints" / checkpoint / "params.safetensors").read_bytes()
 
 
-def judged(folder: Path) -> tuple[object, object]:
+def evaluations(folder: Path) -> tuple[object, object]:
     result = json.loads((run_dir(folder) / "result.json").read_text())
     return result["val"], result["test"]
 
@@ -91,7 +93,7 @@ def test_every_strategy_trains_the_same_model(
     exact = ["strategy.overlap=false"] if strategy == "ddp" and learner == "supervised" else []
     completed(start(*LEARNERS[learner], *STRATEGIES[strategy], *exact, f"workers={workers}"))
     assert params(tmp_path) == params(alone[learner])
-    assert judged(tmp_path) == judged(alone[learner])
+    assert evaluations(tmp_path) == evaluations(alone[learner])
 
 
 @slow
@@ -129,7 +131,7 @@ WAYS = {
         pytest.param("ddp", "local", marks=slow),
     ],
 )
-def test_strategies_go_on_from_each_other(first: str, second: str, start: Start, tmp_path: Path) -> None:
+def test_one_strategy_resumes_the_run_of_another(first: str, second: str, start: Start, tmp_path: Path) -> None:
     learner = [*LEARNERS["supervised"], "optimizer.schedule=constant"]
     completed(start(*learner, "strategy=local", "hydra.run.dir=whole"))
     completed(start(*learner, *WAYS[first], "trainer.steps=10"))
@@ -139,7 +141,7 @@ def test_strategies_go_on_from_each_other(first: str, second: str, start: Start,
 
 @slow
 def test_a_network_made_to_keep_running_statistics(start: Start, tmp_path: Path) -> None:
-    """torchvision's batch norm: every strategy normalises a micro-batch by its own statistics, and keeps none."""
+    """torchvision's batch norm: every strategy normalises a micro-batch by its own statistics, and stores none."""
     tiny = [override for override in LEARNERS["supervised"] if not override.startswith("model.")]
     resnet = [*tiny, "model=torchvision", "trainer.steps=2", "trainer.task_chunk=6"]
     for name, way in (("local", ["strategy=local"]), ("rpc", ["strategy=rpc", "workers=2"]), ("ddp", WAYS["ddp"])):
@@ -153,7 +155,7 @@ def test_a_network_made_to_keep_running_statistics(start: Start, tmp_path: Path)
 
 @slow
 def test_more_workers_than_chunks(start: Start, tmp_path: Path) -> None:
-    """Whoever has no chunk computes nothing that counts."""
+    """A worker without a chunk adds nothing to the result."""
     few = [*LEARNERS["maml"], "trainer.meta_batch_size=2", "trainer.task_chunk=2", "trainer.steps=3"]
     runs = {}
     for name, strategy in (("local", "strategy=local"), ("rpc", "strategy=rpc"), ("ddp", "strategy=ddp")):

@@ -1,4 +1,4 @@
-"""Honest evaluation: one fixed list of test tasks, a line a task, and a script that judges any checkpoint alike."""
+"""Evaluation: one fixed list of test tasks, a line for each task, and a script that evaluates any checkpoint."""
 
 import csv
 import json
@@ -12,33 +12,38 @@ import torch
 from metalearn.config.compose import compose_config, to_container
 from metalearn.config.saved import changed_config
 from metalearn.runs.metrics import task_list_id
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Outcome, Program, slow
+
+pytestmark = pytest.mark.thorough
 
 TINY = (
     "trainer.steps=6", "trainer.meta_batch_size=4", "trainer.val_every=6", "trainer.val_tasks=4",
     "trainer.test_tasks=10", "model.filters=16", "logger.tensorboard=false",
 )  # fmt: skip
 RUNS = {
-    "maml": ("algorithm=maml", "run=maml"),
-    "protonet": ("algorithm=protonet", "dataset.train_ways=8", "run=protonet"),
+    "maml": ("algorithm=maml",),
+    "protonet": ("algorithm=protonet", "dataset.train_ways=8"),
     "finetune": (
         "algorithm=finetune", "dataset=glyph_pretraining", "dataset.train_classes=30", "trainer.meta_batch_size=30",
-        "trainer.task_chunk=8", "model.ways=30", "workers=2", "run=finetune",
+        "trainer.task_chunk=8", "model.ways=30", "workers=2",
     ),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that holds a short run of each."""
+    """The folder of a short run of each algorithm."""
     folder = tmp_path_factory.mktemp("trained")
-    for overrides in RUNS.values():
-        outcome = Program([sys.executable, str(ROOT / "train.py"), *TINY, *overrides], folder).wait()
+    for name, overrides in RUNS.items():
+        command = [sys.executable, str(ROOT / "train.py"), *TINY, *overrides, f"hydra.run.dir=runs/{name}"]
+        outcome = Program(command, folder).wait()
         assert outcome.code == 0, outcome.text
-    return folder / "outputs/maml_glyphs"
+    return folder / "runs"
 
 
 def evaluated(folder: Path, *arguments: str, torchrun: int | None = None) -> Outcome:
@@ -47,12 +52,12 @@ def evaluated(folder: Path, *arguments: str, torchrun: int | None = None) -> Out
 
 
 def result_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_tells_every_test_task(name: str, trained: Path) -> None:
+def test_a_run_writes_every_test_task(name: str, trained: Path) -> None:
     test = result_in(trained / name)["test"]
     with (trained / name / "test.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -64,7 +69,7 @@ def test_a_run_tells_every_test_task(name: str, trained: Path) -> None:
     assert test["task_list"].startswith("v1-")
 
 
-def test_every_run_on_a_dataset_is_judged_by_the_same_tasks(trained: Path) -> None:
+def test_every_run_on_a_dataset_is_evaluated_on_the_same_tasks(trained: Path) -> None:
     assert len({result_in(trained / name)["test"]["task_list"] for name in RUNS}) == 1
 
 
@@ -79,7 +84,7 @@ def test_every_run_on_a_dataset_is_judged_by_the_same_tasks(trained: Path) -> No
         pytest.param("finetune", ["workers=2"], marks=slow),
     ],
 )
-def test_a_checkpoint_is_judged_the_same_by_any_number_of_workers(
+def test_an_evaluation_is_the_same_with_any_number_of_workers(
     name: str, how: list[str], trained: Path, tmp_path: Path
 ) -> None:
     arguments = [f"checkpoint={trained / name / 'checkpoints/best'}", "output=out", *(how if how != ["alone"] else [])]
@@ -96,38 +101,38 @@ def test_other_tasks_than_those_of_the_run(trained: Path, tmp_path: Path) -> Non
     outcome = evaluated(tmp_path, checkpoint, "ways=20", "shots=5", "tasks=4", "model.transductive=false", "on=val")
     assert outcome.code == 0, outcome.text
     (folder,) = (trained / "protonet/evaluations").iterdir()
-    found = result_in(folder)["val"]
-    assert found["tasks"] == 4 and found["transductive"] is False
+    figures = result_in(folder)["val"]
+    assert figures["tasks"] == 4 and figures["transductive"] is False
     assert (folder / "val.csv").exists() and "model.transductive=false" in folder.name
 
 
 def test_keys_that_follow_others_still_do(trained: Path, tmp_path: Path) -> None:
-    """A checkpoint's config holds numbers: those that stood for another key must follow it all the same."""
+    """A checkpoint's config holds numbers; a number that stood for another key must still follow that key."""
     for name, override in (("maml", "trainer.eval_seed=7"), ("finetune", "ways=7")):
         checkpoint = f"checkpoint={trained / name / 'checkpoints/best'}"
         outcome = evaluated(tmp_path, checkpoint, override, "tasks=4", f"output={name}")
         assert outcome.code == 0, outcome.text
-        found, before = (result_in(folder)["test"] for folder in (tmp_path / name, trained / name))
-        assert found["task_list"] != before["task_list"]
+        after, before = (result_in(folder)["test"] for folder in (tmp_path / name, trained / name))
+        assert after["task_list"] != before["task_list"]
         assert len((tmp_path / name / "test.csv").read_text().splitlines()) == 5
 
 
-def test_a_checkpoint_older_than_a_key_of_training_is_judged() -> None:
+def test_a_checkpoint_older_than_a_key_of_training_is_evaluated() -> None:
     saved = to_container(compose_config(["optimizer=sgd"]).config)
     del saved["optimizer"]["decay"]
     changed = changed_config(saved, ["dataset.shots=2"], {})
     assert changed.dataset.shots == 2 and "decay" in changed.optimizer
 
 
-def test_what_does_not_fit_is_told(trained: Path, tmp_path: Path) -> None:
+def test_overrides_that_do_not_fit_are_refused(trained: Path, tmp_path: Path) -> None:
     checkpoint = f"checkpoint={trained / 'maml/checkpoints/best'}"
     for arguments, message in (
         ([checkpoint, "ways=20"], "model: it has 5 outputs, and this dataset's tasks need 20; type ways that fit"),
         ([checkpoint, "dataset.wayz=20"], "did you mean dataset.ways?"),
         ([checkpoint, "on=train"], "on=train: must be one of test, val"),
         ([checkpoint, "model.filters=32"], "holds parameters of another model"),
-        ([checkpoint, "algorithm=supervised"], "this algorithm is judged by plain samples"),
-        ([checkpoint, "optimizer.lr=1"], "optimizer.lr=1: says nothing about what a checkpoint can do"),
+        ([checkpoint, "algorithm=supervised"], "this algorithm is evaluated on plain samples"),
+        ([checkpoint, "optimizer.lr=1"], "optimizer.lr=1: has no effect on an evaluation"),
         (["checkpoint=nowhere"], "checkpoint=nowhere: must be the folder of a checkpoint"),
         (["tasks=4"], "checkpoint: missing"),
     ):
@@ -135,7 +140,7 @@ def test_what_does_not_fit_is_told(trained: Path, tmp_path: Path) -> None:
         assert outcome.code == 2 and message in outcome.text and "Traceback" not in outcome.text, outcome.text
 
 
-def test_a_digest_tells_tasks_apart() -> None:
+def test_different_tasks_have_different_digests() -> None:
     x, y = torch.zeros(2, 3, 1, 4, 4), torch.zeros(2, 3, dtype=torch.int64)
     other = x.clone()
     other[1, 2, 0, 3, 3] = 1e-30
@@ -144,12 +149,12 @@ def test_a_digest_tells_tasks_apart() -> None:
 
 
 def test_the_list_of_omniglots_test_tasks_is_the_published_one(omniglot_root: Path) -> None:
-    """If this changes, old results and new ones are not about the same tasks: raise evaluation.LIST_VERSION."""
+    """If this changes, old results and new ones have different tasks: raise metrics.LIST_VERSION."""
     names = {}
     for ways in (5, 20):
         source = omniglot(
-            root=str(omniglot_root), split="paper", ways=ways, shots=1, queries=1, image_size=28, channels=1,
-            rotations=True, download=False, seed=0, eval_seed=20170309,
+            place=DataPlace(str(omniglot_root), download=False), split="paper", episode=EpisodeSpec(ways, 1, 1),
+            image_size=28, channels=1, rotations=True, seeds=Seeds(0, 20170309),
         )  # fmt: skip
         names[ways] = task_list_id({"digest": digests(source.episodes("test", torch.arange(600)))})
     assert names == {5: "v1-b91b9cde6f32", 20: "v1-2b705f9c11cd"}

@@ -1,4 +1,4 @@
-"""Faults on the real program: who listens, who dies, who hangs, what a user's own functions get wrong."""
+"""Faults of the real program: open ports, workers that die or hang, faulty functions of the user."""
 
 import json
 import os
@@ -14,6 +14,8 @@ from distributed.doctor import Check, Report, measured, worst
 from distributed.engine.listening import listeners
 from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, slow, until
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS = (
     "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100000",
     "trainer.val_tasks=4", "checkpoint.every=2", "logger.every=1", "logger.tensorboard=false", "model.filters=16",
@@ -23,7 +25,7 @@ RUN = Path("outputs/maml_glyphs/seed0")
 
 
 def started(program: Program, folder: Path, steps: int = 3) -> list[int]:
-    """The ranks of a run that has made some steps."""
+    """Waits until the run has made some steps; returns the processes of its ranks."""
     until(lambda: len(metrics(folder / RUN)) >= steps, f"step {steps}")
     return ranks_of(program)
 
@@ -31,19 +33,19 @@ def started(program: Program, folder: Path, steps: int = 3) -> list[int]:
 def test_a_run_by_our_launcher_listens_on_loopback_only(start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, "workers=2")
     ranks = started(program, tmp_path)
-    found = {pid: listeners(pid) for pid in [program.process.pid, *ranks]}
-    assert all(found[rank] for rank in ranks), "RPC listens somewhere"
-    assert all(listener.closed for where in found.values() for listener in where), found
+    by_process = {pid: listeners(pid) for pid in [program.process.pid, *ranks]}
+    assert all(by_process[rank] for rank in ranks), "RPC listens somewhere"
+    assert all(listener.closed for addresses in by_process.values() for listener in addresses), by_process
     assert "listening: worker0 on 127.0.0.1" in program.said() and "(all loopback)" in program.said()
 
 
-def test_under_torchrun_only_its_own_store_is_open_and_that_is_told(start: Start, tmp_path: Path) -> None:
+def test_under_torchrun_only_its_own_store_is_open_and_the_log_names_it(start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, torchrun=2)
     ranks = started(program, tmp_path)
     assert all(listener.closed for rank in ranks for listener in listeners(rank))
     open_ones = [listener for listener in listeners(program.process.pid) if not listener.closed]
-    said = program.said()
-    assert open_ones and "Open to other hosts: torchrun" in said and "python train.py workers=2" in said
+    output = program.said()
+    assert open_ones and "Open to other hosts: torchrun" in output and "python train.py workers=2" in output
 
 
 def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, t
     outcome = program.wait(30)
     assert time.monotonic() - began < (15 if fault == signal.SIGKILL else 5 + 15)
     assert outcome.code == 1, outcome.text
-    said = "worker1 does not answer" if fault == signal.SIGKILL else "worker1 did not answer within 5 s"
-    assert f"error: {said}" in outcome.text, outcome.text
+    message = "worker1 does not answer" if fault == signal.SIGKILL else "worker1 did not answer within 5 s"
+    assert f"error: {message}" in outcome.text, outcome.text
     assert not any(map(alive, ranks))
 
 
@@ -107,8 +109,8 @@ def test_what_is_not_finite_is_not_applied(how: str, start: Start, tmp_path: Pat
     outcome = start(*ENDLESS, *TOGETHER[how], *bad, "workers=2", "hydra.run.dir=" + str(RUN)).wait(60)
     assert outcome.code == 1 and "is not finite" in outcome.text, outcome.text
     assert "The step is not applied, and the last checkpoint stands" in outcome.text
-    judge = "worker1" if how == "split" else "worker0"  # samples end at the last shard
-    assert outcome.text.count(f"on {judge}: ") == 1, outcome.text
+    worker = "worker1" if how == "split" else "worker0"  # samples end at the last shard
+    assert outcome.text.count(f"on {worker}: ") == 1, outcome.text
 
 
 @pytest.mark.parametrize("torchrun", [None, 2], ids=["launcher", "torchrun"])
@@ -124,7 +126,7 @@ def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_pa
 
 @slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=slow), 1])
-def test_torchrun_restarts_a_failed_run_which_goes_on(rank: int, start: Start, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_failed_run_which_resumes(rank: int, start: Start, tmp_path: Path) -> None:
     short = [*ENDLESS, "trainer.steps=60", "trainer.test_tasks=4"]
     program = start(*short, torchrun=2, torchrun_arguments=["--max-restarts=1"])
     os.kill(started(program, tmp_path)[rank], signal.SIGKILL)
@@ -153,7 +155,7 @@ def test_faulty_functions_of_ones_own_end_the_run(
     assert bool(saved) == (name == "fail_at_the_third_call")
 
 
-def test_functions_that_are_not_there_are_found_before_anything_starts(start: Start, tmp_path: Path) -> None:
+def test_missing_functions_are_reported_before_anything_starts(start: Start, tmp_path: Path) -> None:
     outcome = start(*ENDLESS, "workers=2", "reducer=function", "reducer.name=nowhere.mean").wait(60)
     assert outcome.code == 2 and "reducer.name=nowhere.mean" in outcome.text, outcome.text
     assert list(tmp_path.glob("outputs")) == []
@@ -168,7 +170,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
 
 
-def test_the_doctor_examines_two_workers() -> None:
+def test_the_doctor_checks_two_workers() -> None:
     done = doctor("--workers", "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -182,7 +184,7 @@ def test_the_doctor_examines_two_workers() -> None:
     assert checks["all_reduce"]["latency"] > 0 and checks["all_reduce"]["bandwidth"] > 0
     assert "torch detaches them" in checks["parameters in rpc.RRef"]["note"]
     assert set(report["workers"]) == {"worker0", "worker1"} and report["workers"]["worker0"]["threads"] == 1
-    assert all(address.startswith("127.0.0.1:") for where in report["listening"].values() for address in where)
+    assert all(address.startswith("127.0.0.1:") for addresses in report["listening"].values() for address in addresses)
 
 
 def test_the_doctor_alone_prints_a_table() -> None:
@@ -191,7 +193,7 @@ def test_the_doctor_alone_prints_a_table() -> None:
     assert "all is well" in done.stdout and "RPC round trip" in done.stdout
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_failed_checks_are_reported() -> None:
     def fails(count: int) -> bool:
         raise RuntimeError("broken cable\nand more")
 

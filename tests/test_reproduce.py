@@ -1,8 +1,9 @@
-"""The table of published accuracies: its rows can be run, a stopped run goes on, and the page says what was found."""
+"""The tables of published accuracies: rows can be run, a stopped run continues, and the page shows the results."""
 
 import csv
 import json
 import math
+import re
 import signal
 import statistics
 import sys
@@ -15,8 +16,10 @@ import pytest
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from metalearn.runs.plots import curve_of
-from scripts.reproduction import LAST, TABLES, Published, Row, Table, page, read_tables, verdict
+from scripts.reproduction import LAST, TABLES, Published, Row, Table, comparison_with_paper, page, read_tables
 from tests.runs import ROOT, Outcome, Program, metrics, until
+
+pytestmark = pytest.mark.thorough
 
 TINY = "trainer.meta_batch_size=4 trainer.val_every=20 trainer.val_tasks=4 trainer.test_tasks=10 model.filters=16"
 TABLE = f"""
@@ -59,33 +62,33 @@ def program(folder: Path, *arguments: str, script: str = "reproduce") -> Program
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Outcome]]]:
-    """A folder of results, and what the three calls that made it said: one stopped, one that went on, one more."""
+    """A folder of results, and the outcomes of three calls: one was stopped, one continued it, one drew the page."""
     folder = tmp_path_factory.mktemp("reproduced")
     (folder / "tables").mkdir()
     (folder / "tables" / "drawn.yaml").write_text(TABLE)
     places = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "long", "again")
     first = program(folder, *places, "--jobs", "2")
-    said = []
+    outcomes = []
     try:
         row = folder / "out/runs/long/seed0"
         until(lambda: [line for line in metrics(row) if line["split"] == "val"], "a validation of the long run")
         first.process.send_signal(signal.SIGTERM)
-        said.append(first.wait())
-        assert said[0].code == 143, said[0].text
+        outcomes.append(first.wait())
+        assert outcomes[0].code == 143, outcomes[0].text
         assert not (folder / "out/results/long_seed0.json").exists()
         assert (row / "checkpoints/last").exists() and not (row / "result.json").exists()
-        said += [program(folder, *places).wait(), program(folder, *places, "--render").wait()]
+        outcomes += [program(folder, *places).wait(), program(folder, *places, "--render").wait()]
     finally:
         first.kill()
-    yield folder, said
+    yield folder, outcomes
 
 
-def finding(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out/results" / f"{name}.json").read_text())
-    return found
+def result_of(folder: Path, name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "out/results" / f"{name}.json").read_text())
+    return result
 
 
-def test_a_stopped_run_goes_on(reproduced: tuple[Path, list[Outcome]]) -> None:
+def test_a_stopped_run_continues(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, (_, second, third) = reproduced
     assert second.code == 0 and third.code == 0, second.text + third.text
     log = (folder / "out/runs/long/seed0/train.log").read_text()
@@ -94,53 +97,53 @@ def test_a_stopped_run_goes_on(reproduced: tuple[Path, list[Outcome]]) -> None:
     assert steps == list(range(20, 121, 20))
 
 
-def test_what_a_run_found_is_kept_with_the_command_that_found_it(reproduced: tuple[Path, list[Outcome]]) -> None:
+def test_a_result_is_kept_with_its_command(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, _ = reproduced
-    found = finding(folder, "short_seed3")
+    kept = result_of(folder, "short_seed3")
     run_dir = folder / "out/runs/short/seed3"
     result = json.loads((run_dir / "result.json").read_text())
-    assert set(found) == KEYS
-    assert found["accuracy"] == result["test"]["accuracy"] and found["seconds"] == result["seconds"]
-    assert (found["algorithm"], found["dataset"], found["ways"], found["shots"]) == ("maml", "glyphs", 5, 1)
-    assert (found["seed"], found["steps"], found["tasks"], found["workers"]) == (3, 40, 10, 1)
-    assert found["command"].startswith("python train.py algorithm=maml trainer.steps=40 ")
-    assert found["command"].endswith(f" seed=3 hydra.run.dir={run_dir}")
+    assert set(kept) == KEYS
+    assert kept["accuracy"] == result["test"]["accuracy"] and kept["seconds"] == result["seconds"]
+    assert (kept["algorithm"], kept["dataset"], kept["ways"], kept["shots"]) == ("maml", "glyphs", 5, 1)
+    assert (kept["seed"], kept["steps"], kept["tasks"], kept["workers"]) == (3, 40, 10, 1)
+    assert kept["command"].startswith("python train.py algorithm=maml trainer.steps=40 ")
+    assert kept["command"].endswith(f" seed=3 hydra.run.dir={run_dir}")
     with (run_dir / "test.csv").open(newline="") as file:
         last = [float(task["accuracy_3"]) for task in csv.DictReader(file)]
-    assert found["ci95_by_step"]["3"] == pytest.approx(1.96 * statistics.stdev(last) / math.sqrt(10))
-    assert found["ci95_by_step"]["3"] == pytest.approx(found["ci95"])
-    assert found["validation"]["steps"] == [20, 40]
-    assert 0 < found["validation"]["seconds"][0] < found["validation"]["seconds"][1] < found["seconds"] + 0.1
+    assert kept["ci95_by_step"]["3"] == pytest.approx(1.96 * statistics.stdev(last) / math.sqrt(10))
+    assert kept["ci95_by_step"]["3"] == pytest.approx(kept["ci95"])
+    assert kept["validation"]["steps"] == [20, 40]
+    assert 0 < kept["validation"]["seconds"][0] < kept["validation"]["seconds"][1] < kept["seconds"] + 0.1
 
 
-def test_a_row_may_judge_what_another_has_trained(reproduced: tuple[Path, list[Outcome]]) -> None:
+def test_a_row_may_evaluate_the_checkpoints_of_another(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, _ = reproduced
-    trained, judged = finding(folder, "short_seed3"), finding(folder, "again_seed3")
-    assert set(judged) == KEYS and judged["validation"] is None
-    assert (trained["queries"], judged["queries"]) == (2, 3)
-    assert (trained["transductive"], judged["transductive"]) == (True, False)
-    assert (judged["steps"], judged["seconds"], judged["seed"]) == (40, trained["seconds"], 3)
-    assert judged["command"].startswith("python scripts/evaluate.py checkpoint=")
-    assert trained["accuracy"] != judged["accuracy"] and trained["task_list"] != judged["task_list"]
+    trained, evaluated = result_of(folder, "short_seed3"), result_of(folder, "again_seed3")
+    assert set(evaluated) == KEYS and evaluated["validation"] is None
+    assert (trained["queries"], evaluated["queries"]) == (2, 3)
+    assert (trained["transductive"], evaluated["transductive"]) == (True, False)
+    assert (evaluated["steps"], evaluated["seconds"], evaluated["seed"]) == (40, trained["seconds"], 3)
+    assert evaluated["command"].startswith("python scripts/evaluate.py checkpoint=")
+    assert trained["accuracy"] != evaluated["accuracy"] and trained["task_list"] != evaluated["task_list"]
 
 
-def test_a_judgement_counts_only_for_the_training_that_is_there(reproduced: tuple[Path, list[Outcome]]) -> None:
+def test_an_evaluation_counts_only_for_the_present_training(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, _ = reproduced
-    ask = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "again", "--list")
-    assert program(folder, *ask).wait().text.count(" done") == 2
+    listing = ("--tables", str(folder / "tables"), "--output", str(folder / "out"), "--only", "again", "--list")
+    assert program(folder, *listing).wait().text.count(" done") == 2
     path = folder / "out/results/short_seed3.json"
     before = path.read_text()
     try:
         path.write_text(json.dumps(json.loads(before) | {"seconds": 1e6}))
-        assert "again                            seed 3  not run" in program(folder, *ask).wait().text
+        assert "again                                seed 3  not run" in program(folder, *listing).wait().text
     finally:
         path.write_text(before)
 
 
-def test_the_page_shows_what_was_found_and_what_was_not_run(reproduced: tuple[Path, list[Outcome]]) -> None:
+def test_the_page_shows_the_results_and_what_was_not_run(reproduced: tuple[Path, list[Outcome]]) -> None:
     folder, _ = reproduced
     text = (folder / "out/RESULTS.md").read_text()
-    short, long = finding(folder, "short_seed3"), finding(folder, "long_seed0")
+    short, long = result_of(folder, "short_seed3"), result_of(folder, "long_seed0")
     lines = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     assert f"{short['accuracy']:.2%} ± {short['ci95']:.2%} | 99.00% ± 1.00% | *" in lines["short"]
     assert f"ANIL, 0 steps | {long['by_step']['0']:.2%}" in text and f"{long['accuracy']:.2%}" in lines["long"]
@@ -150,7 +153,7 @@ def test_the_page_shows_what_was_found_and_what_was_not_run(reproduced: tuple[Pa
     assert (folder / "out/results/drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_are_compared_in_one_picture(reproduced: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
+def test_runs_are_compared_in_one_plot(reproduced: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
     folder, _ = reproduced
     runs = folder / "out/runs"
     curve = curve_of(runs / "long/seed0")
@@ -172,14 +175,14 @@ def test_every_row_of_the_tables_can_be_composed() -> None:
             compose_config([o for o in row.overrides if row.of is None] + ["seed=0", "hydra.run.dir=x"])
 
 
-def test_a_run_that_fails_is_told_and_leaves_no_finding(tmp_path: Path) -> None:
+def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> None:
     rows = "  a: {method: M, run: algorithm=nope, seeds: [0]}\n  b: {method: M, of: a, run: dataset.ways=3, seeds: [0]}"
     (tmp_path / "bad.yaml").write_text(f"title: x\nrows:\n{rows}")
     (tmp_path / "out/runs/a/seed0/checkpoints/best").mkdir(parents=True)  # that of an earlier training
     failed = program(tmp_path, "--tables", str(tmp_path), "--output", "out").wait()
     assert failed.code == 1 and "Traceback" not in failed.text, failed.text
     assert "a seed 0: failed with exit code 2\n  error: algorithm=nope: there is no such choice" in failed.text
-    assert "b seed 0: left out, for a seed 0, which it judges, is not done" in failed.text
+    assert "b seed 0: left out: it evaluates a seed 0, which is not done" in failed.text
     assert not (tmp_path / "out/runs/b").exists()
     assert not list((tmp_path / "out/results").glob("*.json")) and (tmp_path / "out/RESULTS.md").exists()
 
@@ -190,7 +193,7 @@ def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("rows: {}", "KeyError('title')"),
         ("title: x\nrows:\n  a: {method: M}", "KeyError('run')"),
@@ -198,14 +201,14 @@ def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path)
         ("title: x\nmetric: f1\nrows: {}", "metric='f1': must be one of accuracy, mse"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(text: str, told: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         read_tables(tmp_path)
-    assert "bad.yaml" in str(caught.value) and told in str(caught.value)
+    assert "bad.yaml" in str(caught.value) and message in str(caught.value)
 
 
-def test_a_row_that_judges_another_needs_that_one(tmp_path: Path) -> None:
+def test_a_row_that_evaluates_another_needs_that_one(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {of: b, method: M, run: c=d}")
     with pytest.raises(ConfigError, match="of=b: there is no such row; there are a"):
         read_tables(tmp_path)
@@ -229,19 +232,29 @@ def test_an_empty_folder_of_tables_is_refused(tmp_path: Path) -> None:
         ("accuracy", 0.5, 0.1, None, None, ""),
     ],
 )
-def test_the_verdict(
+def test_the_comparison_with_the_paper(
     metric: str, ours: float, ci95: float, paper: float | None, paper_ci95: float | None, expected: str
 ) -> None:
-    assert verdict(metric, ours, ci95, Published(LAST, paper, paper_ci95)) == expected
+    assert comparison_with_paper(metric, ours, ci95, Published(LAST, paper, paper_ci95)) == expected
 
 
-def test_seeds_are_shown_side_by_side_and_judged_by_their_mean() -> None:
+def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     row = Row("r", None, "M", "accuracy", ["a=b"], [Published(LAST, 0.98, 0.005)], "", [0, 1], "a note")
     common = {"queries": 1, "tasks": 600, "transductive": True, "steps": 10, "workers": 2, "date": "d", "commit": "c"}
-    findings = [
+    results = [
         common | {"accuracy": accuracy, "ci95": 0.002, "seconds": seconds, "command": f"seed={seed}"}
         for seed, (accuracy, seconds) in enumerate([(0.97, 60.0), (0.99, 90.0)])
     ]
-    text = page([Table("t", "T", [row])], {"r": findings}, {})
+    text = page([Table("t", "T", [row])], {"r": results}, {})
     assert "| 97.00% ± 0.20%, 99.00% ± 0.20% | 98.00% ± 0.50% | *within* | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |" in text
     assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c" in text
+
+
+def test_the_page_has_all_tables_first_and_then_all_commands() -> None:
+    rows = [Row(name, None, "M", "accuracy", ["a=b"], [Published(LAST, 0.9, None)], "", [0], "") for name in "ab"]
+    text = page([Table(row.name, f"Table {row.name}", [row]) for row in rows], {}, {})
+    shown, _, commands = text.partition("\n## Commands\n")
+    assert re.findall("^## (.+)$", shown, re.MULTILINE) == re.findall("^### (.+)$", commands, re.MULTILINE)
+    assert re.findall("^## (.+)$", shown, re.MULTILINE) == ["Table a", "Table b"]
+    assert [shown.count(f"| `{name}` | M |") for name in "ab"] == [1, 1] and "```" not in shown
+    assert [commands.count(f"--only {name}  # not run") for name in "ab"] == [1, 1] and "| " not in commands

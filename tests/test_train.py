@@ -17,11 +17,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, slow, until
 
+pytestmark = pytest.mark.thorough
+
 TINY = (
     "trainer.steps=100", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=50",
     "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1", "model.filters=16",
 )  # fmt: skip
-"""Overrides that make the default experiment a matter of seconds: three chunks of two tasks a step."""
+"""Overrides for a default experiment of a few seconds: three chunks of two tasks a step."""
 
 OWN_FUNCTIONS = (
     "partitioner=function", "partitioner.name=tests.own_functions.deal_backwards",
@@ -42,7 +44,7 @@ def good(outcome: Outcome) -> str:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run in one process: what every other way to run must equal."""
+    """An uninterrupted run in one process; every other way to run must give the same."""
     folder = tmp_path_factory.mktemp("reference")
     good(Program([sys.executable, str(ROOT / "train.py"), *TINY], folder).wait())
     return folder / OUTPUTS / "seed0"
@@ -96,7 +98,7 @@ def test_tensorboard_has_scalars_and_hyperparameters(reference: Path) -> None:
 
 
 def is_cost(name: str) -> bool:
-    """Whether a figure of metrics.jsonl tells what a step took, not what it gave."""
+    """Whether a figure of metrics.jsonl is a cost of the step, not a result."""
     return name.endswith(("_seconds", "_per_second")) or name.startswith("worker")
 
 
@@ -119,7 +121,7 @@ def test_every_way_to_run_gives_the_same_bits(
     assert params_of(run_dir) == params_of(reference)
     rows = metrics(run_dir)
     same = [{k: v for k, v in row.items() if not is_cost(k)} for row in rows]
-    assert same == [{k: row[k] for k in mine} for row, mine in zip(metrics(reference), same, strict=True)]
+    assert same == [{k: expected[k] for k in row} for expected, row in zip(metrics(reference), same, strict=True)]
     assert sorted(path.name for path in (tmp_path / "outputs").glob("*/*")) == ["seed0"]
     if "strategy=rpc" in overrides:  # the parameters travel once a worker, the gradients once a chunk
         size = sum(
@@ -147,7 +149,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     output = good(start(*TINY, f"workers={second}").wait())
     assert "going on after step" in output
     assert params_of(run_dir) == params_of(reference)
-    # Nothing is told twice: the lines after the checkpoint were cut.
+    # No line is there twice: those after the checkpoint were removed.
     rows = [(row["split"], row["step"]) for row in metrics(run_dir)]
     assert rows == [(row["split"], row["step"]) for row in metrics(reference)]
     events = EventAccumulator(str(run_dir)).Reload().Scalars("train/loss")
@@ -193,7 +195,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
 @pytest.fixture
 def finished(reference: Path, tmp_path: Path) -> Path:
-    """A copy of the reference run, where the next run would go."""
+    """A copy of the reference run, in the folder of the next run."""
     target = tmp_path / OUTPUTS / "seed0"
     shutil.copytree(reference, target, symlinks=True)
     return target
@@ -226,7 +228,7 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
 
 
 @slow
-def test_raising_steps_continues_and_a_damaged_checkpoint_is_passed_over(finished: Path, start: Start) -> None:
+def test_raising_steps_continues_and_a_damaged_checkpoint_is_skipped(finished: Path, start: Start) -> None:
     (finished / "checkpoints/best").unlink()
     (finished / "checkpoints/best").symlink_to("step_000100")
     torn = finished / "checkpoints/step_000100/params.safetensors"
@@ -317,7 +319,7 @@ def test_a_failed_run_is_started_again_and_goes_on(reference: Path, start: Start
     assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
 
 
-def test_missing_data_is_told_before_anything_is_made(start: Start, tmp_path: Path) -> None:
+def test_missing_data_is_reported_before_anything_is_made(start: Start, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     shared = ["experiment=maml_omniglot", f"dataset.root={tmp_path / 'empty'}", "dataset.download=false", "workers=2"]
     outcome = start(*shared, METALEARN_CACHE=str(tmp_path / "cache")).wait()
@@ -366,7 +368,7 @@ def test_resuming_from_the_checkpoint_of_another_folder(reference: Path, start: 
     assert params_of(tmp_path / OUTPUTS / "copy") == params_of(reference)
 
 
-def test_a_worker_that_cannot_start_says_why(start: Start, tmp_path: Path) -> None:
+def test_a_worker_that_cannot_start_reports_why(start: Start, tmp_path: Path) -> None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     alone = dict(zip(names, ["1", "2", "1", "2", "127.0.0.1", "1"], strict=True))
     outcome = start(*TINY, "strategy.timeout=3", **alone).wait(200)

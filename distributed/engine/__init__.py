@@ -1,1 +1,1 @@
-"""The engine room of the remote calls: sessions, messages, the meeting of ranks, their launch."""
+"""What the remote calls are built on: how ranks are started and meet, and how RPC sessions and messages work."""

@@ -1,4 +1,4 @@
-"""torch's process groups (c10d), on the same store as everything else."""
+"""Starts and stops torch's process group (c10d), on the key-value store that RPC uses too."""
 
 import time
 from datetime import timedelta
@@ -10,13 +10,13 @@ from distributed.engine.info import check_timeout, get_world_info
 from distributed.engine.session import stay_on_loopback
 from distributed.engine.store import meet
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 _store: dist.Store | None = None
 
 
 def default_backend(device: torch.device | None = None) -> str:
-    """`nccl` where every worker of this host has a GPU of its own and computes on it, else `gloo`."""
+    """`nccl` if every worker of this host has its own GPU and computes on it, else `gloo`."""
     on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     gpus = torch.cuda.device_count() if on_gpu else 0
     return "nccl" if dist.is_nccl_available() and gpus >= get_world_info().local_world_size else "gloo"
@@ -28,10 +28,10 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     Args:
         timeout: seconds that an operation may take.
         backend: default `default_backend(device)`.
-        device: what this rank computes on.
+        device: the device that this rank computes on.
 
     Raises:
-        ConnectionError: someone did not come within the time limit.
+        ConnectionError: a rank did not join within the time limit.
         RuntimeError: there is a group already.
     """
     global _store
@@ -49,21 +49,23 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
 
 
 def missing_ranks(seconds: float) -> list[int]:
-    """After an operation has failed: who does not say within so many seconds that it is still there. Whoever else
-    has noticed the failure must ask this too."""
+    """After an operation has failed: the ranks that do not report within `seconds` that they are alive.
+
+    Every rank that notices the failure must call this, since the call reports that rank.
+    """
     info = get_world_info()
-    others = [rank for rank in range(info.world_size) if rank != info.world_rank]
-    if len(others) == 1:
-        return others
+    missing = [rank for rank in range(info.world_size) if rank != info.world_rank]
+    if len(missing) == 1:
+        return missing
     deadline = time.monotonic() + seconds
     try:
         assert _store is not None
         _store.set(f"here/{info.world_rank}", "")
-        while others and time.monotonic() < deadline:
-            others = [rank for rank in others if not _store.check([f"here/{rank}"])]
-            time.sleep(_LOOK_SECONDS)
-        return others
-    except RuntimeError:  # the store has gone with rank zero
+        while missing and time.monotonic() < deadline:
+            missing = [rank for rank in missing if not _store.check([f"here/{rank}"])]
+            time.sleep(_POLL_SECONDS)
+        return missing
+    except RuntimeError:  # the store ended with rank zero
         return [0]
 
 

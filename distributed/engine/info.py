@@ -1,17 +1,17 @@
-"""Which process is this: read from the environment, as torchrun and `launch` set it."""
+"""Rank, world size and worker name of this process, read from the environment variables of torchrun and `launch`."""
 
 import math
 import os
 from typing import NamedTuple
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds that a remote call may take where nothing else is said."""
+"""Seconds that a remote call may take unless a caller sets another limit."""
 
 _given_name: str | None = None
 
 
 class WorldInfo(NamedTuple):
-    """This process's place among all, and among those of its host."""
+    """This process's number among all processes, and among those of its host."""
 
     world_rank: int
     world_size: int
@@ -28,13 +28,13 @@ class WorldInfo(NamedTuple):
 
 
 def set_worker_name(name: str | None) -> None:
-    """What this worker is called while a session lasts; None: the default again."""
+    """Sets this worker's name for the time of a session; None: the default name."""
     global _given_name
     _given_name = name
 
 
 def get_world_info() -> WorldInfo:
-    """Read from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; a world of one without them."""
+    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     return WorldInfo(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -65,12 +65,12 @@ def default_worker_name(*, world_rank: int, world_size: int, **_: int) -> str:
 
 
 def on_one_host() -> bool:
-    """Whether the whole world lies on this host."""
+    """Whether all processes of the world are on this host."""
     info = get_world_info()
     return info.local_world_size == info.world_size
 
 
 def check_timeout(seconds: float) -> None:
-    """Raises ValueError for what is no time limit."""
+    """Raises ValueError if `seconds` is not a time limit."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"timeout={seconds!r}: must be a finite number of seconds above 0; for example timeout=60")

@@ -1,4 +1,4 @@
-"""Who listens where: read from the kernel, so that what is told is what is."""
+"""The addresses on which each process listens, as the kernel reports them."""
 
 import ipaddress
 import os
@@ -19,7 +19,7 @@ _LISTENING = "0A"
 
 
 class Listener(NamedTuple):
-    """An address that a process takes connections at."""
+    """An address on which a process accepts connections."""
 
     address: str
     port: int
@@ -29,16 +29,16 @@ class Listener(NamedTuple):
 
     @property
     def closed(self) -> bool:
-        """Whether it can be reached from this host only."""
+        """Whether only this host can reach it."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
 def listeners(pid: int) -> list[Listener]:
-    """What a process of this host listens on (Linux; elsewhere nothing is known, and the list is empty).
+    """The addresses on which a process of this host listens. Linux only; on other systems the list is empty.
 
     Raises:
         FileNotFoundError: there is no such process.
-        PermissionError: it belongs to someone else.
+        PermissionError: it belongs to another user.
     """
     if not sys.platform.startswith("linux"):
         return []
@@ -46,21 +46,21 @@ def listeners(pid: int) -> list[Listener]:
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(descriptor.readlink())
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # it was closed in the meantime
             continue
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
-    found = set()
+    listening = set()
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENING and fields[9] in inodes:
-                found.add(_listener(family, *fields[1].split(":")))
-    return sorted(found)
+                listening.add(_listener(family, *fields[1].split(":")))
+    return sorted(listening)
 
 
 def _listener(family: int, address: str, port: str) -> Listener:
-    """From the kernel's notation: hexadecimal, in words of four bytes, each in the host's order."""
+    """Parses the kernel's notation: hexadecimal, in words of four bytes, each word in the host's byte order."""
     words = bytes.fromhex(address)
     raw = b"".join(words[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(words), 4))
     return Listener(socket.inet_ntop(family, raw), int(port, 16))
@@ -74,50 +74,50 @@ def started_by_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def everyone() -> dict[str, list[Listener]]:
-    """What each worker of the session listens on, by name, and torchrun on this host."""
+def session_listeners() -> dict[str, list[Listener]]:
+    """The addresses on which each worker of the session listens, by worker name; and those of torchrun on this host."""
     names = current().workers
-    found = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
-    return dict(zip(names, found, strict=True)) | _torchruns_own()
+    by_rank = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
+    return dict(zip(names, by_rank, strict=True)) | _torchrun_listeners()
 
 
-def _summary(where: Sequence[Listener]) -> str:
-    """Each address once; a single port beside it, or how many there are."""
-    by_address = {address: list(group) for address, group in groupby(where, key=lambda listener: listener.address)}
+def _summary(listeners: Sequence[Listener]) -> str:
+    """Each address once, with its port, or with the number of its ports if there are several."""
+    by_address = {address: list(group) for address, group in groupby(listeners, key=lambda listener: listener.address)}
     return ", ".join(
         str(group[0]) if len(group) == 1 else f"{address} ({len(group)} ports)" for address, group in by_address.items()
     )
 
 
-def everyone_in_group() -> dict[str, list[Listener]]:
-    """As `everyone`, for the ranks of a process group, all of which must call it."""
+def group_listeners() -> dict[str, list[Listener]]:
+    """As `session_listeners`, for the ranks of a process group. All ranks must call it."""
     size = dist.get_world_size()
     own: list[Listener] = own_listeners()
     gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, own)
     info = get_world_info()._asdict()
     by_name = {default_worker_name(**info | {"world_rank": rank}): gathered[rank] for rank in range(size)}
-    return by_name | _torchruns_own()
+    return by_name | _torchrun_listeners()
 
 
-def _torchruns_own() -> dict[str, list[Listener]]:
+def _torchrun_listeners() -> dict[str, list[Listener]]:
     if not started_by_torchrun():
         return {}
     try:
         return {"torchrun": listeners(os.getppid())}
-    except OSError:  # another user's
+    except OSError:  # another user's process
         return {}
 
 
-def announcement(found: dict[str, list[Listener]]) -> str:
-    """One line: who listens where, and how to close what is open to other hosts."""
-    line = "; ".join(f"{name} on {_summary(where)}" for name, where in found.items() if where)
-    open_to_others = [name for name, where in found.items() if not all(listener.closed for listener in where)]
+def listening_line(by_worker: dict[str, list[Listener]]) -> str:
+    """One line for the log: where each worker listens, which are open to other hosts, and how to close them."""
+    line = "; ".join(f"{name} on {_summary(addresses)}" for name, addresses in by_worker.items() if addresses)
+    open_to_others = [name for name, addresses in by_worker.items() if not all(address.closed for address in addresses)]
     if not open_to_others:
         return f"listening: {line} (all loopback)"
-    closed_way = f"; `python train.py workers={get_world_size()} …` keeps a run on one host closed"
-    by_torchrun = closed_way if open_to_others == ["torchrun"] else ""
+    advice = f"; `python train.py workers={get_world_size()} …` keeps a run on one host closed"
+    by_torchrun = advice if open_to_others == ["torchrun"] else ""
     return (
-        f"listening: {line}. Open to other hosts: {', '.join(open_to_others)}: whoever reaches that can run code "
-        f"here{by_torchrun}"
+        f"listening: {line}. Open to other hosts: {', '.join(open_to_others)}: anyone who connects there can run "
+        f"code here{by_torchrun}"
     )

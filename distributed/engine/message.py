@@ -1,7 +1,7 @@
-"""What a call sends: bytes, and beside them what only torch can carry, tensors and remote references.
+"""Packs values into messages and sends them: bytes, and beside them what only torch can send, tensors and RRefs.
 
-Packing is ours, so that a parameter keeps its graph wherever it hides in a message, a value that cannot travel is
-named before anything is sent, and bytes can be counted.
+We pack values ourselves for three reasons: a parameter keeps its graph wherever it is in a message; an error names a
+value that cannot be sent before anything is sent; and bytes can be counted.
 """
 
 import io
@@ -21,13 +21,13 @@ from distributed.partition import Whole
 
 
 class Packed(NamedTuple):
-    """A value on its way; a tensor goes without a payload."""
+    """A value as a message: its pickle, and the tensors and RRefs in it. A plain tensor has an empty payload."""
 
     payload: bytes
     carried: list[Any]
 
     def size(self) -> int:
-        """Bytes that it takes, tensors included."""
+        """Bytes of the message, tensors included."""
         return len(self.payload) + sum(v.nbytes for v in self.carried if isinstance(v, Tensor))
 
     def tensors(self) -> list[Tensor]:
@@ -35,7 +35,7 @@ class Packed(NamedTuple):
 
 
 Carries = Callable[[torch.device], bool]
-"""Whether the transport takes tensors from a device."""
+"""Whether tensors on a device can be sent."""
 
 
 class _Pickler(pickle.Pickler):
@@ -44,10 +44,10 @@ class _Pickler(pickle.Pickler):
         self.carried: list[Any] = []
         self._graphs = graphs
         self._carries = carries
-        self._shared = {id(whole): place for place, whole in enumerate(shared)}
+        self._shared = {id(whole): position for position, whole in enumerate(shared)}
 
     def reducer_override(self, obj: Any) -> Any:
-        """Called once for every object that is no plain Python value."""
+        """The pickler calls this once for every object that is no plain Python value."""
         if type(obj) is Tensor or (self._graphs and isinstance(obj, nn.Parameter) and obj.requires_grad):
             self.carried.append(_sendable(obj, self._carries))
         elif isinstance(obj, rpc.PyRRef):
@@ -60,10 +60,10 @@ class _Pickler(pickle.Pickler):
 
 
 def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
-    """A plain tensor with a storage of its own size, and with its graph where graphs travel."""
+    """A plain tensor whose storage holds nothing else, with the graph that `tensor` has."""
     if not carries(tensor.device):
         raise ValueError(
-            f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be carried to that worker; "
+            f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be sent to that worker; "
             "send tensor.cpu(), or map the device by device_maps in rpc_backend_options"
         )
     plain = tensor.view_as(tensor) if isinstance(tensor, nn.Parameter) else tensor
@@ -73,15 +73,15 @@ def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
 
 
 _reading: ContextVar[tuple[Sequence[Any], Sequence[Any]]] = ContextVar("reading")
-"""What the message that this thread unpacks came with: carried and shared values."""
+"""The carried and shared values of the message that this thread unpacks."""
 
 
-def _carried_value(place: int) -> Any:
-    return _reading.get()[0][place]
+def _carried_value(position: int) -> Any:
+    return _reading.get()[0][position]
 
 
-def _shared_value(place: int) -> Any:
-    return _reading.get()[1][place]
+def _shared_value(position: int) -> Any:
+    return _reading.get()[1][position]
 
 
 def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] = ()) -> Packed:
@@ -89,13 +89,13 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
 
     Args:
         value: functions and classes in it are sent by name.
-        graphs: whether parameters go as tensors with their graph, as under a distributed autograd context.
-        carries: which devices the transport takes tensors from.
-        shared: what the receiver has already; only its place is sent.
+        graphs: whether parameters are sent as tensors with their graph, as under a distributed autograd context.
+        carries: whether tensors on a device can be sent.
+        shared: values that the receiver has already; of these only the position is sent.
 
     Raises:
-        ValueError: a tensor on a device that the transport cannot carry.
-        TypeError: something that cannot be pickled.
+        ValueError: a tensor on a device that cannot be sent from.
+        TypeError: a value that cannot be pickled.
     """
     if type(value) is Tensor:
         return Packed(b"", [_sendable(value, carries)])
@@ -105,16 +105,20 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
         pickler.dump(value)
     except ValueError:
         raise
-    except Exception as error:  # a class may refuse in any way
+    except Exception as error:  # a class may raise anything
         raise TypeError(str(error)) from error
     return Packed(file.getvalue(), pickler.carried)
 
 
 def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
-    """The value that was packed, with functions and classes found by name here, and `shared` put in.
+    """The value that was packed. Functions and classes are looked up by name in this process.
+
+    Args:
+        packed: the message.
+        shared: the values of which the message holds only the positions.
 
     Raises:
-        Exception: what cannot be found, or refuses to be made.
+        Exception: a name does not exist here, or an object cannot be built.
     """
     if not packed.payload:
         return packed.carried[0]
@@ -130,7 +134,7 @@ def send(
 ) -> Future[Any]:
     """Calls `func(*args, *packed)` on a worker; `args` are plain Python values.
 
-    What `rpc.rpc_async` does, without asking again what we know: that `func` is no TorchScript and what is a tensor.
+    As `rpc.rpc_async`, but faster: it skips torch's checks for TorchScript and its search for tensors.
     """
     if len(packed.tensors()) == len(packed.carried):
         call = internal.PythonUDF(func, (*args, packed.payload, _CARRIED), {})
@@ -142,7 +146,7 @@ def send(
 
 
 class _Carried:
-    """Stands in a message for the list of tensors that came with it."""
+    """A placeholder in a message for the list of tensors that came with it."""
 
     def __reduce__(self) -> tuple[Callable[[], list[Tensor]], tuple[()]]:
         return _carried_tensors, ()
@@ -157,7 +161,7 @@ _CARRIED = _Carried()
 
 
 def own_copy(packed: Packed, *, graphs: bool) -> Packed:
-    """As if it had been sent to this very worker: what is done to its tensors does not reach the originals."""
+    """The message as this worker would receive it: changes to its tensors do not reach the originals."""
     return Packed(packed.payload, [_copied(v, graphs) if isinstance(v, Tensor) else v for v in packed.carried])
 
 

@@ -1,4 +1,4 @@
-"""Functions and classes by their names."""
+"""Finds functions and classes by their names."""
 
 import importlib
 import sys
@@ -6,25 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 
-def named(module: str, name: str) -> Any:
-    """What `module` calls `name`, imported if need be."""
-    found: Any = sys.modules.get(module) or importlib.import_module(module)
+def import_name(module: str, name: str) -> Any:
+    """The object with the dotted name `name` in `module`, which is imported if it is not yet."""
+    value: Any = sys.modules.get(module) or importlib.import_module(module)
     for attribute in name.split("."):
-        found = getattr(found, attribute)
-    return found
+        value = getattr(value, attribute)
+    return value
 
 
 def find_function(argument: str, name: str) -> Callable[..., Any]:
-    """The function that a dotted name stands for.
+    """The function with a dotted name such as `my_module.my_function`.
 
     Raises:
-        ValueError: there is none; the message names `argument`.
+        ValueError: there is no such function; the message names `argument`.
     """
     module, _, attribute = str(name).rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{argument}={name}: {error}; must be MODULE.FUNCTION, importable from here") from error
-    if not callable(found):
+    if not callable(function):
         raise ValueError(f"{argument}={name}: is not a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""The life of RPC in this process: start, who is there, time limits, stop.
+"""Starts and stops RPC in this process, and knows its workers and time limits.
 
-The only file that touches the RPC agent's life cycle. Worlds on one host stay on loopback, except for
-the store that torchrun itself opens.
+No other file starts or stops torch's RPC agent. Worlds on one host stay on loopback, except for the store that
+torchrun itself opens.
 
-A call nested `d` deep waits only for calls that are nested deeper, and every depth has handler threads of
-its own on every worker: `window` for each caller, who sends no more at once. So calls of any number and
-width end, up to `MAX_DEPTH`; what goes deeper is refused.
+A call nested `d` deep waits only for calls that are nested deeper. Every worker has separate handler threads for each
+depth: `window` threads for each caller, and no caller sends more messages than that at once. So calls always end,
+however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused.
 """
 
 import logging
@@ -24,6 +24,7 @@ from torch.distributed.rpc import api as rpc_api
 
 from distributed.engine.info import (
     DEFAULT_TIMEOUT,
+    WorldInfo,
     check_timeout,
     default_worker_name,
     get_world_info,
@@ -42,28 +43,31 @@ MAX_DEPTH = 4
 """How deep remote calls may be nested."""
 
 MAX_WINDOW = 8
-"""Messages of one depth that a caller has under way to one worker, at most."""
+"""At most so many messages of one depth are under way from one caller to one worker."""
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _GOODBYE_SECONDS = 5.0
 _LAST_WORD_SECONDS = 1.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _SCHEME = "distributed"
 
 
 class StoppedByLeader(RuntimeError):  # noqa: N818 (it is no error of this worker)
-    """Rank zero has failed and ended the session."""
+    """Rank zero has failed and has ended the session."""
 
 
 class Session:
-    """One start of RPC in this process, and who has finished in it (kept by rank zero).
+    """RPC in this process, from its start to its stop.
 
     Attributes:
         name, rank: of this worker.
-        timeout: seconds that a call may take where it does not say.
-        device_maps: where tensors on a GPU go on each worker.
-        workers, infos: everyone's name, and how torch addresses them, by rank.
+        timeout: seconds that a call may take unless the call sets another limit.
+        device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
+        workers, infos: each worker's name, and its address in torch, by rank.
+        slots: by (rank, depth), free places for messages to that worker.
+        finished: on rank zero, the ranks that have finished, and the failure of each, if any.
+        stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
     """
 
     def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
@@ -80,7 +84,7 @@ class Session:
         self.failure: str | None = None
 
     def failures(self) -> list[str]:
-        """What the others have failed with, as far as rank zero has been told."""
+        """The failures that other workers have reported to rank zero."""
         return [f"{self.workers[rank]} has failed: {cause}" for rank, cause in sorted(self.finished.items()) if cause]
 
 
@@ -91,7 +95,7 @@ def current() -> Session:
     """The session that this process is in.
 
     Raises:
-        RuntimeError: RPC is not started; or a worker has failed (known to rank zero).
+        RuntimeError: RPC is not started; or, on rank zero, another worker has reported a failure.
     """
     if _session is None:
         raise RuntimeError("RPC is not started: put @auto_init_rpc() on the program's main function")
@@ -106,12 +110,12 @@ def is_started() -> bool:
 
 
 def default_timeout() -> float:
-    """Seconds that a call of this session may take where the call does not say."""
+    """Seconds that a call of this session may take unless the call sets another limit."""
     return _session.timeout if _session else DEFAULT_TIMEOUT
 
 
 def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
-    """Everyone's value by name, once all workers (or those named) have come here."""
+    """Every worker's value, by name. Waits until all workers, or those named, have called this."""
     gathered: dict[str, T] = rpc_api._all_gather(value, worker_names, timeout=default_timeout())
     return gathered
 
@@ -119,28 +123,28 @@ def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
 # Start
 
 
-_meeting: dist.Store | None = None
+_meeting_store: dist.Store | None = None
 
 
 def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    assert _meeting is not None
+    assert _meeting_store is not None
     info = get_world_info()
-    yield _meeting, info.world_rank, info.world_size
+    yield _meeting_store, info.world_rank, info.world_size
 
 
 dist.register_rendezvous_handler(_SCHEME, _rendezvous)
 
 
 def stay_on_loopback() -> None:
-    """In a world on one host: what torch opens from here on listens on loopback only."""
+    """If the world is on one host: torch listens on loopback only from now on."""
     if on_one_host():
         for variable in INTERFACE_VARIABLES:
             os.environ.setdefault(variable, loopback_interface())
 
 
 def _quiet_options(timeout: float) -> rpc.TensorPipeRpcBackendOptions:
-    """Messages by sockets alone. torch's default on one host, shared memory, has threads that look for messages
-    without a pause, and take that time from those that compute."""
+    """Options that send messages by sockets only. On one host torch's default is shared memory; its threads poll for
+    messages without a pause, and take that time from the threads that compute."""
     channels = None if torch.cuda.is_available() else ["basic"]
     return rpc.TensorPipeRpcBackendOptions(rpc_timeout=timeout, _transports=["uv"], _channels=channels)
 
@@ -153,66 +157,86 @@ def start_rpc(
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
     device_maps: DeviceMaps | None = None,
 ) -> None:
-    """Joins this process to its world; returns when everyone is there.
+    """Joins this process to its world; returns when all workers have joined.
 
     Args:
         name: of this worker; default `worker{rank}`.
-        timeout: seconds that a remote call may take unless it says otherwise; without options of one's own.
+        timeout: seconds that a remote call may take unless the call sets another limit. `rpc_backend_options` have
+            their own limit, which replaces this one.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`; the number of threads is raised
-            to what nested calls need, and the default `init_method` stands for our own store.
+            to what nested calls need, and the default `init_method` means the store of this package.
         device_maps: worker's name → {own device: its device}, for tensors that go from GPU to GPU.
 
     Raises:
         RuntimeError: RPC is already started.
-        ConnectionError: someone did not come within the time limit.
+        ConnectionError: a worker did not join within the time limit.
     """
-    global _session, _meeting
+    global _session
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
     info = get_world_info()
     stay_on_loopback()
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
-    threads = _OTHER_THREADS + MAX_DEPTH * window * info.world_size
     options = rpc_backend_options or _quiet_options(timeout)
+    _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, device_maps or {})
+    session = Session(name or default_worker_name(**info._asdict()), options, window)
+    _session = session
+    try:
+        _join_world(session, info, backend, options)
+    except BaseException:
+        _undo_start()
+        raise
+
+
+def _complete_options(options: rpc.TensorPipeRpcBackendOptions, threads: int, device_maps: DeviceMaps) -> None:
+    """Checks the time limit, and sets what this package needs: at least `threads` threads, its store, the devices."""
     check_timeout(options.rpc_timeout)
     options.num_worker_threads = max(threads, options.num_worker_threads)
     if options.init_method == rpc.constants.DEFAULT_INIT_METHOD:
         options.init_method = f"{_SCHEME}://"
-    for worker, devices in (device_maps or {}).items():
+    for worker, devices in device_maps.items():
         options.set_device_map(worker, dict(devices))
-    session = Session(name or default_worker_name(**info._asdict()), options, window)
-    _session = session
-    try:
-        patience = timedelta(seconds=session.timeout)
-        _meeting = meet(info.world_rank, info.world_size, patience)
-        # torch counts its starts and gatherings by process, where the others may be new; and it would wait for weeks.
-        rpc._init_counter = 0
-        rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
-        rpc_api._all_gather_sequence_id.clear()
-        rpc_api._all_gather_sequence_id_to_states.clear()
-        with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
-            warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
-            rpc.init_rpc(
-                session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,
-                rpc_backend_options=options,
-            )  # fmt: skip
-        infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
-        session.infos = infos
-        session.workers = [worker.name for worker in infos]
-        set_worker_name(session.name)
-    except BaseException:
-        _session = None
-        if rpc_api._is_current_rpc_agent_set():
-            rpc.shutdown(graceful=False)
-        raise
+
+
+def _join_world(
+    session: Session, info: WorldInfo, backend: rpc.BackendType | None, options: rpc.TensorPipeRpcBackendOptions
+) -> None:
+    """Meets the other ranks, starts torch's RPC agent, and fills the session's `workers` and `infos`."""
+    global _meeting_store
+    patience = timedelta(seconds=session.timeout)
+    _meeting_store = meet(info.world_rank, info.world_size, patience)
+    # torch counts starts and gatherings per process, but after a restart the other processes may be new. Its own time
+    # limit would be weeks.
+    rpc._init_counter = 0
+    rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
+    rpc_api._all_gather_sequence_id.clear()
+    rpc_api._all_gather_sequence_id_to_states.clear()
+    with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
+        warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+        rpc.init_rpc(
+            session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,
+            rpc_backend_options=options,
+        )  # fmt: skip
+    infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
+    session.infos = infos
+    session.workers = [worker.name for worker in infos]
+    set_worker_name(session.name)
+
+
+def _undo_start() -> None:
+    """After a failed start: RPC is not started, and can be started again."""
+    global _session
+    _session = None
+    if rpc_api._is_current_rpc_agent_set():
+        rpc.shutdown(graceful=False)
 
 
 # Stop
 
 
 def _note_finished(rank: int, failure: str | None) -> None:
-    """On rank zero: worker `rank` has nothing more to do."""
+    """Runs on rank zero: worker `rank` has finished, or has failed."""
     session = _session
     if session is not None:
         with session.changed:
@@ -221,7 +245,7 @@ def _note_finished(rank: int, failure: str | None) -> None:
 
 
 def _note_stop(failure: str | None) -> None:
-    """On the others: rank zero ends the session."""
+    """Runs on the other ranks: rank zero ends the session."""
     session = _session
     if session is not None:
         with session.changed:
@@ -234,12 +258,12 @@ def _ping() -> bool:
 
 
 def stop_rpc(failure: BaseException | None = None) -> None:
-    """Ends the session: serves the others until everyone has come here, then leaves together.
+    """Ends the session. Serves the other workers until all have called this; then all leave together.
 
-    With `failure`, rank zero does not wait but tells the others to stop; they then raise.
+    With `failure`, rank zero does not wait but stops the other workers, which then raise.
 
     Raises:
-        ConnectionError: a worker is gone.
+        ConnectionError: a worker does not answer.
         RuntimeError: another worker has failed.
     """
     global _session
@@ -257,7 +281,7 @@ def stop_rpc(failure: BaseException | None = None) -> None:
     finally:
         try:
             rpc.shutdown(graceful=together, timeout=_GOODBYE_SECONDS)
-        except RuntimeError as error:  # someone died on the last metre; torch has let go of the agent all the same
+        except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
             log.debug("shutdown: %s", error)
         finally:
             _session = None
@@ -265,26 +289,28 @@ def stop_rpc(failure: BaseException | None = None) -> None:
 
 
 def _dismiss_others(session: Session, cause: str | None) -> None:
+    """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
     others = dict(enumerate(session.workers))
     others.pop(0)
     missing: BaseException | None = None
     while cause is None and missing is None:
         with session.changed:
-            if session.changed.wait_for(lambda: len(session.finished) == len(others), timeout=_LOOK_SECONDS):
+            if session.changed.wait_for(lambda: len(session.finished) == len(others), timeout=_POLL_SECONDS):
                 break
-        missing = next(filter(None, (_lost(others[rank]) for rank in others if rank not in session.finished)), None)
+        unfinished = (others[rank] for rank in others if rank not in session.finished)
+        missing = next(filter(None, map(_ping_error, unfinished)), None)
     failures = session.failures()
-    told = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
-    patience = _GOODBYE_SECONDS if told is None else _LAST_WORD_SECONDS
+    reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
+    patience = _GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     goodbyes = {
-        name: rpc.rpc_async(name, _note_stop, (told,), timeout=patience)
+        name: rpc.rpc_async(name, _note_stop, (reason,), timeout=patience)
         for rank, name in others.items()
         if session.finished.get(rank) is None
     }
     for name, goodbye in goodbyes.items():
         try:
             goodbye.wait()
-        except RuntimeError as error:  # whoever has left already needs no goodbye
+        except RuntimeError as error:  # a worker that has left already needs no goodbye
             log.debug("goodbye to %s: %s", name, error)
     if missing is not None:
         raise missing
@@ -293,6 +319,7 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
 
 
 def _serve_until_dismissed(session: Session, cause: str | None) -> None:
+    """The other ranks' part of a stop: reports to rank zero, then serves calls until rank zero ends the session."""
     first = session.workers[0]
     try:
         rpc.rpc_sync(first, _note_finished, (get_world_rank(), cause), timeout=session.timeout)
@@ -300,17 +327,17 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
         raise ConnectionError(f"{first} does not answer: {error}") from error
     while cause is None:
         with session.changed:
-            if session.changed.wait_for(lambda: session.stopped, timeout=_LOOK_SECONDS):
+            if session.changed.wait_for(lambda: session.stopped, timeout=_POLL_SECONDS):
                 break
-        lost = _lost(first)
-        if lost is not None and not session.stopped:
-            raise lost
+        no_answer = _ping_error(first)
+        if no_answer is not None and not session.stopped:
+            raise no_answer
     if session.failure is not None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
 
 def missing_workers(seconds: float) -> list[str]:
-    """After a call has failed: who does not answer within so many seconds."""
+    """After a call has failed: the workers that do not answer within `seconds`."""
     session = current()
     others = [name for name in session.workers if name != session.name]
     if len(others) == 1:
@@ -325,8 +352,8 @@ def missing_workers(seconds: float) -> list[str]:
     return missing
 
 
-def _lost(worker: str) -> ConnectionError | None:
-    """None if the worker answers."""
+def _ping_error(worker: str) -> ConnectionError | None:
+    """Calls the worker; returns an error if it does not answer, else None."""
     try:
         rpc.rpc_sync(worker, _ping, timeout=default_timeout())
     except RuntimeError as error:

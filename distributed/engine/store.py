@@ -1,4 +1,4 @@
-"""Where the processes of a world first meet: a key-value store."""
+"""The key-value store where the processes of a world meet before anything else."""
 
 import os
 import socket
@@ -9,10 +9,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 STORE_FD = "DISTRIBUTED_STORE_FD"
-"""Environment variable of rank zero: the listening socket, opened by `launch`, that its store serves."""
+"""Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
 
 INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""What tells torch's transports the network interface to use."""
+"""Environment variables that set the network interface of torch's transports."""
 
 _POLL_SECONDS = 0.005
 
@@ -26,11 +26,11 @@ def loopback_interface() -> str:
 
 
 def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """The store of this process's world: opened once, so that RPC can start again on it.
+    """The store of this process's world. It is opened once, so that RPC can start on it again.
 
     Raises:
-        RuntimeError: a world of several processes that does not say where to meet, or a store that does
-            not answer within `timeout`.
+        RuntimeError: a world of several processes without MASTER_ADDR; or the store does not answer within
+            `timeout`.
     """
     global _store
     if _store is None:
@@ -40,27 +40,30 @@ def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.
 
 
 def forget_store() -> None:
-    """Lets go of the store, so that this process can join another world."""
+    """Drops the store, so that this process can join another world."""
     global _store
     _store = None
 
 
 def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Waits until every process of the world has come here; returns a store for what they do together next.
+    """Waits until every process of the world has called this; returns an empty store for what they do next.
 
-    It is empty, also where the launcher gives the world's store to the processes of a restart, with all that
-    those before them have left in it: rank zero calls, everyone answers with a number of its own, and only
-    who finds that very number acknowledged has met rank zero, and not what is left of an earlier one.
+    After a restart the launcher's store still holds the entries of the earlier processes. So rank zero sets a new
+    random call number, every other rank answers it with its own random number, and rank zero acknowledges each
+    answer. A rank that sees its own number acknowledged has met this rank zero, and not an earlier one's entries.
 
     Raises:
-        ConnectionError: someone did not come within `timeout`; the message names who.
+        ConnectionError: a rank did not come within `timeout`; the message names it.
     """
     store = process_store(world_rank, world_size, timeout)
     if world_size == 1:
         return dist.PrefixStore(uuid.uuid4().hex, store)
     deadline = time.monotonic() + timeout.total_seconds()
     try:
-        call = _call(store, world_size, deadline) if world_rank == 0 else _answer(store, world_rank, deadline)
+        if world_rank == 0:
+            call: str | None = _call_ranks(store, world_size, deadline)
+        else:
+            call = _answer_rank_zero(store, world_rank, deadline)
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming: {error}") from error
     if call is None:
@@ -70,8 +73,8 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     return dist.PrefixStore(call, store)
 
 
-def _call(store: dist.Store, world_size: int, deadline: float) -> str:
-    """Rank zero's part: the call that everyone has answered."""
+def _call_ranks(store: dist.Store, world_size: int, deadline: float) -> str:
+    """Rank zero's part: returns the number of the call that all ranks have answered."""
     call = uuid.uuid4().hex
     began = time.monotonic()
     store.set("call", call)
@@ -88,8 +91,8 @@ def _call(store: dist.Store, world_size: int, deadline: float) -> str:
     return call
 
 
-def _answer(store: dist.Store, world_rank: int, deadline: float) -> str | None:
-    """The others' part: the call that they have answered and been seen at."""
+def _answer_rank_zero(store: dist.Store, world_rank: int, deadline: float) -> str | None:
+    """The other ranks' part: returns the call's number when rank zero has acknowledged the answer, None if too late."""
     answer = uuid.uuid4().hex
     answered = None
     while time.monotonic() < deadline:

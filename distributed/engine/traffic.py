@@ -1,4 +1,4 @@
-"""Bytes that remote calls of this process have sent and received, tensors included."""
+"""Counts the bytes that this process's remote calls have sent and received, tensors included."""
 
 import threading
 from collections import Counter
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """Bytes so far, as the caller of remote calls sees them; what was received, by the sender's rank."""
+    """Bytes since the process started, counted by the caller; `received` is by the sender's rank."""
 
     sent: int
     received: Counter[int]
@@ -21,7 +21,7 @@ _received: Counter[int] = Counter()
 
 
 def traffic() -> Traffic:
-    """What has been sent and received since the process began."""
+    """The bytes sent and received since the process started."""
     with _lock:
         return Traffic(_sent, _received.copy())
 

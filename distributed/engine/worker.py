@@ -1,4 +1,4 @@
-"""The side of a remote call that computes: reads the order, runs its items in turn, packs the answer."""
+"""The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
 
 import pickle
 import threading
@@ -14,14 +14,14 @@ from torch.distributed import rpc
 
 from distributed import autograd
 from distributed.engine.message import Carries, Packed, own_copy, pack, unpack
-from distributed.engine.names import named
+from distributed.engine.names import import_name
 from distributed.engine.session import current, default_timeout
 from distributed.engine.traffic import note_sent
 from distributed.partition import Args, KwArgs
 
 
 class Item(NamedTuple):
-    """One call of the function: its place among all, and what it is called with."""
+    """One call of the function: its number among all items, and its arguments."""
 
     number: int
     args: Args
@@ -29,22 +29,22 @@ class Item(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker is to do: its own items, and what those that it takes from a queue have in common."""
+    """What a worker shall compute: its own items, and the values that all items of the caller's queue share."""
 
     func: Callable[..., Any]
     items: list[Item]
     shared: list[Any]
 
 
-class Source(NamedTuple):
-    """Where a free worker gets its next item: a queue of the caller's."""
+class QueueAddress(NamedTuple):
+    """Where a free worker gets its next item: the caller's name, and the number of a queue there."""
 
     caller: str
     queue: int
 
 
 class Failure(NamedTuple):
-    """An exception, in a form that always travels."""
+    """An exception in a form that can always be sent."""
 
     worker: str
     number: int | None
@@ -56,26 +56,26 @@ class Failure(NamedTuple):
 
 
 Outcome = dict[int, Any] | Failure
-"""The items' results by number, or what has gone wrong."""
+"""The items' results by number, or the first failure."""
 
 Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
-"""The items' numbers and their packed results (of one item the result alone), or None and a packed `Failure`; and
-the anchor that `autograd` needs."""
+"""(numbers, payload, carried, anchor): the items' numbers and their packed results (of a single item the result
+alone), or None and a packed `Failure`; and the anchor that `distributed.autograd` needs."""
 
 
-# What this thread is computing for: how deep the call is nested, and the anchors of the calls that it has made.
-# Context variables, since torch's threads are new to Python at every message, and thread-locals are slow to make.
+# The call that this thread computes: how deep it is nested, and the anchors of the calls that it has made itself.
+# Context variables, since to Python torch's threads are new at every message, and thread-locals are slow to make.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
 _anchors: ContextVar[list[Tensor] | None] = ContextVar("anchors", default=None)
 
 
 def depth() -> int:
-    """How deep the call is nested that this thread computes for; 0 where it computes for none."""
+    """How deep the call is nested that this thread computes; 0 if it computes none."""
     return _depth.get()
 
 
 def keep_anchor(ctx: int, anchor: Tensor) -> None:
-    """Ties a call made from here to the one that this thread computes for, or to the context."""
+    """Ties a call made by this thread to the call that this thread computes; if there is none, to the context."""
     anchors = _anchors.get()
     if anchors is None:
         autograd.leave_anchor(ctx, anchor)
@@ -84,26 +84,26 @@ def keep_anchor(ctx: int, anchor: Tensor) -> None:
 
 
 def serve(depth: int, caller: str, queue: int | None, ctx: int | None, payload: bytes, carried: list[Any]) -> Answer:
-    """What the caller's message runs on the worker."""
-    source = None if queue is None else Source(caller, queue)
+    """The function that the caller's message runs on the worker."""
+    source = None if queue is None else QueueAddress(caller, queue)
     packed = Packed(payload, carried)
     return compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
 
 
-def compute_here(order: Packed, depth: int, source: Source | None, ctx: int | None) -> Answer:
-    """The caller's own part, on copies of its own as on any other worker."""
+def compute_here(order: Packed, depth: int, source: QueueAddress | None, ctx: int | None) -> Answer:
+    """Computes the caller's own part, on copies of the arguments as on any other worker."""
     return compute(own_copy(order, graphs=ctx is not None), depth, source, ctx, carries=lambda device: True)
 
 
-def compute(packed: Packed, depth: int, source: Source | None, ctx: int | None, carries: Carries) -> Answer:
-    """Runs an order to its end, or to the first item that fails."""
+def compute(packed: Packed, depth: int, source: QueueAddress | None, ctx: int | None, carries: Carries) -> Answer:
+    """Runs the items of an order. Stops at the first item that fails."""
     me = current_name()
     anchors: list[Tensor] = []
     outer = _depth.set(depth), _anchors.set(anchors)
     try:
         func, items, shared = unpack(packed)
         order = Order(func, [Item(*item) for item in items], shared)
-    except Exception as error:  # names that are not here, classes that refuse
+    except Exception as error:  # a name does not exist here, or an object cannot be built
         outcome: Outcome = failure(error, me, None)
     else:
         outcome = _run(order, source, me, ctx)
@@ -121,22 +121,22 @@ def current_name() -> str:
     return current().name
 
 
-def _run(order: Order, source: Source | None, me: str, ctx: int | None) -> Outcome:
+def _run(order: Order, source: QueueAddress | None, me: str, ctx: int | None) -> Outcome:
     results = {}
     for item in _items(order, source, ctx):
         if isinstance(item, Failure):
             return item
         try:
             results[item.number] = order.func(*item.args, **item.kwargs)
-        except KeyboardInterrupt:  # of this process, which computes its own part
+        except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
-        except BaseException as error:  # an exit there must not leave the caller waiting
+        except BaseException as error:  # an exit on a worker must not leave the caller waiting
             return failure(error, me, item.number)
     return results
 
 
-def _items(order: Order, source: Source | None, ctx: int | None) -> Iterator[Item | Failure]:
-    """The order's own items, then those that its source still has."""
+def _items(order: Order, source: QueueAddress | None, ctx: int | None) -> Iterator[Item | Failure]:
+    """The order's own items, then items from the caller's queue until it is empty."""
     yield from order.items
     while source is not None:
         try:
@@ -152,7 +152,7 @@ def _items(order: Order, source: Source | None, ctx: int | None) -> Iterator[Ite
             return
 
 
-# Queues of items that whoever is free takes from
+# Queues of items for free workers
 
 _queues: dict[int, deque[Packed]] = {}
 _last_queue = 0
@@ -160,7 +160,7 @@ _queues_lock = threading.Lock()
 
 
 def open_queue(items: Sequence[Packed]) -> int:
-    """Offers items to free workers; returns the queue's number."""
+    """Opens a queue of items for free workers; returns its number."""
     global _last_queue
     with _queues_lock:
         _last_queue += 1
@@ -169,26 +169,27 @@ def open_queue(items: Sequence[Packed]) -> int:
 
 
 def close_queue(queue: int) -> None:
-    """Nothing more is given out."""
+    """Closes a queue: no more items are given out."""
     _queues.pop(queue, None)
 
 
-def take(queue: int, *, leaves_here: bool = True) -> Packed | None:
-    """The next item of a queue of this process, or None if there is none left."""
+def take_item(queue: int, *, is_sent: bool = True) -> Packed | None:
+    """The next item of a queue of this process; None if the queue is empty or closed."""
     try:
         packed = _queues[queue].popleft()
     except (KeyError, IndexError):
         return None
-    if leaves_here:
+    if is_sent:
         note_sent(packed.size())
     return packed
 
 
-def _pull(source: Source, ctx: int | None) -> Packed | None:
+def _pull(source: QueueAddress, ctx: int | None) -> Packed | None:
+    """The next item of the caller's queue; None if there is none left."""
     if source.caller == current_name():
-        taken = take(source.queue, leaves_here=False)
+        taken = take_item(source.queue, is_sent=False)
         return None if taken is None else own_copy(taken, graphs=ctx is not None)
-    pulled: Packed | None = rpc.rpc_sync(source.caller, take, (source.queue,), timeout=default_timeout())
+    pulled: Packed | None = rpc.rpc_sync(source.caller, take_item, (source.queue,), timeout=default_timeout())
     return pulled
 
 
@@ -196,7 +197,11 @@ def _pull(source: Source, ctx: int | None) -> Packed | None:
 
 
 def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
-    """Whether tensors on `device` can be sent to `worker`; of answers only the devices' reverse map is known."""
+    """Whether tensors on `device` can be sent to `worker`.
+
+    `any_device` is for answers: torch sends them by the caller's device map, which is not known here. So any GPU is
+    accepted if one is mapped.
+    """
     mapped = current().device_maps.get(worker, set())
     return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
 
@@ -209,12 +214,12 @@ def _packed(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tup
         return numbers, pack(values[0] if len(values) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
         number = _first_that_fails(outcome, carries)
-        named = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
-        return None, pack(failure(named, me, number), graphs=False, carries=carries)
+        refused = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
+        return None, pack(failure(refused, me, number), graphs=False, carries=carries)
 
 
 def read_answer(answer: Answer) -> Outcome:
-    """What `compute` has sent."""
+    """Unpacks what `compute` has returned."""
     numbers, payload, carried, _ = answer
     values = unpack(Packed(payload, carried))
     if numbers is None:
@@ -237,7 +242,7 @@ def _item(number: int | None) -> str:
 
 
 def _anchor(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
-    """An empty sum over one tensor of each message that has to take part in the backward pass."""
+    """An empty sum over one tensor of each message that must take part in the backward pass."""
     request = next((t for t in received if t.requires_grad), None)
     ties = [*([] if request is None else [request]), *nested]
     if not ties:
@@ -253,19 +258,19 @@ def failure(error: BaseException, worker: str, number: int | None) -> Failure:
     args: tuple[Any, ...] | None = error.args
     try:
         pickle.dumps(args)
-    except Exception:  # an argument may refuse in any way
+    except Exception:  # an argument may raise anything
         args = None
     trace = "".join(traceback.format_exception(error))
     return Failure(worker, number, kind.__module__, kind.__qualname__, args, str(error), trace)
 
 
 def raise_failure(failed: Failure) -> None:
-    """The worker's exception, of the same type where that can be rebuilt, with where it came from."""
+    """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
     try:
-        error = named(failed.module, failed.type_name)(*(failed.args or (failed.message,)))
+        error = import_name(failed.module, failed.type_name)(*(failed.args or (failed.message,)))
         if not isinstance(error, Exception):
             raise TypeError(f"{failed.type_name} is not an exception")
-    except Exception:  # the class may be unknown here, or take other arguments than it keeps
+    except Exception:  # the class may not exist here, or may take other arguments than it keeps
         error = RuntimeError(f"{failed.type_name}: {failed.message}")
     error.add_note(f"raised on {failed.worker} by {_item(failed.number)} of the call:\n{failed.traceback}")
     raise error

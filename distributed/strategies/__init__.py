@@ -1,4 +1,4 @@
-"""How chunks of tasks travel, one way a file; `auto` picks by the number of workers."""
+"""The ways to distribute chunks of tasks over workers, one file each. `auto` chooses by the number of workers."""
 
 from distributed.strategies import local, rpc
 from distributed.strategies.common.work import Connect, Plan

@@ -1,4 +1,4 @@
-"""RPC map-reduce: rank zero deals chunks out to all workers, itself included; each computes its chunks whole."""
+"""RPC map-reduce: rank zero deals chunks out to all workers, itself included, and each computes its chunks alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,17 +12,17 @@ from distributed.strategies.common.work import Connect, Plan, Tensors
 
 
 def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
-    """Rank zero drives and computes too; the others serve until it closes the session.
+    """Rank zero drives and also computes. The other workers serve until rank zero closes the session.
 
-    The parameters go to each worker once a step.
+    The parameters go to each worker once per step.
 
     Args:
-        plan: what is computed, by how many workers, and how the numbers of the chunks are dealt out.
+        plan: the work, the number of workers, and the partitioner of the chunk numbers.
         timeout: seconds that a worker may take for its part.
-        device_maps: `auto`: tensors go from GPU to GPU where every worker has one of its own; `none`: by the CPU.
+        device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
 
     Raises:
-        ValueError: a partitioner that would cut chunks in pieces, or a time limit that is not above 0.
+        ValueError: the partitioner would split chunks, or the time limit is not above 0.
     """
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
@@ -31,7 +31,7 @@ def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
-        shared = (whole(dealing.carried(params)), step)
+        shared = (whole(dealing.for_transport(params)), step)
         results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda numbers: shared, timeout)
         meter.stop(seconds)
         return results
@@ -39,5 +39,5 @@ def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
 
 
-def _map(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> dealing.Done:
-    return dealing.compute(numbers, (dealing.work_here().map(params, chunk, step) for chunk in chunks))
+def _map(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> dealing.PartResult:
+    return dealing.compute(numbers, (dealing.current_work().map(params, chunk, step) for chunk in chunks))

@@ -19,20 +19,20 @@ from distributed.strategies.common.work import Connect, Plan, Tensors
 
 
 def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
-    """As `rpc`, but only losses come back from the forward pass, and gradients from the backward pass.
+    """As `rpc`, but the forward pass returns only losses, and the backward pass returns the gradients.
 
-    Each chunk gets leaf copies of the parameters of its own, so that its gradient can be as_metrics from the
-    others' and they can be added in chunk order. So parameters and gradients travel once a chunk, and
-    every worker holds the graphs of all its chunks until the backward pass.
+    Each chunk has its own leaf copies of the parameters. So each chunk's gradient is separate, and the gradients can
+    be added in chunk order. Parameters and gradients travel once per chunk, and every worker keeps the graphs of all
+    its chunks until the backward pass.
 
     Args:
-        plan: what is computed, by how many workers, and how the numbers of the chunks are dealt out.
+        plan: the work, the number of workers, and the partitioner of the chunk numbers.
         timeout: seconds that a worker may take for its part.
-        device_maps: `auto`: tensors go from GPU to GPU where every worker has one of its own; `none`: by the CPU.
+        device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
 
     Raises:
-        ValueError: an algorithm whose loss has no graph, a partitioner that would cut chunks in pieces, or a
-            time limit that is not above 0.
+        ValueError: the algorithm's loss has no graph, the partitioner would split chunks, or the time limit is not
+            above 0.
     """
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
@@ -43,7 +43,7 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
-        plain = dealing.carried(params)
+        plain = dealing.for_transport(params)
         copies = [{name: p.clone().requires_grad_() for name, p in plain.items()} for _ in chunks]
         with autograd.context() as ctx:
             results, seconds = dealing.call(
@@ -52,16 +52,16 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
             ranks = [rank for _, _, rank in results]
             grads = _gradients(ctx, [loss for loss, _, _ in results], copies, ranks)
         meter.stop(seconds + _backward_seconds(step, set(ranks), timeout), _backward_traffic(plain, ranks))
-        return [plan.work.result(own, rest) for own, (_, rest, _) in zip(grads, results, strict=True)]
+        return [plan.work.result(gradient, rest) for gradient, (_, rest, _) in zip(grads, results, strict=True)]
 
     return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
 
 
 def _gradients(ctx: int, losses: Sequence[Tensor], copies: Sequence[Tensors], ranks: Sequence[int]) -> list[Tensors]:
-    """Of each loss by its own copy of the parameters.
+    """The gradient of each loss by its own copy of the parameters.
 
-    Those of this process's own losses are computed beside the distributed backward pass: within it torch would
-    come to them first, and let the other workers wait.
+    This process computes the gradients of its own losses in parallel to the distributed backward pass. Inside that
+    pass torch would compute them first, and the other workers would wait.
     """
     here, elsewhere = (
         [i for i, rank in enumerate(ranks) if (rank == get_world_rank()) == own] for own in (True, False)
@@ -72,11 +72,11 @@ def _gradients(ctx: int, losses: Sequence[Tensor], copies: Sequence[Tensors], ra
 
     with ThreadPoolExecutor(1) as beside:
         others = beside.submit(distributed) if elsewhere else None
-        own: Sequence[Tensor | None] = ()
+        own_gradients: Sequence[Tensor | None] = ()
         if here:
-            own = torch.autograd.grad([losses[i] for i in here], _leaves(copies, here), allow_unused=True)
-        found = iter([*own, *(others.result() if others is not None else ())])
-    by_chunk = {i: {name: _or_zeros(next(found), p) for name, p in copies[i].items()} for i in [*here, *elsewhere]}
+            own_gradients = torch.autograd.grad([losses[i] for i in here], _leaves(copies, here), allow_unused=True)
+        gradients = iter([*own_gradients, *(others.result() if others is not None else ())])
+    by_chunk = {i: {name: _or_zeros(next(gradients), p) for name, p in copies[i].items()} for i in [*here, *elsewhere]}
     return [by_chunk[i] for i in range(len(losses))]
 
 
@@ -84,9 +84,9 @@ def _leaves(copies: Sequence[Tensors], chosen: Sequence[int]) -> list[Tensor]:
     return [leaf for i in chosen for leaf in copies[i].values()]
 
 
-def _losses(numbers: list[int], chunks: list[Tensor], copies: list[Tensors], step: int) -> dealing.Done:
-    """On a worker: the loss of each of its chunks, what comes with it, and this worker's rank."""
-    loss_of = dealing.work_here().loss
+def _losses(numbers: list[int], chunks: list[Tensor], copies: list[Tensors], step: int) -> dealing.PartResult:
+    """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
+    loss_of = dealing.current_work().loss
     assert loss_of is not None
 
     def losses() -> Iterator[tuple[Tensor, Any, int]]:
@@ -98,26 +98,28 @@ def _losses(numbers: list[int], chunks: list[Tensor], copies: list[Tensors], ste
     return dealing.compute(numbers, losses())
 
 
-# How long the backward pass takes: it is torch that runs it on a worker, so hooks look on.
+# How long the backward pass takes on a worker: torch runs that pass, so hooks measure it.
 
 _window: tuple[int, float, float] = (0, 0.0, 0.0)
-"""A step, and when its first and its latest gradient were computed here."""
+"""A step, and the times when its first and its latest gradient were computed on this worker."""
 
 
 def _watch(step: int, loss: Tensor, params: Tensors) -> None:
+    """Records when the backward pass computes the gradients of this loss and of these parameters."""
+
     def note(gradient: Tensor) -> None:
         global _window
         now = time.perf_counter()
-        (known, began, _) = _window
-        _window = (step, began if known == step else now, now)
+        (watched, began, _) = _window
+        _window = (step, began if watched == step else now, now)
 
     for tensor in (loss, *params.values()):
         tensor.register_hook(note)
 
 
 def _seconds_of(step: int) -> tuple[int, float]:
-    (known, began, ended) = _window
-    return get_world_rank(), ended - began if known == step else 0.0
+    (watched, began, ended) = _window
+    return get_world_rank(), ended - began if watched == step else 0.0
 
 
 def _backward_seconds(step: int, ranks: set[int], timeout: float) -> Counter[int]:
@@ -130,8 +132,8 @@ def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:
 
 
 def _backward_traffic(params: Tensors, ranks: Sequence[int]) -> Traffic:
-    """Reckoned, since torch does not tell: a gradient of each loss out, and one of every parameter back, for every
-    chunk that is not rank zero's own."""
+    """The bytes of the backward pass, estimated, since torch does not count them: for every chunk of another worker one
+    gradient of the loss goes out, and one gradient of every parameter comes back."""
     size = sum(p.nbytes for p in params.values())
     chunks = Counter(rank for rank in ranks if rank != get_world_rank())
     of_losses = next(iter(params.values())).element_size() * chunks.total()

@@ -1,8 +1,8 @@
-"""A network cut into consecutive shards, each on its own worker behind an RRef.
+"""Splits a network into consecutive shards, each on its own worker behind an RRef.
 
-Micro-batches go from shard to shard, several at once, so that all workers have work; the backward pass comes back
-the same way by distributed autograd, and torch's DistributedOptimizer steps every shard where it is. Rank zero
-holds the first shard, tells the others what to do, and fetches the parameters for a checkpoint.
+Micro-batches go from shard to shard, several at once, so that all workers have work. Distributed autograd takes the
+backward pass the same way back, and torch's DistributedOptimizer steps every shard on its worker. Rank zero holds the
+first shard, calls the others, and fetches the parameters for a checkpoint.
 """
 
 import logging
@@ -21,8 +21,8 @@ from distributed.engine.info import check_timeout
 from distributed.engine.session import current, missing_workers, stop_rpc
 from distributed.reduce import Combine
 from distributed.remote import worker_error
-from distributed.strategies.common.chunks import start_session, work_here
-from distributed.strategies.common.cost import Share, as_metrics
+from distributed.strategies.common.chunks import current_work, start_session
+from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State
 from distributed.strategies.common.work import Connect, Pieces, Plan, Strategy, Tensors, join
 
@@ -30,17 +30,17 @@ _LAST_WORD_SECONDS = 1.0
 
 
 def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
-    """The network's stages are dealt out over the workers.
+    """Deals the network's stages out to the workers.
 
     Args:
-        plan: what is computed, by how many workers.
+        plan: the work, the number of workers, and the reducer.
         timeout: seconds that a worker may take for a micro-batch.
-        cuts: the stages that begin a new shard; `auto`: so that the largest shard has as few parameters as can be.
+        cuts: the stages that begin a new shard; `auto` makes the largest shard as small as possible.
         micro_batches: how many are under way at once; each leaves its activations on the workers.
 
     Raises:
-        ValueError: a network that cannot be cut, or not so; a reducer that needs whole gradients; a number out of
-            range.
+        ValueError: the network cannot be cut at all, or not at these stages; the reducer needs whole gradients; a
+            number is out of range.
     """
     check_timeout(timeout)
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or not 1 <= micro_batches <= 8:
@@ -66,10 +66,10 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
 
 
 def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto") -> list[int]:
-    """For each worker's shard the number of the stage after its last.
+    """For each worker's shard, the number of the stage after its last one.
 
     Raises:
-        ValueError: cuts that leave a shard empty, or do not fit the network or the number of workers.
+        ValueError: the cuts leave a shard empty, or do not fit the network or the number of workers.
     """
     names = [stage.name for stage in pieces.stages]
     if workers > len(names):
@@ -81,26 +81,26 @@ def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto")
         if cuts != "auto":
             raise ValueError(f"cuts={cuts!r}: must be auto or a list of stages; type cuts=[{names[-1]}]")
         return _even_ends(pieces, workers)
-    places = []
+    positions = []
     for name in cuts:
         if name not in names:
             raise ValueError(f"cuts={list(cuts)}: there is no stage {name!r}; the stages are {', '.join(names)}")
-        places.append(names.index(name))
-    if len(places) != workers - 1:
+        positions.append(names.index(name))
+    if len(positions) != workers - 1:
         raise ValueError(
-            f"cuts={list(cuts)}: make {len(places) + 1} shards for {workers} workers; "
+            f"cuts={list(cuts)}: make {len(positions) + 1} shards for {workers} workers; "
             f"type {workers - 1} of {', '.join(names[1:])}, or cuts=auto"
         )
-    if any(before >= after for before, after in pairwise([0, *places])):
+    if any(before >= after for before, after in pairwise([0, *positions])):
         raise ValueError(f"cuts={list(cuts)}: leave a shard empty; the stages in order are {', '.join(names[1:])}")
-    return [*places, len(names)]
+    return [*positions, len(names)]
 
 
 def _even_ends(pieces: Pieces, workers: int) -> list[int]:
-    """The largest shard as small as can be, by number of parameters."""
+    """The ends for which the largest shard has the fewest parameters."""
     sizes = [0, *accumulate(pieces.size(stage) for stage in pieces.stages)]
     count = len(sizes) - 1
-    # best[i]: (the largest of the shards that make up the first i stages, their ends)
+    # best[i]: of the first i stages in so many shards, the size of the largest shard and the ends of all
     best: list[tuple[int, list[int]]] = [(sizes[i], [i]) for i in range(count + 1)]
     for shards in range(2, workers + 1):
         longer = []
@@ -112,15 +112,15 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
 
 
 class Pipeline:
-    """Rank zero's view of the shards; see `metalearn.types.ParameterOwner`."""
+    """All shards, as rank zero uses them; see `metalearn.types.ParameterOwner`."""
 
     def __init__(self, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float) -> None:
         self._bounds = list(pairwise([0, *ends]))
         self._reduce, self._micro_batches, self._timeout = reduce, micro_batches, timeout
-        self._names = current().workers
-        pieces = work_here().pieces
+        self._workers = current().workers
+        pieces = current_work().pieces
         assert pieces is not None
-        self._own = [
+        self._param_names = [
             [name for stage in pieces.stages[first:last] for name in stage.params] for first, last in self._bounds
         ]
         self._shards: list[Any] = []
@@ -129,12 +129,15 @@ class Pipeline:
 
     def push(self, params: Tensors, optimizer: dict[str, Any]) -> None:
         """Sends each shard its part of the parameters, and of an optimiser's `state_dict` (by sorted names)."""
-        kept = {name: optimizer["state"][i] for i, name in enumerate(sorted(params)) if i in optimizer["state"]}
+        per_param = {name: optimizer["state"][i] for i, name in enumerate(sorted(params)) if i in optimizer["state"]}
         group = {key: value for key, value in optimizer["param_groups"][0].items() if key != "params"}
         self._shards = [
-            rpc.remote(worker, _make_shard, (self._reduce, first, last, _part(params, kept, group, own), self._timeout),
-                       timeout=self._timeout)
-            for worker, own, (first, last) in zip(self._names, self._own, self._bounds, strict=True)
+            rpc.remote(
+                worker, _make_shard,
+                (self._reduce, first, last, _part(params, per_param, group, names), self._timeout),
+                timeout=self._timeout,
+            )
+            for worker, names, (first, last) in zip(self._workers, self._param_names, self._bounds, strict=True)
         ]  # fmt: skip
         refs = [ref for shard in self._shards for ref in self._call(shard).param_refs()]
         logger = logging.getLogger("torch.distributed.optim.optimizer")
@@ -149,7 +152,7 @@ class Pipeline:
         return shard.rpc_sync(timeout=self._timeout)
 
     def _all(self, method: str, *args: Any) -> list[Any]:
-        """What a method of every shard returns."""
+        """Calls a method of every shard; returns their values."""
         futures = [getattr(shard.rpc_async(timeout=self._timeout), method)(*args) for shard in self._shards]
         return [self._wait(rank, future) for rank, future in enumerate(futures)]
 
@@ -157,10 +160,10 @@ class Pipeline:
         try:
             return future.wait()
         except RuntimeError as error:
-            raise _told(self._names[rank], error, self._timeout) from error
+            raise _worker_error(self._workers[rank], error, self._timeout) from error
 
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> list[Any]:
-        """One step of training; the chunks' results without their gradients.
+        """Trains for one step; returns the chunks' results without their gradients.
 
         Raises:
             FloatingPointError: a gradient is not finite; the step is not applied.
@@ -182,13 +185,13 @@ class Pipeline:
                         if name is not None:
                             raise FloatingPointError(f"the gradient of {name} is not finite")
                     self._optimizer.step(ctx)
-        shares = self._all("cost")
-        sent = [later.sent for later in shares[1:]] + [0]  # forward, as much as comes back
+        costs = self._all("cost")
+        sent_forward = [following.sent for following in costs[1:]] + [0]  # as many bytes as come back
         self._cost = as_metrics(
             time.perf_counter() - began,
-            [Share(share.compute, share.sent + forward) for share, forward in zip(shares, sent, strict=True)],
+            [WorkerCost(cost.compute, cost.sent + sent) for cost, sent in zip(costs, sent_forward, strict=True)],
         )
-        result = work_here().result
+        result = current_work().result
         return [result({}, rest) for rest in rests]
 
     def _backward(self, ctx: int, losses: list[Tensor]) -> None:
@@ -196,20 +199,20 @@ class Pipeline:
             autograd.backward(ctx, losses)
         except RuntimeError as error:
             names = " and ".join(missing_workers(_LAST_WORD_SECONDS)) or "a worker"
-            raise _told(names, error, self._timeout) from error
+            raise _worker_error(names, error, self._timeout) from error
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
-        """Sends a micro-batch through all shards; a future of what the last one makes of it."""
+        """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
         before = None
-        for place, shard in enumerate(self._shards):
-            last = place == len(self._shards) - 1
-            way = shard.rpc_async(timeout=self._timeout) if last else shard.remote(timeout=self._timeout)
-            before = way.run(before, split, chunk, number, None if params is None else params[place])
+        for position, shard in enumerate(self._shards):
+            last = position == len(self._shards) - 1
+            remote = shard.rpc_async(timeout=self._timeout) if last else shard.remote(timeout=self._timeout)
+            before = remote.run(before, split, chunk, number, None if params is None else params[position])
         return before
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
         """The values of every sample by these parameters, in order."""
-        parts = [{name: params[name].detach() for name in own} for own in self._own]
+        parts = [{name: params[name].detach() for name in names} for names in self._param_names]
         values = []
         for first in range(0, len(chunks), self._micro_batches):
             group = chunks[first : first + self._micro_batches]
@@ -218,18 +221,18 @@ class Pipeline:
         return join(values)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        """What `Pieces.faults` finds wrong with the samples; all of them end at the last worker."""
-        pieces = work_here().pieces
+        """The fault of each sample, by `Pieces.faults`. The worker is the last one, where all samples end."""
+        pieces = current_work().pieces
         assert pieces is not None
-        found = pieces.faults(self.evaluate(params, "train", chunks))
-        return found | {"worker": torch.full_like(next(iter(found.values())), len(self._shards) - 1)}
+        faults = pieces.faults(self.evaluate(params, "train", chunks))
+        return faults | {"worker": torch.full_like(next(iter(faults.values())), len(self._shards) - 1)}
 
     def pull(self) -> tuple[Tensors, dict[str, Any]]:
         """The parameters of all shards, and one `state_dict` of their optimisers (by sorted names)."""
         states: list[State] = self._all("state")
         params = {name: value for state in states for name, value in state.params.items()}
-        kept = {name: value for state in states for name, value in state.kept.items()}
-        numbered = {i: kept[name] for i, name in enumerate(sorted(params)) if name in kept}
+        per_param = {name: value for state in states for name, value in state.per_param.items()}
+        numbered = {i: per_param[name] for i, name in enumerate(sorted(params)) if name in per_param}
         group = states[0].group | {"params": list(range(len(params)))}
         return params, {"state": numbered, "param_groups": [group]}
 
@@ -241,33 +244,35 @@ class Pipeline:
         stop_rpc(failure)
 
 
-def _part(params: Tensors, kept: dict[str, Any], group: dict[str, Any], own: Sequence[str]) -> State:
-    values = {name: params[name].detach() for name in own}
-    return State(values, {name: kept[name] for name in own if name in kept}, group)
+def _part(params: Tensors, per_param: dict[str, Any], group: dict[str, Any], names: Sequence[str]) -> State:
+    """The state of one shard, whose parameters are `names`."""
+    values = {name: params[name].detach() for name in names}
+    return State(values, {name: per_param[name] for name in names if name in per_param}, group)
 
 
 _shard: Shard | None = None
-"""This worker's."""
+"""This worker's shard."""
 
 
 def _make_shard(reduce: Combine, first: int, last: int, state: State, timeout: float) -> Shard:
     global _shard
-    work = work_here()
+    work = current_work()
     assert work.pieces is not None
     _shard = Shard(work.pieces, reduce, first, last, state, device=work.device, timeout=timeout)
     return _shard
 
 
 def _optimizer_here(params: Sequence[Tensor]) -> Shard:
-    """What DistributedOptimizer makes on each worker: the shard steps its own parameters."""
+    """The optimiser that DistributedOptimizer makes on each worker: the shard, which steps its own parameters."""
     assert _shard is not None
     return _shard
 
 
-def _told(name: str, error: RuntimeError, timeout: float) -> Exception:
-    as_metrics = worker_error(name, error, timeout)
-    hint = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
-    return TimeoutError(f"{as_metrics}{hint}") if isinstance(as_metrics, TimeoutError) else as_metrics
+def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
+    """As `worker_error`, with advice on the setting if it is a TimeoutError."""
+    explained = worker_error(name, error, timeout)
+    advice = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
+    return TimeoutError(f"{explained}{advice}") if isinstance(explained, TimeoutError) else explained
 
 
 def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:

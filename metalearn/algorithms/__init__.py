@@ -1,1 +1,1 @@
-"""One meta-learner a file, each a closure that returns an `Algorithm`."""
+"""One meta-learner per file; each is a closure that returns an `Algorithm`."""

@@ -1,7 +1,7 @@
 """ANIL, Raghu et al. 2020 (arXiv 1909.09157).
 
-MAML whose inner steps change the head only. The features of the support set stay as they are
-during the inner steps, and are computed once; the outer step changes everything.
+MAML whose inner steps change the head only. The inner steps do not change the features of the support set, so these
+are computed once. The outer step changes everything.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """BOIL, Oh et al. 2021 (arXiv 2008.08882).
 
-ANIL's mirror. The inner steps change the body only (the head's inner rate is zero); the outer step
+The opposite of ANIL: MAML whose inner steps change the body only (the inner rate of the head is zero). The outer step
 changes everything.
 """
 
@@ -24,7 +24,7 @@ def boil(
     eval_steps: int,
     first_order: bool = False,
 ) -> Algorithm:
-    """Body only update in inner loop.
+    """Body-only update in the inner loop.
 
     Args:
         model: the network; all but its head is adapted.

@@ -1,7 +1,7 @@
-"""A baseline that learns from plain samples: a classifier of all training classes, and a new head for every task.
+"""A baseline: a classifier of all training classes, trained on plain samples, then a new head for every task.
 
 Chen et al. 2019 (arXiv 1904.04232), "Baseline": the body is trained as in supervised learning, then
-frozen, and a linear head is trained on its features of a task's support set. With `whole` everything is trained on.
+frozen, and a linear head is trained on its features of a task's support set. With `whole`, a task trains the body, too.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ def finetune(
     """Supervised learning, then fine-tuning.
 
     Args:
-        model: the network; its head tells all training classes apart.
+        model: the network; its head has an output for every training class.
         inner: the optimiser of the inner steps.
         inner_lr: the rate of the inner steps on the mean loss of a task's support set.
         eval_steps: inner steps in validation and test.
-        ways: classes of a task: the outputs of its head, which starts at zero.
-        whole: train the body on, too.
+        ways: classes of a task. They are the outputs of its head, which starts at zero.
+        whole: train the body on a task, too.
 
     Raises:
         ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
@@ -52,8 +52,8 @@ def finetune(
         known = features(theta, support.x)
 
         def loss(adapted: Params, step: int) -> Tensor:
-            given = features(theta | adapted, support.x) if whole else known
-            return objective(head.apply(adapted, given, 0), support.y)["loss"]
+            inputs = features(theta | adapted, support.x) if whole else known
+            return objective(head.apply(adapted, inputs, 0), support.y)["loss"]
 
         start = theta | new_head if whole else new_head
         for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):

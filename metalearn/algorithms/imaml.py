@@ -1,10 +1,9 @@
 """iMAML, Rajeswaran et al. 2019 (arXiv 1909.04630).
 
-The inner problem is φ(θ) = argmin L_support(φ) + λ/2 ‖φ − θ‖², solved by inner steps. Its meta-gradient needs no graph
-of them: dφ/dθ = (I + ∇²L_support(φ) / λ)⁻¹ (lemma 1), so that it is the solution g of
-(I + ∇²L_support(φ) / λ) g = ∇L_query(φ), found by conjugate gradient (Algorithm 2). That needs a positive definite
-matrix, which a network's need not be: `cg_damping` c and `cg_strength` μ make it (1 + c) I + ∇²L_support(φ) / μ, as the
-authors' code does.
+Inner steps solve φ(θ) = argmin L_support(φ) + λ/2 ‖φ − θ‖². The meta-gradient needs no graph of these steps: since
+dφ/dθ = (I + ∇²L_support(φ) / λ)⁻¹ (lemma 1), it is the solution g of (I + ∇²L_support(φ) / λ) g = ∇L_query(φ).
+Conjugate gradient solves this system (Algorithm 2), if its matrix is positive definite. The matrix of a network need
+not be. So `cg_damping` c and `cg_strength` μ change it to (1 + c) I + ∇²L_support(φ) / μ, as the authors' code does.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +16,9 @@ from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, con
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
 from metalearn.checks import real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
+
+Product = Callable[[Params], Params]
+"""v ↦ A v, where each task has its own A and v."""
 
 
 def imaml(
@@ -31,8 +33,8 @@ def imaml(
     cg_damping: float = 0.0,
     cg_strength: float | None = None,
 ) -> Algorithm:
-    """MAML with implicit gradients. `cg_residual` among its metrics is ‖A g − b‖ / ‖b‖ of a task's linear system; above
-    1, g is worse than none.
+    """MAML with implicit gradients. Its metric `cg_residual` is ‖A g − b‖ / ‖b‖ of a task's linear system A g = b.
+    Above 1, g is worse than zero.
 
     Args:
         model: the network to be adapted.
@@ -40,10 +42,10 @@ def imaml(
         inner_lr: the rate of the inner steps on the regularised loss.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
-        strength: λ, how much the inner problem holds on to the meta-parameters.
+        strength: λ, the strength of the term that pulls φ to the meta-parameters.
         cg_steps: steps of conjugate gradient.
-        cg_damping: c, what is added to the diagonal of the linear system; 0: the paper's.
-        cg_strength: μ, the λ of the linear system; None: the same.
+        cg_damping: c, which is added to the diagonal of the linear system; the paper's is 0.
+        cg_strength: μ, the λ of the linear system; None: λ itself.
 
     Raises:
         ValueError: a rate or a strength that is not above 0, a negative damping, or a number of steps out of range.
@@ -55,58 +57,59 @@ def imaml(
     if cg_strength is not None:
         real_number("cg_strength", cg_strength, above=0)
 
-    def inner_loss(start: Params, support: Batch) -> TaskLoss:
-        plain = support_loss(model, support)
-
-        def loss(phi: Params, step: int) -> Tensor:
-            away = [(phi[name] - start[name]).square().flatten(1).sum(dim=1) for name in phi]
-            return plain(phi, step) + strength / 2 * torch.stack(away).sum(dim=0)
-
-        return loss
-
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         start = per_task(params, support.x.shape[0])
-        loss = inner_loss(start, support)
+        loss = _regularised(support_loss(model, support), start, strength)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
-        support = episode.support
-        start = per_task(params, support.x.shape[0])
-        rate = constant(inner_lr)
-        phi = last(descent(inner_loss(start, support), start, optimizer=inner, rate=rate, steps=inner_steps, order=0))
-        found, gradient = query_gradient(phi, episode)
-        curvature = hessian_product(support_loss(model, support), phi)
-
-        def product(v: Params) -> Params:
-            share = cg_strength or strength
-            return {name: (1 + cg_damping) * v[name] + h / share for name, h in curvature(v).items()}
-
+        phi = last(path(params, episode.support, inner_steps, 0))
+        values, gradient = _query_gradient(model, phi, episode)
+        curvature = hessian_product(support_loss(model, episode.support), phi)
+        product = _system(curvature, cg_damping, cg_strength or strength)
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
         grads = {name: value.sum(dim=0) for name, value in solution.items()}
-        return ChunkResult(grads, summed(found | {"cg_residual": residual}), len(residual))
-
-    def query_gradient(phi: Params, episode: Episode) -> tuple[Metrics, Params]:
-        (support, query) = episode
-        phi = leaves(phi)
-        with torch.enable_grad():
-            found = objective(model.apply(phi, query.x, support.x), query.y)
-            grads = torch.autograd.grad(found["loss"].sum(), list(phi.values()))
-        return found, dict(zip(phi, grads, strict=True))
+        return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
 
 
-def hessian_product(loss: TaskLoss, params: Params) -> Callable[[Params], Params]:
+def _regularised(plain: TaskLoss, start: Params, strength: float) -> TaskLoss:
+    """L(φ) + λ/2 ‖φ − θ‖² for every task."""
+
+    def loss(phi: Params, step: int) -> Tensor:
+        away = [(phi[name] - start[name]).square().flatten(1).sum(dim=1) for name in phi]
+        return plain(phi, step) + strength / 2 * torch.stack(away).sum(dim=0)
+
+    return loss
+
+
+def _system(curvature: Product, damping: float, strength: float) -> Product:
+    """v ↦ ((1 + c) I + ∇²L / μ) v for every task."""
+    return lambda v: {name: (1 + damping) * v[name] + h / strength for name, h in curvature(v).items()}
+
+
+def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metrics, Params]:
+    """The query metrics of every task at φ, and the gradient of its query loss there."""
+    (support, query) = episode
+    phi = leaves(phi)
+    with torch.enable_grad():
+        values = objective(model.apply(phi, query.x, support.x), query.y)
+        grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()))
+    return values, dict(zip(phi, grads, strict=True))
+
+
+def hessian_product(loss: TaskLoss, params: Params) -> Product:
     """v ↦ ∇²L v of every task's own loss, at per-task parameters."""
     at = leaves(params)
     with torch.enable_grad():
         slope = torch.autograd.grad(loss(at, 0).sum(), list(at.values()), create_graph=True)
 
     def product(v: Params) -> Params:
-        found = torch.autograd.grad(
+        products = torch.autograd.grad(
             slope, list(at.values()), [v[name] for name in at], retain_graph=True, materialize_grads=True
         )
-        return dict(zip(at, found, strict=True))
+        return dict(zip(at, products, strict=True))
 
     return product

@@ -2,7 +2,7 @@
 
 Algorithm 1 and 2: θ′ᵢ = θ − α ∇θ L_support(θ) for each task, one or several times (line 6), then
 θ ← θ − β ∇θ Σᵢ L_query(θ′ᵢ) (line 8), which differentiates through the inner steps. First-order MAML
-(section 5.2 there) takes the inner gradients for constants.
+(section 5.2) treats the inner gradients as constants.
 """
 
 from collections.abc import Iterator

@@ -1,19 +1,28 @@
 """MAML++, Antoniou et al. 2019 (arXiv 1810.09502).
 
-Section 4 changes MAML in six ways, each of which can be switched by itself here: the multi-step loss,
-annealing of the derivative order, batch-norm scales and shifts of every inner step's own, a learned rate for every
-layer and inner step, and, by `optimizer.schedule=cosine`, the cosine schedule of the outer rate. The sixth, batch
-statistics of every step, is how all our models normalise.
+Section 4 changes MAML in six ways. Five have a switch of their own here: the multi-step loss, the annealing of the
+derivative order, batch-norm scales and shifts for every inner step, a learned rate for every layer and inner step, and
+the cosine schedule of the outer rate (`optimizer.schedule=cosine`). The sixth, batch statistics for every step, is how
+all our models normalise.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.functional import Outcome, objective, per_task
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
-from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed
+from metalearn.algorithms.common.learners import (
+    RATE,
+    Init,
+    InnerPath,
+    check_descent,
+    gradient_learner,
+    part,
+    prefixed,
+)
 from metalearn.checks import true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
@@ -35,15 +44,15 @@ def maml_pp(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
-        inner_lr: the rate of the inner steps, or where every learned one starts.
+        inner_lr: the rate of the inner steps; if rates are learned, their initial value.
         inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test; what each has of its own, those beyond `inner_steps` share
-            with the last.
-        multi_step_until: meta-steps in which the query losses after all inner steps count; at first equally, then
-            more and more the last one, at the end it alone. 0: only the last one, always.
-        first_order_until: meta-steps with first-order gradients, before second-order ones. 0: none.
+        eval_steps: inner steps in validation and test. Steps beyond `inner_steps` share the rates and norms of the
+            last one.
+        multi_step_until: meta-steps in which the query losses after all inner steps count. Their weights are equal at
+            first; then the weight of the last one grows until it alone counts. 0: it alone counts from the start.
+        first_order_until: meta-steps with first-order gradients; later ones have second-order gradients.
         learned_rates: learn a rate for every parameter tensor and inner step.
-        per_step_norm: learn scales and shifts of the norms for every inner step; they are not adapted then.
+        per_step_norm: learn scales and shifts of the norms for every inner step; the inner steps do not adapt them.
 
     Raises:
         ValueError: a rate that is not above 0, a number of steps out of range, or `per_step_norm` for a model without
@@ -57,16 +66,38 @@ def maml_pp(
     true_or_false("per_step_norm", per_step_norm)
     if per_step_norm and not model.norms:
         raise ValueError("per_step_norm=True: this model has no batch norm; type per_step_norm=false")
-    norms = model.norms if per_step_norm else ()
+    per_step = PerStep(inner_steps, learned_rates, model.norms if per_step_norm else ())
+    path = _path(model, inner, inner_lr, per_step)
+    outcome = _multi_step_loss(model, path, inner_steps, multi_step_until, first_order_until)
+    return gradient_learner(model, path, eval_steps=eval_steps, init=_init(model, inner_lr, per_step), outcome=outcome)
 
-    def at(step: int) -> int:
-        return max(0, min(step, inner_steps - 1))
+
+class PerStep(NamedTuple):
+    """What each inner step learns for itself: rates, if `rates`, and the scales and shifts that `norms` names."""
+
+    steps: int
+    rates: bool
+    norms: tuple[str, ...]
+
+    def place(self, step: int) -> int:
+        """The place of a step's values; steps beyond the last one share its values."""
+        return max(0, min(step, self.steps - 1))
+
+
+def _init(model: Model, inner_lr: float, per_step: PerStep) -> Init:
+    (steps, learned_rates, norms) = per_step
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        rates = {name: value.new_full((inner_steps,), inner_lr) for name, value in weights.items() if name not in norms}
-        own = {name: torch.stack([weights[name]] * inner_steps) for name in norms}
-        return weights | own | (prefixed(RATE, rates) if learned_rates else {})
+        rates = {name: value.new_full((steps,), inner_lr) for name, value in weights.items() if name not in norms}
+        stacked = {name: torch.stack([weights[name]] * steps) for name in norms}
+        return weights | stacked | (prefixed(RATE, rates) if learned_rates else {})
+
+    return init
+
+
+def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerStep) -> InnerPath:
+    norms = per_step.norms
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         everything = per_task(params, support.x.shape[0])
@@ -74,18 +105,26 @@ def maml_pp(
         start = {name: value for name, value in everything.items() if not name.startswith(RATE) and name not in norms}
 
         def norms_at(step: int) -> Params:
-            return {name: everything[name][:, at(step)] for name in norms}
+            return {name: everything[name][:, per_step.place(step)] for name in norms}
 
         def loss(adapted: Params, step: int) -> Tensor:
             return objective(model.apply(adapted | norms_at(step), support.x), support.y)["loss"]
 
         def learned(step: int) -> Rate:
-            return {name: _broadcast(rates[name][:, at(step)], start[name]) for name in start}
+            return {name: _broadcast(rates[name][:, per_step.place(step)], start[name]) for name in start}
 
-        rate = learned if learned_rates else constant(inner_lr)
+        rate = learned if per_step.rates else constant(inner_lr)
         adapting = descent(loss, start, optimizer=inner, rate=rate, steps=steps, order=order)
         for done, adapted in enumerate(adapting):
             yield adapted | norms_at(done - 1)
+
+    return path
+
+
+def _multi_step_loss(
+    model: Model, path: InnerPath, inner_steps: int, multi_step_until: int, first_order_until: int
+) -> Outcome:
+    """The sum of the query losses after the inner steps, each times its weight (equation 4)."""
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
@@ -94,20 +133,20 @@ def maml_pp(
         values: list[Metrics] = []
         for adapted, weight in zip(path(params, support, inner_steps, order), [0.0, *weights], strict=True):
             if weight:
-                found = objective(model.apply(adapted, query.x, support.x), query.y)
-                values.append(found | {"loss": found["loss"] * weight})
+                metrics = objective(model.apply(adapted, query.x, support.x), query.y)
+                values.append(metrics | {"loss": metrics["loss"] * weight})
         return values[-1] | {"loss": torch.stack([value["loss"] for value in values]).sum(dim=0)}
 
-    return gradient_learner(model, path, eval_steps=eval_steps, init=init, outcome=outcome)
+    return outcome
 
 
 def step_weights(step: int, inner_steps: int, until: int) -> list[float]:
-    """How much the query loss after each inner step counts at a meta-step (from 1); they add up to 1."""
+    """The weights of the query losses after the inner steps, at a meta-step (from 1); they add up to 1."""
     remaining = max(0.0, 1 - (step - 1) / until) if until else 0.0
     others = [remaining / inner_steps] * (inner_steps - 1)
     return [*others, 1 - sum(others)]
 
 
 def _broadcast(rates: Tensor, parameter: Tensor) -> Tensor:
-    """[t] → [t, 1, …] beside a parameter [t, …]."""
+    """[t] → [t, 1, …], with the dimensions of the parameter [t, …]."""
     return rates.view(-1, *[1] * (parameter.dim() - 1))

@@ -1,7 +1,7 @@
 """Meta-SGD, Li et al. 2017 (arXiv 1707.09835).
 
-Algorithm 1: θ′ = θ − α ∘ ∇θ L_support(θ), where α is a vector of the size of θ, learned beside it: it says for
-every single weight how far to go, and which way.
+Algorithm 1: θ′ = θ − α ∘ ∇θ L_support(θ). The vector α has the size of θ and is learned with it: every single weight
+has its own rate, which may become negative.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def meta_sgd(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
-        inner_lr: where every rate starts, on the mean loss of a task's support set.
+        inner_lr: the initial value of every rate, for steps on the mean loss of a task's support set.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
         first_order: drop the second derivatives from the meta-gradient.

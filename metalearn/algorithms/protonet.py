@@ -1,7 +1,7 @@
 """Prototypical networks, Snell et al. 2017 (arXiv 1703.05175).
 
-A class is the mean of the features of its support samples (equation 1), and a query belongs to the classes by a
-softmax over its negative squared distances to them (equation 2).
+A class is the mean of the features of its support samples (equation 1). The class probabilities of a query are a
+softmax over its negative squared distances to these means (equation 2).
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def protonet(*, model: Model) -> Algorithm:
-    """Learns features in which a class lies around its mean.
+    """Learns features in which the samples of a class lie around their mean.
 
     Args:
         model: the network; its head is left out.

@@ -1,9 +1,9 @@
 """R2-D2, Bertinetto et al. 2019 (arXiv 1805.08136).
 
-The head of every task is solved for: ridge regression from the features X of the support set to its classes Y as
-one-hot rows, by the Woodbury form W = Xᵀ (X Xᵀ + λ I)⁻¹ Y, whose system has the size of the support set. The logits of
-a query are a X′ W. λ and a are learned beside the network; the paper's b, one number added to all logits of a query,
-moves no softmax and is left out.
+The head of every task is a ridge regression from the features X of the support set to its classes Y, as one-hot rows.
+Its Woodbury form W = Xᵀ (X Xᵀ + λ I)⁻¹ Y is a linear system of the size of the support set. The logits of a query are
+a X′ W. λ and a are learned with the network. The paper also adds one number b to all logits of a query; it does not
+change the softmax and is left out.
 """
 
 import math
@@ -20,12 +20,12 @@ LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"
 
 
 def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
-    """Learns features from which ridge regression tells the classes of a task.
+    """Learns features from which ridge regression predicts the classes of a task.
 
     Args:
         model: the network; its head is left out.
-        strength: where λ starts. What is learned is its logarithm.
-        scale: where a starts.
+        strength: the initial λ; its logarithm is learned.
+        scale: the initial a.
 
     Raises:
         ValueError: a strength or scale that is not above 0, or a model without a linear head.
@@ -36,8 +36,8 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
-        own = {LOG_STRENGTH: math.log(strength), SCALE: scale}
-        return network(generator) | {name: torch.tensor([value]) for name, value in own.items()}
+        scalars = {LOG_STRENGTH: math.log(strength), SCALE: scale}
+        return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         theta = per_task(params, support.x.shape[0])

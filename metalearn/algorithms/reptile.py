@@ -1,8 +1,7 @@
 """Reptile, Nichol et al. 2018 (arXiv 1803.02999).
 
-Algorithm 2: φᵢ = k inner steps on task i from θ, then θ ← θ + ε (1/n) Σᵢ (φᵢ − θ). The sum of θ − φᵢ is what comes
-back here in place of a gradient: `optimizer=sgd` with rate ε makes that very step. There is no graph, and nothing is
-differentiated through.
+Algorithm 2: φᵢ = k inner steps on task i from θ, then θ ← θ + ε (1/n) Σᵢ (φᵢ − θ). Here the sum of θ − φᵢ takes the
+place of the gradient; `optimizer=sgd` with rate ε then does that step. There is no graph of the inner steps.
 """
 
 from collections.abc import Iterator
@@ -27,13 +26,13 @@ def reptile(
     inner_batch: int | None,
     eval_batch: int | None,
 ) -> Algorithm:
-    """Learns to start where the ends of many trainings are near.
+    """Learns a start that is near to the ends of many trainings.
 
     A training task has no queries: its support and query samples are one set.
 
     Args:
         model: the network to be adapted.
-        inner: the optimiser of the inner steps, started afresh for every task.
+        inner: the optimiser of the inner steps, with a fresh state for every task.
         inner_lr: the rate of the inner steps.
         inner_steps: inner steps in meta-training, one mini-batch each.
         eval_steps: inner steps in validation and test.
@@ -48,18 +47,9 @@ def reptile(
         if size is not None:
             whole_number(name, size, at_least=1)
 
-    def batch_loss(samples: Batch, size: int | None) -> TaskLoss:
-        batches = mini_batches(samples, size)
-
-        def loss(params: Params, step: int) -> Tensor:
-            batch = batches[step % len(batches)]
-            return objective(model.apply(params, batch.x), batch.y)["loss"]
-
-        return loss
-
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         start = per_task(params, support.x.shape[0])
-        loss = batch_loss(support, eval_batch)
+        loss = batch_loss(model, support, eval_batch)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
     @torch.no_grad()
@@ -68,7 +58,7 @@ def reptile(
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
         start = per_task(params, tasks)
-        loss = batch_loss(samples, inner_batch)
+        loss = batch_loss(model, samples, inner_batch)
         end = last(descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=inner_steps, order=0))
         grads = {name: (start[name] - end[name]).sum(dim=0) for name in start}
         return ChunkResult(grads, summed(objective(model.apply(end, query.x, support.x), query.y)), tasks)
@@ -76,11 +66,22 @@ def reptile(
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
 
 
-def mini_batches(samples: Batch, size: int | None) -> list[Batch]:
-    """The samples in mini-batches of at most `size`, as even as can be, that hold the classes in turn.
+def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
+    """The inner objective: each task's loss [t] on one mini-batch per step, in turn."""
+    batches = mini_batches(samples, size)
 
-    A set of classes [t, n] comes sorted by class within support and query: the samples are dealt out by how often
-    their class has come before.
+    def loss(params: Params, step: int) -> Tensor:
+        batch = batches[step % len(batches)]
+        return objective(model.apply(params, batch.x), batch.y)["loss"]
+
+    return loss
+
+
+def mini_batches(samples: Batch, size: int | None) -> list[Batch]:
+    """The samples in mini-batches of at most `size`, as even as possible; the classes take turns.
+
+    Support and query samples each come sorted by class. So the samples are put in the order of how often their class
+    has come before.
     """
     if size is None:
         return [samples]

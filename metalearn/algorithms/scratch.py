@@ -1,6 +1,6 @@
 """A baseline that does not meta-learn: every task is learned from the same random start.
 
-What it reaches is what a learner has to beat to have learned anything from other tasks.
+A learner that does no better has learned nothing from other tasks.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Plain classification: no tasks and no adaptation, one network for all samples.
 
-The loss of a step is the mean cross-entropy over its samples. They are computed in micro-batches, which is
-what the trainer's chunks are here: batch normalisation takes its statistics from one micro-batch in
-training, and at test from a fixed set of training samples, unless the model is transductive.
+The loss of a step is the mean cross-entropy over its samples. The trainer's chunks are micro-batches here. In
+training, batch normalisation takes its statistics from one micro-batch; in evaluation, from a fixed set of training
+samples, unless the model is transductive.
 """
 
 from collections.abc import Callable

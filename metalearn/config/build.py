@@ -2,12 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, get_type_hints
 
-from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
 
 from metalearn.config.compose import nearest
 from metalearn.errors import ConfigError
@@ -15,47 +14,62 @@ from metalearn.errors import ConfigError
 OWN_PACKAGES = ("metalearn.", "distributed.")
 
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
-"""Parts that an object may have no use for, and the target of the default of each."""
+"""Parts that some objects have no use for, and the `_target_` of each part's default."""
+
+Parameters = Mapping[str, inspect.Parameter]
+Bundles = Mapping[str, Any]
+"""Parameter of a factory → the NamedTuple class whose fields are keys of the group, such as `seeds` → `Seeds`."""
 
 
 def build(config: DictConfig, group: str, **parts: Any) -> Any:
-    """The object that a group of the config describes; `parts` are passed on beside its keys.
+    """The object that a group of the config describes: calls its `_target_` with the group's keys and with `parts`.
+
+    If a parameter is annotated with a NamedTuple class and is not among `parts`, the keys of the group are the fields
+    of that class.
 
     Raises:
-        ConfigError: a target outside our packages, a key that it does not take, a value that it refuses.
+        ConfigError: a target that our packages do not define, a key that it does not take, a missing key, or a value
+            that it refuses.
     """
     node = config[group]
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
-    target = str(node.get("_target_"))
+    factory = _factory(group, str(node.get("_target_")))
+    parameters = inspect.signature(factory).parameters
+    parts = _wanted(config, group, parts, set(parameters))
+    bundles = _bundles(factory, parameters.keys() - parts.keys())
+    _check_keys(group, node, _accepted(parameters, bundles), parts)
+    values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    try:
+        return factory(**_arguments(parameters, bundles, values) | parts)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(_with_group(group, list(map(str, node)), str(error))) from error
+
+
+def _factory(group: str, target: str) -> Callable[..., Any]:
+    """The function or class that `_target_` names.
+
+    Raises:
+        ConfigError: there is none, or our packages do not define it: what a module of ours imports, such as `os`, is
+            refused.
+    """
+    own = " or ".join(OWN_PACKAGES)
     if not target.startswith(OWN_PACKAGES):
-        raise ConfigError(f"{group}._target_={target}: must be in {' or '.join(OWN_PACKAGES)}")
+        raise ConfigError(f"{group}._target_={target}: must be in {own}")
     try:
         factory = get_object(target)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{group}._target_={target}: {error}") from error
-    accepted = inspect.signature(factory).parameters
-    parts = _wanted(config, group, parts, set(accepted))
-    for key in map(str, node):
-        if key != "_target_" and key not in accepted:
-            raise ConfigError(f"{group}.{key}: {target} does not take it{nearest(key, list(accepted))}")
-    for name, parameter in accepted.items():
-        if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
-            raise ConfigError(f"{group}.{name}: missing; {target} needs it; type {group}.{name}=VALUE")
-    try:
-        return instantiate(node, _convert_="all", _recursive_=False, **parts)
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, ValueError | TypeError):
-            raise ConfigError(_with_group(group, list(map(str, node)), str(cause))) from cause
-        raise
+    if not (inspect.isfunction(factory) or inspect.isclass(factory)) or not factory.__module__.startswith(OWN_PACKAGES):
+        raise ConfigError(f"{group}._target_={target}: must be a function or class that is defined in {own}")
+    return factory
 
 
 def _wanted(config: DictConfig, group: str, parts: Mapping[str, Any], accepted: set[str]) -> dict[str, Any]:
     """The parts that the object of a group takes.
 
     Raises:
-        ConfigError: a part that it does not take was chosen, that is, is not the default.
+        ConfigError: the object does not take a part that was chosen, that is, a part that is not the default.
     """
     for name in sorted(parts.keys() - accepted):
         target = config[name]._target_
@@ -64,8 +78,42 @@ def _wanted(config: DictConfig, group: str, parts: Mapping[str, Any], accepted: 
     return {name: part for name, part in parts.items() if name in accepted}
 
 
+def _bundles(factory: Callable[..., Any], names: Collection[str]) -> Bundles:
+    """Those of the parameters `names` that are annotated with a NamedTuple class."""
+    hints = {name: hint for name, hint in get_type_hints(factory).items() if name in names}
+    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and hasattr(hint, "_fields")}
+
+
+def _accepted(parameters: Parameters, bundles: Bundles) -> Parameters:
+    """The keys that a factory accepts: its parameters; in place of a bundle, the fields."""
+    accepted: dict[str, inspect.Parameter] = {}
+    for name, parameter in parameters.items():
+        accepted |= inspect.signature(bundles[name]).parameters if name in bundles else {name: parameter}
+    return accepted
+
+
+def _check_keys(group: str, node: DictConfig, accepted: Parameters, parts: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a key that is not accepted, and for one that is missing."""
+    target = node._target_
+    for key in map(str, node):
+        if key != "_target_" and key not in accepted:
+            raise ConfigError(f"{group}.{key}: {target} does not take it{nearest(key, list(accepted))}")
+    for name, parameter in accepted.items():
+        if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
+            raise ConfigError(f"{group}.{name}: missing; {target} needs it; type {group}.{name}=VALUE")
+
+
+def _arguments(parameters: Parameters, bundles: Bundles, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a factory: the values of the group, with those of a bundle gathered in its NamedTuple."""
+    plain = {name: value for name, value in values.items() if name in parameters and name not in bundles}
+    gathered = {
+        name: bundle(**{field: values[field] for field in bundle._fields if field in values})
+        for name, bundle in bundles.items()
+    }
+    return plain | gathered
+
+
 def _with_group(group: str, keys: Sequence[str], message: str) -> str:
-    """A component's message about its argument, as one about the config's key: what it names and what it
-    says to type get the group before them."""
+    """A factory's message about its arguments, as a message about keys: puts the group before every name of a key."""
     names = "|".join(map(re.escape, keys))
     return re.sub(rf"(^|type |for example )(?=(?:{names})(?:\.\w+)*=)", rf"\g<1>{group}.", message)

@@ -43,7 +43,7 @@ def check_top_level(config: DictConfig) -> None:
 
 
 def started_as_rank() -> bool:
-    """Whether this process is one of a world that is there already."""
+    """Whether this process is a rank of a world that has been started already."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -53,46 +53,51 @@ def started_by_launcher() -> bool:
 
 
 def world_size(config: DictConfig, command: str) -> int:
-    """The number of workers: what torchrun (or our launcher) gave, else `workers`, else 1. `command`, the program with
-    its arguments, is for the message.
+    """The number of workers: as many as torchrun (or our launcher) has started, else `workers`, else 1.
+
+    Args:
+        config: the whole config.
+        command: the program with its arguments, for the message.
 
     Raises:
-        ConfigError: they contradict each other, or cannot be divided among the hosts.
+        ConfigError: `workers` contradicts torchrun, or cannot be divided by the number of hosts.
     """
-    asked = config.workers
+    workers = config.workers
     if started_as_rank():
-        given = os.environ["WORLD_SIZE"]
-        if asked is not None and asked != int(given):
+        started = os.environ["WORLD_SIZE"]
+        if workers is not None and workers != int(started):
             raise ConfigError(
-                f"workers={asked}, but torchrun started {given}. Type either\n"
-                f"  torchrun --nproc_per_node={asked} {command}\n"
+                f"workers={workers}, but torchrun started {started}. Type either\n"
+                f"  torchrun --nproc_per_node={workers} {command}\n"
                 f"or, without torchrun,\n  python {command}"
             )
-        return int(given)
-    workers = int(asked or 1)
-    place = config.launch
-    if workers % place.nnodes:
-        raise ConfigError(f"workers={workers}: must be a multiple of launch.nnodes={place.nnodes}; it counts all hosts")
-    if place.node_rank >= place.nnodes:
-        raise ConfigError(f"launch.node_rank={place.node_rank}: must be below launch.nnodes={place.nnodes}")
-    if place.nnodes > 1 and not place.master_port:
+        return int(started)
+    workers = int(workers or 1)
+    launch = config.launch
+    if workers % launch.nnodes:
         raise ConfigError(
-            f"launch.nnodes={place.nnodes}: several hosts need a port to meet at, and the network that they share; "
+            f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts"
+        )
+    if launch.node_rank >= launch.nnodes:
+        raise ConfigError(f"launch.node_rank={launch.node_rank}: must be below launch.nnodes={launch.nnodes}")
+    if launch.nnodes > 1 and not launch.master_port:
+        raise ConfigError(
+            f"launch.nnodes={launch.nnodes}: several hosts need one port, and the network interface that they share; "
             "type launch.interface=eth0 launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
         )
     return workers
 
 
 def check_network(config: DictConfig) -> None:
-    """Checks the network interface that the workers are to use.
+    """Checks the network interface of the workers.
 
     Raises:
-        ConfigError: this host does not have it; or there are several hosts, and none is named.
+        ConfigError: this host does not have it; or there are several hosts, and the config names none.
     """
     interface = config.launch.interface
-    own = [name for _, name in socket.if_nameindex()]
-    if interface is not None and interface not in own:
-        raise ConfigError(f"launch.interface={interface}: this host has no such interface; it has {', '.join(own)}")
+    present = [name for _, name in socket.if_nameindex()]
+    if interface is not None and interface not in present:
+        raise ConfigError(f"launch.interface={interface}: this host has no such interface; it has {', '.join(present)}")
     if started_as_rank():
         several = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
     else:
@@ -100,6 +105,6 @@ def check_network(config: DictConfig) -> None:
     named = interface is not None or {"TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= os.environ.keys()
     if several and not named:
         raise ConfigError(
-            "launch.interface=null: workers on several hosts need the network that they share; type one of "
-            + ", ".join(f"launch.interface={name}" for name in own if name != "lo")
+            "launch.interface=null: workers on several hosts need the network interface that they share; type one "
+            "of " + ", ".join(f"launch.interface={name}" for name in present if name != "lo")
         )

@@ -1,11 +1,12 @@
 """From the command line to checked config.
 
-Imports no torch: a misspelt key or an unknown choice is answered before anything heavy is loaded.
+Imports no torch: a misspelt key or an unknown choice is reported before anything heavy is loaded.
 """
 
 import difflib
 import hashlib
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +23,16 @@ from metalearn.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NO_GROUPS = ("reproduce",)
-"""Folders beside the groups' that hold something else."""
+"""Folders of `conf` that are not config groups."""
 
 OPEN = "model.network."
-"""Below this key stand the arguments of a network that is not ours."""
+"""Below this key stand the arguments of a user's own network; any name is allowed there."""
+
+LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")
+"""`${KEY}` in a value: the value of another key."""
+
+DEFAULT = ("maml_glyphs", "maml", "glyphs")
+"""The default experiment, its algorithm and its dataset."""
 
 _LONGEST_FOLDER_NAME = 120
 
@@ -33,17 +40,27 @@ Config = dict[str, Any]
 
 
 def folder_name(overrides: str) -> str:
-    """The name of a multirun job's folder: its overrides, cut short and made unique by a digest if long."""
+    """The name of a multirun job's folder: its overrides. A long name is cut and made unique by a digest."""
     if len(overrides) <= _LONGEST_FOLDER_NAME:
         return overrides
     return f"{overrides[: _LONGEST_FOLDER_NAME - 9]}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
 
 
+def run_group(experiment: str, algorithm: str, dataset: str) -> str:
+    """The name of the folder that holds a run's folder: the experiment.
+
+    It is ALGORITHM-DATASET where the default experiment runs with another algorithm or dataset than its own.
+    """
+    default, *own = DEFAULT
+    return f"{algorithm}-{dataset}" if experiment == default and [algorithm, dataset] != own else experiment
+
+
 OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+OmegaConf.register_new_resolver("run_group", run_group, replace=True)
 
 
 def quoted(value: object) -> str:
-    """`value` as it must be written on the right of an override, whatever signs it holds."""
+    """`value` as it must be written on the right of an override, with any signs in it escaped."""
     escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -56,21 +73,30 @@ class Composed(NamedTuple):
     experiment: str
 
 
+class Link(NamedTuple):
+    """A key with its value, in which `${target}` stands for the value of another key."""
+
+    key: str
+    value: str
+    target: str
+
+
 # Composing
 
 
 def compose_config(overrides: Sequence[str]) -> Composed:
-    """What the overrides ask for.
+    """The config for these overrides.
 
     Raises:
-        ConfigError: a key or a choice that does not exist, or a value that cannot be read.
+        ConfigError: a key or a choice that does not exist, a value that cannot be read, or options of which one needs a
+            key that another lacks.
     """
-    asked = parsed(overrides)
-    for override in asked:
+    all_overrides = parsed(overrides)
+    for override in all_overrides:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values need a multirun; type --multirun before them")
     try:
-        choices, values = sorted_out(asked)
+        choices, values = sorted_out(all_overrides)
         for override in choices:
             check_choice(override)
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -80,22 +106,22 @@ def compose_config(overrides: Sequence[str]) -> Composed:
                 check_key(override.key_or_group, known)
             whole = compose("config", overrides=list(overrides), return_hydra_config=True)
             HydraConfig.instance().set_config(whole)
-            run_dir = Path(whole.hydra.run.dir)
-            experiment = str(whole.hydra.runtime.choices.experiment)
+        chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in groups()}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
         for key in sorted(keys_of(config) - known):
-            _check_own_key(key, known, experiment)
+            _check_key_of_experiment(key, known, chosen["experiment"])
+        _check_links(config, chosen, {override.key_or_group for override in values})
+        run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{error.full_key}: {reason}: the options chosen do not fit together") from error
+        raise ConfigError(f"{str(error).splitlines()[0]}; type ${{KEY}} with a key that exists, or a value") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error)) from error
-    return Composed(config, run_dir, experiment)
+    return Composed(config, run_dir, chosen["experiment"])
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every job of a multirun: all combinations of what is listed.
+    """The overrides of every job of a multirun: all combinations of the listed values.
 
     Raises:
         ConfigError: an override that cannot be read, or a sweep that is no list of values.
@@ -136,7 +162,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
-    """Choices of a group's option, and values of keys; what concerns Hydra itself is left to Hydra."""
+    """The overrides that choose a group's option, and those that set a key; Hydra checks those of its own keys."""
     ours = [o for o in parsed if not o.key_or_group.startswith(("hydra.", "hydra/"))]
     known = groups()
     return [o for o in ours if o.key_or_group in known], [o for o in ours if o.key_or_group not in known]
@@ -158,21 +184,21 @@ def _check_option(group: str, option: str) -> None:
 
 
 def check_key(key: str, known: set[str]) -> None:
-    """Raises ConfigError for a key that is not known, naming the nearest."""
+    """Raises ConfigError for a key that is not known; the message names the nearest one."""
     if key in known or (key.startswith(OPEN) and OPEN.rstrip(".") in known):
         return
     known = {name for name in known if not name.endswith("._target_")}
     last = {name.rpartition(".")[2]: name for name in sorted(known)}
-    own = key.rpartition(".")[2]
-    tail = [own] if own in last else difflib.get_close_matches(own, last, n=1, cutoff=0.75)
+    name = key.rpartition(".")[2]
+    tail = [name] if name in last else difflib.get_close_matches(name, last, n=1, cutoff=0.75)
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
     whole = nearest(key, [*sorted(known), *groups()])
-    hint = by_tail if own in last else whole or by_tail
+    hint = by_tail if name in last else whole or by_tail
     raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
 
 
-def _check_own_key(key: str, known: set[str], experiment: str) -> None:
-    """As `check_key`, for a key that the experiment has set."""
+def _check_key_of_experiment(key: str, known: set[str], experiment: str) -> None:
+    """As `check_key`, for a key that the experiment sets."""
     try:
         check_key(key, known)
     except ConfigError as error:
@@ -183,14 +209,79 @@ def _check_own_key(key: str, known: set[str], experiment: str) -> None:
         ) from error
 
 
+def _check_links(config: DictConfig, chosen: Mapping[str, str], typed: set[str]) -> None:
+    """Checks that the key in every `${KEY}` of a config exists.
+
+    Args:
+        config: not resolved yet.
+        chosen: the option of every group.
+        typed: the keys that overrides set.
+
+    Raises:
+        ConfigError: a key does not exist; the message names the options that need it.
+    """
+    missing = [link for link in _links_of(config) if not _exists(config, link.target)]
+    if not missing:
+        return
+    first = missing[0]
+    group, _, name = first.target.partition(".")
+    if first.key in typed or group not in chosen:
+        hint = nearest(first.target, sorted(keys_of(config)))
+        raise ConfigError(f"{first.key}={first.value}: there is no key {first.target}{hint}")
+    needs = {_origin(link, chosen): link for link in reversed(missing) if link.target == first.target}
+    names = " and ".join(f"{by}={chosen[by]} ({link.key}={link.value})" for by, link in sorted(needs.items()))
+    advice = ", and ".join(_another(by, config) for by in sorted(needs))
+    raise ConfigError(
+        f"{group}={chosen[group]} has no key {name}, which {names} need{'s' * (len(needs) == 1)}: these options do not "
+        f"fit together; type {advice}, or another {group}"
+    )
+
+
+def _links_of(config: DictConfig) -> list[Link]:
+    values = leaves(to_container(config, resolve=False))
+    return [Link(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
+
+
+def _links_in(group: str, option: str) -> list[Link]:
+    """The links in an option's own file."""
+    config = OmegaConf.load(CONF / group / f"{option}.yaml")
+    assert isinstance(config, DictConfig)
+    return _links_of(config)
+
+
+def _exists(config: DictConfig, key: str) -> bool:
+    if key in keys_of(config):
+        return True
+    absent = object()
+    try:
+        return OmegaConf.select(config, key, default=absent) is not absent  # an item of a list, or behind another link
+    except OmegaConfBaseException:
+        return True  # it is a link itself, and checked as such
+
+
+def _origin(link: Link, chosen: Mapping[str, str]) -> str:
+    """The group whose option has set a link: the one of its key, or `experiment`."""
+    group, _, name = link.key.partition(".")
+    by_option = group in chosen and link._replace(key=name) in _links_in(group, chosen[group])
+    return group if by_option else "experiment"
+
+
+def _another(group: str, config: DictConfig) -> str:
+    """Advice to choose another option of a group; the example has no link to a missing key."""
+    for option in groups()[group] if group != "experiment" else ():
+        if all(_exists(config, link.target) for link in _links_in(group, option)):
+            return f"another {group}, such as {group}={option}"
+    return f"another {group}"
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
-    """A question that names what was perhaps meant, if anything is near."""
+    """The question whether the nearest of the names was meant; empty where none is near."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _without_experiment(choices: list[str]) -> DictConfig:
-    """The config of the options chosen, as their own files have it: the keys that exist."""
+    """The chosen options as their own files have them, without the experiment: the keys that exist."""
     chosen = compose("config", overrides=choices, return_hydra_config=True).hydra.runtime.choices
     plain = [f"{group}={option}" for group, option in chosen.items() if group in groups() and group != "experiment"]
     return compose("config", overrides=[*plain, "~experiment"])
@@ -198,13 +289,13 @@ def _without_experiment(choices: list[str]) -> DictConfig:
 
 def keys_of(node: DictConfig, prefix: str = "") -> set[str]:
     """The dotted path of every node."""
-    found = set()
+    keys = set()
     for name in map(str, node):
-        found.add(f"{prefix}{name}")
+        keys.add(f"{prefix}{name}")
         child = node._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none():
-            found |= keys_of(child, f"{prefix}{name}.")
-    return found
+            keys |= keys_of(child, f"{prefix}{name}.")
+    return keys
 
 
 # Values
@@ -224,15 +315,15 @@ def resolved(config: DictConfig) -> DictConfig:
     return copy
 
 
-def to_container(config: DictConfig) -> Config:
-    """The config as plain dicts, resolved."""
-    container = OmegaConf.to_container(config, resolve=True)
+def to_container(config: DictConfig, *, resolve: bool = True) -> Config:
+    """The config as plain dicts, with every interpolation replaced by its value if `resolve`."""
+    container = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """(old value, new value) of every leaf in which two configs differ, by its dotted key."""
+    """(old value, new value) of every leaf that differs between two configs, by its dotted key."""
     before, after = dict(leaves(old)), dict(leaves(new))
     pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in sorted(before.keys() | after.keys())}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

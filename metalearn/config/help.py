@@ -1,12 +1,22 @@
-"""What `python train.py --help` says; the explanations are the comments of the yaml files."""
+"""The text of `python train.py --help`, and docs/config.md; the explanations are the comments of the yaml files."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from metalearn.config.compose import CONF, groups
 
 
+class Key(NamedTuple):
+    """A key of the config, with its default and what it means."""
+
+    name: str
+    default: str
+    meaning: str
+
+
 def help_text() -> str:
-    """What the program does, its groups and its keys."""
+    """What the program does, then its groups with their options, then its keys."""
     lines = [
         "Trains meta-learners. Everything is chosen by config: GROUP=OPTION and KEY=VALUE.",
         "",
@@ -20,14 +30,49 @@ def help_text() -> str:
     for group, options in groups().items():
         lines += [f"  {group}"]
         lines += [f"    {option:22} {_summary(CONF / group / f'{option}.yaml')}" for option in options]
-    lines += ["", "Keys of the program:", *_explained(CONF / "config.yaml", "")]
-    for group, options in groups().items():
-        if group != "experiment":
-            for option in options:
-                explained = _explained(CONF / group / f"{option}.yaml", f"{group}.")
-                lines += [f"Keys of {group}={option}:", *explained] if explained else []
+    for owner, keys in _owners():
+        lines += [f"Keys of {owner}:", *(f"  {key.name + '=' + key.default:52} {key.meaning}" for key in keys)]
     lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
     return "\n".join(lines)
+
+
+def config_page() -> str:
+    """docs/config.md: every group with its options, and every key with its default."""
+    lines = [
+        "# Config",
+        "",
+        "Made from the comments in `conf/` by `python scripts/make_config_page.py`. Choose an option by",
+        "`GROUP=OPTION`, set a key by `KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
+        "",
+        "## Groups",
+    ]
+    for group, options in groups().items():
+        lines += ["", f"### `{group}`", "", "| option | what |", "| --- | --- |"]
+        lines += [f"| `{option}` | {_cell(_summary(CONF / group / f'{option}.yaml'))} |" for option in options]
+    lines += ["", "## Keys"]
+    for owner, keys in _owners():
+        name = owner if owner == PROGRAM else f"`{owner}`"
+        lines += ["", f"### Keys of {name}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{key.name}` | `{key.default}` | {_cell(key.meaning)} |" for key in keys]
+    return "\n".join(lines) + "\n"
+
+
+PROGRAM = "the program"
+
+
+def _owners() -> Iterator[tuple[str, list[Key]]]:
+    """The program's own keys, then those of every option that has keys."""
+    yield PROGRAM, _keys(CONF / "config.yaml", "")
+    for group, options in groups().items():
+        for option in options if group != "experiment" else ():
+            keys = _keys(CONF / group / f"{option}.yaml", f"{group}.")
+            if keys:
+                yield f"{group}={option}", keys
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a Markdown table."""
+    return text.replace("|", "\\|")
 
 
 def _summary(path: Path) -> str:
@@ -36,9 +81,9 @@ def _summary(path: Path) -> str:
     return next((comment for comment in comments if not comment.startswith("@package")), "")
 
 
-def _explained(path: Path, prefix: str) -> list[str]:
-    """`key=default  meaning` for every line of a yaml file that has a comment behind it."""
-    lines = []
+def _keys(path: Path, prefix: str) -> list[Key]:
+    """The lines of a yaml file that have a comment behind them."""
+    keys = []
     section = ""
     for line in path.read_text().splitlines():
         setting, _, meaning = line.partition("  # ")
@@ -47,5 +92,5 @@ def _explained(path: Path, prefix: str) -> list[str]:
             section = "" if meaning else f"{key}."
         if meaning:
             name = f"{prefix}{section}{key.strip()}" if line.startswith(" ") else f"{prefix}{key}"
-            lines.append(f"  {name + '=' + value.strip():52} {meaning}")
-    return lines
+            keys.append(Key(name, value.strip(), meaning))
+    return keys

@@ -1,4 +1,4 @@
-"""The config of a checkpoint, changed for another purpose."""
+"""The config of a checkpoint, changed for an evaluation."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,13 @@ from metalearn.config.compose import CONF, check_choice, check_key, keys_of, par
 from metalearn.errors import ConfigError
 
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
-"""Groups that are taken anew: where a run was trained does not say where its checkpoint is used."""
+"""Groups that get their defaults: an evaluation may run on another machine than the training."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "resume", "init_from", "experiment", "hydra")
-"""Groups and keys that say nothing about what a checkpoint can do. Taken anew, too: it may be older than their keys."""
+"""Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
 
 LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
-"""Keys whose values, saved as numbers, follow others."""
-
+"""Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 MOVED = {
     "metalearn.inner.": "metalearn.algorithms.common.inner.",
@@ -31,11 +30,11 @@ MOVED = {
     "metalearn.checkpoint.": "metalearn.runs.checkpoint.",
     "metalearn.logging.": "metalearn.runs.logging.",
 }
-"""What a group's `_target_` began with in configs saved by an earlier version, and what it begins with now."""
+"""The old and the present beginnings of `_target_`: an earlier version saved configs with the old ones."""
 
 
 def with_present_targets(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved config in which the `_target_` of every group is named as it is now."""
+    """A saved config with the present name of every group's `_target_`."""
     return {name: _retargeted(node) if isinstance(node, Mapping) else node for name, node in saved.items()}
 
 
@@ -48,20 +47,20 @@ def _retargeted(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
-    """The config that a checkpoint was saved with, but for the overrides.
+    """The config of a checkpoint, changed by overrides.
 
     Args:
         saved: the config in its meta.json.
-        overrides: `GROUP=OPTION` and `KEY=VALUE`; keys may be named by their aliases.
+        overrides: `GROUP=OPTION` and `KEY=VALUE`; KEY may be an alias.
         aliases: short names of keys.
 
     Raises:
-        ConfigError: a key or a choice that does not exist or has no part in this, or a value that cannot be read.
+        ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read.
     """
-    asked = parsed(overrides)
-    for override in asked:
+    all_overrides = parsed(overrides)
+    for override in all_overrides:
         _check_part(override)
-    choices, values = sorted_out(asked)
+    choices, values = sorted_out(all_overrides)
     for choice in choices:
         check_choice(choice)
     chosen = {choice.key_or_group: str(choice.value()) for choice in choices}
@@ -92,18 +91,18 @@ def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: 
 def _check_part(override: Override) -> None:
     name = override.key_or_group.partition(".")[0].partition("/")[0]
     if name in OF_TRAINING:
-        raise ConfigError(f"{override.input_line}: says nothing about what a checkpoint can do; leave it out")
+        raise ConfigError(f"{override.input_line}: has no effect on an evaluation; leave it out")
     if override.is_sweep_override() or override.is_delete():
         raise ConfigError(f"{override.input_line}: must be one value; type {override.key_or_group}=VALUE")
 
 
 def _find_data(config: DictConfig) -> None:
-    """Where the data is not where it was in training, it is looked for where `METALEARN_DATA` says."""
+    """Sets dataset.root to `METALEARN_DATA`, if it is set, where the folder of the training is not there."""
     root = config.dataset.get("root")
     if root is not None and not Path(root).is_dir() and "METALEARN_DATA" in os.environ:
         config.dataset.root = os.environ["METALEARN_DATA"]
 
 
 def run_folder_of(checkpoint: Path) -> Path:
-    """The run folder that a checkpoint lies in, links followed: …/checkpoints/step_000100 is two levels below."""
+    """The run folder of a checkpoint, two levels above …/checkpoints/step_000100; links are followed."""
     return checkpoint.resolve().parent.parent

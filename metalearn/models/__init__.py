@@ -1,1 +1,1 @@
-"""One network a file, each a closure that returns a `Model`."""
+"""One network per file; each is a closure that returns a `Model`."""

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.models.common.stages import staged_model
-from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
+from metalearn.models.common.stages import HEAD, draw_head, staged_model
+from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, max_pool2d
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
@@ -37,7 +37,7 @@ def conv4(
         filters: channels of every block.
         downsample: `stride` halves by stride 2 and averages over space before the head; `pool`
             halves by 2×2 max pooling and flattens.
-        activation: `relu`, or `softplus` where a smooth one is wanted.
+        activation: `relu`, or `softplus`, which is smooth.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
 
@@ -53,49 +53,50 @@ def conv4(
         raise ValueError(
             f"downsample='pool': images of {image_size} pixels cannot be halved {BLOCKS} times; type downsample=stride"
         )
-    stride, conv_sizes, out_size = (2, *_halved(image_size)) if downsample == "stride" else (1, *_pooled(image_size))
+    conv_sizes, out_size = _halved(image_size) if downsample == "stride" else _pooled(image_size)
     features = filters if downsample == "stride" else filters * out_size**2
-    slope = 0.0 if activation == "relu" else LINEAR
 
     def init(generator: Generator) -> Params:
-        params: Params = {}
-        for block in range(1, BLOCKS + 1):
-            fan_in = (channels if block == 1 else filters) * 9
-            bound = math.sqrt(6 / (fan_in + filters * 9))
-            shape = (filters, fan_in // 9, 3, 3)
-            params[f"conv{block}.weight"] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-            params[f"norm{block}.weight"] = torch.ones(filters)
-            params[f"norm{block}.bias"] = torch.zeros(filters)
-        params["head.weight"] = torch.empty(ways, features).normal_(0, 0.01, generator=generator)
-        params["head.bias"] = torch.zeros(ways)
-        return params
+        return _draw_blocks(channels, filters, generator) | draw_head(ways, features, generator)
 
-    def block(number: int) -> Stage:
-        weight, scale, shift = names = (f"conv{number}.weight", f"norm{number}.weight", f"norm{number}.bias")
-
-        def apply(params: Params, x: Tensor, known: int) -> Tensor:
-            h = conv2d(channels_last(x) if number == 1 else x, params[weight], stride=stride, padding=1)
-            h = batch_norm(h, params[scale], params[shift], slope=slope, statistics_of=known or None)
-            h = h if activation == "relu" else F.softplus(h)
-            h = max_pool2d(h, 2) if downsample == "pool" else h
-            return flat(h) if number == BLOCKS else h
-
-        return Stage(f"block{number}", names, apply)
-
-    def flat(h: Tensor) -> Tensor:
-        return h.mean(dim=(2, 3)) if downsample == "stride" else h.permute(0, 1, 4, 2, 3).flatten(2)
-
-    def head(params: Params, features: Tensor, known: int) -> Tensor:
-        return linear(features, params["head.weight"], params["head.bias"])
-
-    stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))
+    stages = (*(_block(number, downsample, activation) for number in range(1, BLOCKS + 1)), HEAD)
     norms = [name for stage in stages for name in stage.params if name.startswith("norm")]
     activations = filters * sum(size**2 for size in conv_sizes)
     return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
 
 
+def _draw_blocks(channels: int, filters: int, generator: Generator) -> Params:
+    params: Params = {}
+    for block in range(1, BLOCKS + 1):
+        fan_in = (channels if block == 1 else filters) * 9
+        bound = math.sqrt(6 / (fan_in + filters * 9))
+        shape = (filters, fan_in // 9, 3, 3)
+        params[f"conv{block}.weight"] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        params[f"norm{block}.weight"] = torch.ones(filters)
+        params[f"norm{block}.bias"] = torch.zeros(filters)
+    return params
+
+
+def _block(number: int, downsample: str, activation: str) -> Stage:
+    """A block; the first one takes images [t, n, c, h, w], the last one gives features [t, n, d]."""
+    weight, scale, shift = names = (f"conv{number}.weight", f"norm{number}.weight", f"norm{number}.bias")
+    stride = 2 if downsample == "stride" else 1
+    slope = 0.0 if activation == "relu" else LINEAR
+
+    def apply(params: Params, x: Tensor, known: int) -> Tensor:
+        h = conv2d(channels_last(x) if number == 1 else x, params[weight], stride=stride, padding=1)
+        h = batch_norm(h, params[scale], params[shift], slope=slope, statistics_of=known or None)
+        h = h if activation == "relu" else F.softplus(h)
+        h = max_pool2d(h, 2) if downsample == "pool" else h
+        if number < BLOCKS:
+            return h
+        return h.mean(dim=(2, 3)) if downsample == "stride" else h.permute(0, 1, 4, 2, 3).flatten(2)
+
+    return Stage(f"block{number}", names, apply)
+
+
 def _halved(size: int) -> tuple[list[int], int]:
-    """The sizes of the four maps under stride 2, and the last one."""
+    """The sizes of the four maps with stride 2, and the size of the last one."""
     sizes = []
     for _ in range(BLOCKS):
         size = (size + 1) // 2

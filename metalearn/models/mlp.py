@@ -1,4 +1,4 @@
-"""A multi-layer perceptron, as Finn et al. 2017 (arXiv 1703.03400), section 5.1 use for the sinusoid."""
+"""A multi-layer perceptron, as in Finn et al. 2017 (arXiv 1703.03400), section 5.1, for the sinusoid."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
         inputs: numbers in one input.
         outputs: numbers in one output.
         hidden: widths of the hidden layers.
-        activation: `relu`, or `tanh` where a smooth one is wanted.
+        activation: `relu`, or `tanh`, which is smooth.
 
     Raises:
         ValueError: a width below 1, or an activation that does not exist.

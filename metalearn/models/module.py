@@ -12,19 +12,19 @@ from metalearn.types import Model
 
 
 def module(*, network: dict[str, Any], channels: int, image_size: int, transductive: bool = True) -> Model:
-    """Your own network; how it is computed, `metalearn.models.common.adapter` says.
+    """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
     Args:
-        network: `_target_`, the class or function that gives the `nn.Module`, as `package.module.Name`, and its
-            arguments. It takes images [n, channels, h, w] and gives [n, ways].
-        channels: that it takes; an image of one channel is repeated.
+        network: `_target_` names the class or function that gives the `nn.Module`, as `package.module.Name`; the other
+            keys are its arguments. The module takes images [n, channels, h, w] and gives [n, ways].
+        channels: channels of an image that the module takes; an image of one channel is repeated.
         image_size: height and width of an image, in pixels.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
 
     Raises:
-        ValueError: nothing by that name, arguments that it does not take, something else than a module, or images
-            that the network cannot take.
+        ValueError: there is nothing by that name, it does not take the arguments, it does not give a module, or the
+            module cannot take the images.
     """
     for argument, value in (("channels", channels), ("image_size", image_size)):
         whole_number(argument, value, at_least=1)

@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.models.common.stages import staged_model
-from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, linear, max_pool2d
+from metalearn.models.common.stages import HEAD, draw_head, staged_model
+from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, max_pool2d
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
 LAYERS = ("layer1", "layer2", "layer3", "shortcut")
-"""The convolutions of a block, each with a norm behind it: three of 3×3 in a row, one of 1×1 beside them."""
+"""The convolutions of a block, each with a norm behind it: three of 3×3 in a row, and the 1×1 shortcut around them."""
 
 SLOPES = {"leaky_relu": 0.1, "relu": 0.0, "softplus": LINEAR}
-"""Activations, and the slope of the leaky ReLU that the norm ends in; softplus comes behind it."""
+"""Activations, and the slope of the leaky ReLU in the norm. The norm before a softplus is linear."""
 
 
 def resnet12(
@@ -44,19 +44,14 @@ def resnet12(
         channels: channels of an image.
         image_size: height and width of an image, in pixels.
         widths: channels of the four blocks.
-        activation: `leaky_relu` with slope 0.1, `relu`, or `softplus` where a smooth one is wanted.
+        activation: `leaky_relu` with slope 0.1, `relu`, or `softplus`, which is smooth.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
 
     Raises:
-        ValueError: an image too small for four poolings, a choice that does not exist, or not four widths.
+        ValueError: an image too small for four poolings, a choice that does not exist, or widths that are not four.
     """
-    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
-        whole_number(name, value, at_least=1)
-    if not isinstance(widths, list | tuple) or len(widths) != BLOCKS:
-        raise ValueError(f"widths={widths!r}: must be a list of {BLOCKS} numbers; type widths=[64,160,320,640]")
-    for width in widths:
-        whole_number("widths", width, at_least=1)
+    _check_sizes(ways, channels, image_size, widths)
     one_of("activation", activation, tuple(SLOPES))
     true_or_false("transductive", transductive)
     if image_size < 2**BLOCKS:
@@ -64,48 +59,59 @@ def resnet12(
             f"image_size={image_size}: must be at least {2**BLOCKS}, since images are halved {BLOCKS} times; "
             f"type dataset.image_size={2**BLOCKS} or more"
         )
-    slope = SLOPES[activation]
 
     def init(generator: Generator) -> Params:
-        params: Params = {}
-        for number, width in enumerate(widths, start=1):
-            for layer in LAYERS:
-                fan_in = width if layer in ("layer2", "layer3") else channels if number == 1 else widths[number - 2]
-                size = 1 if layer == "shortcut" else 3
-                weight, scale, shift = _names(number, layer)
-                std = math.sqrt(2 / (width * size**2))  # He et al. 2015 (arXiv 1502.01852), equation 14
-                params[weight] = torch.empty(width, fan_in, size, size).normal_(0, std, generator=generator)
-                params[scale] = torch.ones(width)
-                params[shift] = torch.zeros(width)
-        params["head.weight"] = torch.empty(ways, widths[-1]).normal_(0, 0.01, generator=generator)
-        params["head.bias"] = torch.zeros(ways)
-        return params
+        return _draw_blocks(channels, widths, generator) | draw_head(ways, widths[-1], generator)
 
-    def block(number: int) -> Stage:
-        def apply(params: Params, x: Tensor, known: int) -> Tensor:
-            def normed(layer: str, x: Tensor, slope: float) -> Tensor:
-                weight, scale, shift = (params[name] for name in _names(number, layer))
-                h = conv2d(x, weight, padding=0 if layer == "shortcut" else 1)
-                return batch_norm(h, scale, shift, slope=slope, statistics_of=known or None)
-
-            def activated(layer: str, x: Tensor) -> Tensor:
-                h = normed(layer, x, slope)
-                return F.softplus(h) if activation == "softplus" else h
-
-            x = channels_last(x) if number == 1 else x
-            h = normed("layer3", activated("layer2", activated("layer1", x)), LINEAR) + normed("shortcut", x, LINEAR)
-            h = max_pool2d(F.softplus(h) if activation == "softplus" else F.leaky_relu(h, slope), 2)
-            return h.mean(dim=(2, 3)) if number == BLOCKS else h
-
-        return Stage(f"block{number}", tuple(name for layer in LAYERS for name in _names(number, layer)), apply)
-
-    def head(params: Params, features: Tensor, known: int) -> Tensor:
-        return linear(features, params["head.weight"], params["head.bias"])
-
-    stages = (*map(block, range(1, BLOCKS + 1)), Stage("head", ("head.weight", "head.bias"), head))
+    stages = (*(_block(number, activation) for number in range(1, BLOCKS + 1)), HEAD)
     activations = sum(len(LAYERS) * width * (image_size // 2**halvings) ** 2 for halvings, width in enumerate(widths))
     norms = [name for stage in stages for name in stage.params if ".norm." in name]
     return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
+
+
+def _check_sizes(ways: int, channels: int, image_size: int, widths: object) -> None:
+    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
+        whole_number(name, value, at_least=1)
+    if not isinstance(widths, list | tuple) or len(widths) != BLOCKS:
+        raise ValueError(f"widths={widths!r}: must be a list of {BLOCKS} numbers; type widths=[64,160,320,640]")
+    for width in widths:
+        whole_number("widths", width, at_least=1)
+
+
+def _draw_blocks(channels: int, widths: Sequence[int], generator: Generator) -> Params:
+    params: Params = {}
+    for number, width in enumerate(widths, start=1):
+        for layer in LAYERS:
+            fan_in = width if layer in ("layer2", "layer3") else channels if number == 1 else widths[number - 2]
+            size = 1 if layer == "shortcut" else 3
+            weight, scale, shift = _names(number, layer)
+            std = math.sqrt(2 / (width * size**2))  # He et al. 2015 (arXiv 1502.01852), equation 14
+            params[weight] = torch.empty(width, fan_in, size, size).normal_(0, std, generator=generator)
+            params[scale] = torch.ones(width)
+            params[shift] = torch.zeros(width)
+    return params
+
+
+def _block(number: int, activation: str) -> Stage:
+    """A block; the first one takes images [t, n, c, h, w], the last one gives features [t, n, d]."""
+    slope = SLOPES[activation]
+
+    def apply(params: Params, x: Tensor, known: int) -> Tensor:
+        def normed(layer: str, x: Tensor, slope: float) -> Tensor:
+            weight, scale, shift = (params[name] for name in _names(number, layer))
+            h = conv2d(x, weight, padding=0 if layer == "shortcut" else 1)
+            return batch_norm(h, scale, shift, slope=slope, statistics_of=known or None)
+
+        def activated(layer: str, x: Tensor) -> Tensor:
+            h = normed(layer, x, slope)
+            return F.softplus(h) if activation == "softplus" else h
+
+        x = channels_last(x) if number == 1 else x
+        h = normed("layer3", activated("layer2", activated("layer1", x)), LINEAR) + normed("shortcut", x, LINEAR)
+        h = max_pool2d(F.softplus(h) if activation == "softplus" else F.leaky_relu(h, slope), 2)
+        return h.mean(dim=(2, 3)) if number == BLOCKS else h
+
+    return Stage(f"block{number}", tuple(name for layer in LAYERS for name in _names(number, layer)), apply)
 
 
 def _names(block: int, layer: str) -> tuple[str, str, str]:

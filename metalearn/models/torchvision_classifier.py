@@ -10,13 +10,13 @@ from metalearn.types import Model
 
 
 def torchvision_classifier(*, name: str, ways: int, channels: int, image_size: int, transductive: bool = True) -> Model:
-    """A network of `torchvision.models` with fresh weights; how it is computed, `metalearn.models.common.adapter` says.
+    """A network of `torchvision.models` with fresh weights. `metalearn.models.common.adapter` computes it.
 
-    The auxiliary outputs of googlenet and inception_v3 are off. The second derivative of a swin_v2 is not finite
-    where it pads its maps, which it does unless `image_size` is a multiple of 256.
+    The auxiliary outputs of googlenet and inception_v3 are off. The second derivative of a swin_v2 is finite only if
+    it does not pad its maps, that is if `image_size` is a multiple of 256.
 
     Args:
-        name: what torchvision calls it, for example `resnet18`.
+        name: its name in torchvision, for example `resnet18`.
         ways: outputs of the last layer.
         channels: channels of an image: 3, or 1, which is repeated three times.
         image_size: height and width of an image, in pixels.

@@ -1,9 +1,8 @@
 """Layers for per-task weights: every task of a chunk runs through its own network, in one call.
 
-Images are [tasks, samples, height, width, channels]; parameters carry a leading task dimension, over which they may
-be expanded. Every layer can be differentiated any number of times. On the CPU convolution and norm are compiled
-kernels (`kernels/`) where numbers of channels fill their vectors (16 floats with AVX-512); elsewhere, torch's
-operations.
+Images are [tasks, samples, height, width, channels]; parameters have a leading task dimension, and may be expanded over
+it. Every layer can be differentiated any number of times. On the CPU, compiled kernels (`kernels/`) compute
+convolutions and norms whose channels fill the vectors (16 floats with AVX-512). Torch's operations compute the rest.
 """
 
 from metalearn.nn.conv import conv2d

@@ -1,4 +1,4 @@
-"""Convolution by torch's operations, on any device: windows gathered as rows, then one matrix product a task.
+"""Convolution by torch's operations, on any device: windows are gathered as rows; each task is one matrix product.
 
 Images are [t, n, h, w, c], kernels [t, o, i, kh, kw].
 """
@@ -14,7 +14,7 @@ from metalearn.nn.precision import rounds_products
 
 
 class Geometry(NamedTuple):
-    """Of a convolution: the kernels' height and width, the stride, and the zeros padded on every side."""
+    """A convolution: height and width of the kernels, the stride, and the zeros that pad every side."""
 
     height: int
     width: int
@@ -40,7 +40,7 @@ def product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
 
 
 def input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
-    """The derivative of ⟨gy, x ∗ w⟩ by x of that shape."""
+    """The derivative of ⟨gy, x ∗ w⟩ by x, for x of `shape`."""
     t, n, height, width, inputs = shape
     out_height, out_width = gy.shape[2:4]
     rows = _times(gy.flatten(1, 3), _matrices(weight).transpose(1, 2))

@@ -1,7 +1,7 @@
-"""Convolution with kernels of its own for every task, differentiable any number of times.
+"""Convolution with separate kernels for every task, differentiable any number of times.
 
 The product y = x ∗ w is linear in x and in w, so its two gradients are again such products. The three
-`autograd.Function`s below are closed under differentiation: each one's backward pass calls only the
+`autograd.Function`s below are closed under differentiation: the backward pass of each one calls only the
 others. torch's own double backward builds convolutions of odd shapes instead, which run slowly.
 """
 
@@ -19,7 +19,7 @@ from metalearn.nn.native import GEOMETRY, Kernels, compiled_for
 from metalearn.nn.precision import rounds_products
 
 FEW_CHANNELS = 16
-"""Inputs of fewer channels have their windows gathered first, so that a product is worth its vector."""
+"""If the inputs have fewer channels, their windows are gathered first, so that the products fill vectors."""
 
 
 def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:
@@ -33,7 +33,7 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
         [t, n, h', w', o].
 
     Raises:
-        ValueError: images and kernels that do not fit each other.
+        ValueError: images and kernels do not fit each other.
     """
     _check(x, weight, stride, padding)
     geometry = Geometry(weight.shape[3], weight.shape[4], stride, padding)
@@ -46,7 +46,7 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
 
 
 def _check(x: Tensor, weight: Tensor, stride: int, padding: int) -> None:
-    """The kernels work by address: they would read beyond what does not fit."""
+    """Raises ValueError if images and kernels do not fit: compiled kernels would read beyond their memory."""
 
     def shapes() -> str:
         return f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
@@ -69,21 +69,24 @@ def _check(x: Tensor, weight: Tensor, stride: int, padding: int) -> None:
 
 @lru_cache(maxsize=1024)
 def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
-    """The geometry as convolution.c takes it, for images of shape `x`."""
+    """The geometry in the form that convolution.c takes, for images of shape `x`."""
     tasks, samples, height, width, inputs = x
     return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
 
 
 def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> Kernels | None:
-    """The compiled kernels, where they can do it: the channels that their vectors run over, the outputs and with
-    `over_inputs` the inputs, fill these. In bf16 those by tiles, which inputs must fill, too, else those in float32."""
-    found = compiled_for(x)
-    if found is None or (rounds_products() and found.tiles is None):
+    """The compiled kernels, or None if they cannot compute it.
+
+    The outputs must fill their vectors, and with `over_inputs` the inputs, too. In bf16, kernels by tiles compute it if
+    the inputs fill the tiles, else those in float32.
+    """
+    kernels = compiled_for(x)
+    if kernels is None or (rounds_products() and kernels.tiles is None):
         return None
-    fills = inputs % found.lanes == 0
-    if outputs % found.lanes or (over_inputs and not fills):
+    fills = inputs % kernels.lanes == 0
+    if outputs % kernels.lanes or (over_inputs and not fills):
         return None
-    return found.tiles if rounds_products() and fills else found
+    return kernels.tiles if rounds_products() and fills else kernels
 
 
 def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:

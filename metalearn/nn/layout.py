@@ -1,4 +1,4 @@
-"""How images and kernels lie in memory: channels last, as the layers read them."""
+"""The order of images and kernels in memory: channels last, as the layers read them."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from torch.autograd import Function
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images [t, n, c, h, w] as a data source gives them → [t, n, h, w, c] as the layers take them."""
+    """Images [t, n, c, h, w] from a data source → [t, n, h, w, c] for the layers."""
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
 def laid_out(parameter: Tensor) -> Tensor:
-    """The same values; those of a convolution [o, i, kh, kw] lie in memory as [kh, kw, i, o].
+    """The same values; the memory order of a convolution's kernels [o, i, kh, kw] becomes [kh, kw, i, o].
 
-    What is computed of them elementwise keeps that order, so that no kernel is rearranged at every use.
-    Derivatives come back in the usual order.
+    Elementwise operations keep that order, so that no kernel is rearranged at every use. Derivatives have the usual
+    order.
     """
     if parameter.dim() != 4:
         return parameter
@@ -24,14 +24,14 @@ def laid_out(parameter: Tensor) -> Tensor:
 
 
 def rows_of_kernels(weight: Tensor) -> tuple[Tensor, int]:
-    """Kernels [t, o, i, kh, kw] as dense [t or 1, kh, kw, i, o], and the distance from a task's to the next one's: 0
-    where all tasks share one set (an expanded tensor)."""
+    """Kernels [t, o, i, kh, kw] as dense [t or 1, kh, kw, i, o], and the distance from one task's kernels to the next
+    task's: 0 if all tasks share one set (an expanded tensor)."""
     return dense(weight.permute(0, 3, 4, 2, 1))
 
 
 def dense(parameter: Tensor) -> tuple[Tensor, int]:
-    """[t, …] dense, and the distance from a task's part to the next one's: 0 where all tasks share one (an expanded
-    tensor), which is then given once, as [1, …]."""
+    """[t, …] dense, and the distance from one task's part to the next task's. If all tasks share one part (an expanded
+    tensor), the result is [1, …], and the distance is 0."""
     if parameter.stride(0) == 0 and parameter.shape[0] > 1:
         return parameter[:1].contiguous(), 0
     return parameter.contiguous(), parameter.shape[1:].numel()

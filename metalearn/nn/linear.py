@@ -1,4 +1,4 @@
-"""The affine map with a weight of its own for every task."""
+"""The affine map, with a separate weight for every task."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
-"""The layers' kernels in C: compiled once by the machine's own gcc, kept in the cache, called by address.
+"""The layers' kernels in C. The compiler of this machine compiles them once, and the cache keeps them.
 
-Where there is no compiler, or off the CPU, the layers compute the same with torch's operations.
+Without a compiler, or on another device than the CPU, the layers compute the same by torch's operations.
 """
 
 import contextlib
@@ -54,10 +54,10 @@ _NORM_ADDRESSES = (
 
 
 class Kernels:
-    """The functions of one compiled library. Tensors given to them must be dense, of the library's type, on the CPU."""
+    """The functions of one compiled library. Their tensors must be dense, of the library's type, on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, real: type, convolutions: str = "") -> None:
-        """`convolutions` is what the names of the functions that convolve begin with."""
+        """`convolutions` is the prefix of the names of the functions that convolve."""
         names = ("product", "input_gradient", "weight_gradient")
         self._product, self._input_gradient, self._weight_gradient = (library[convolutions + name] for name in names)
         for function in (self._product, self._input_gradient):
@@ -66,7 +66,7 @@ class Kernels:
         library.lanes.restype = Number
         library.tiles_there.restype = Number
         library.use_parallel_region.argtypes = [Address]
-        region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; absent, one thread computes
+        region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; without it, one thread computes
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
         fields = [("epsilon", real), ("slope", real), *((name, Address) for name in _NORM_ADDRESSES)]
@@ -76,13 +76,13 @@ class Kernels:
 
     @functools.cached_property
     def tiles(self) -> "Kernels | None":
-        """The same, but for float32 convolutions: they are computed in bfloat16 by AMX tiles, of `lanes` channels. None
-        where processor, compiler or operating system has no tiles for this process."""
+        """The same functions, but AMX tiles of `lanes` channels compute float32 convolutions, in bfloat16. None if the
+        processor, the compiler or the operating system offers no tiles."""
         there = self._real is ctypes.c_float and self._library.tiles_there()
         return Kernels(self._library, self._real, "tiles_") if there else None
 
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
-        """y = x ∗ w; `step` is the distance from a task's kernels to the next one's, 0 where they share them."""
+        """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
         self._product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
 
     def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
@@ -103,27 +103,27 @@ class Kernels:
 
 
 def compiled_for(x: Tensor) -> Kernels | None:
-    """The kernels that can compute with `x`, or None."""
+    """The kernels for the type and device of `x`, or None."""
     return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """What the layers compute with, in a line for the log."""
+    """A line for the log: what computes the layers."""
     if device.type != "cpu":
         return f"torch's operations on {device.type}"
-    found = compiled(dtype)
-    if found is None:
+    kernels = compiled(dtype)
+    if kernels is None:
         why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else "there is no working gcc: install one"
         return f"torch's operations, two to three times slower than compiled kernels; {why}"
-    line = f"compiled kernels, {found.lanes} numbers a vector"
+    line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if not rounds_products():
         return line
-    return f"{line}, {'convolutions in bf16 by AMX tiles' if found.tiles else TORCH_ROUNDS}"
+    return f"{line}, {'convolutions in bf16 by AMX tiles' if kernels.tiles else TORCH_ROUNDS}"
 
 
 @functools.cache
 def compiled(dtype: torch.dtype) -> Kernels | None:
-    """The compiled kernels for `dtype`; None where `METALEARN_KERNELS=torch` or nothing can compile them."""
+    """The compiled kernels for `dtype`; None if `METALEARN_KERNELS=torch`, or if they cannot be compiled."""
     compiler = None if _unwanted() else _compiler()
     if compiler is None:
         return None
@@ -153,7 +153,7 @@ def _compiler() -> list[str] | None:
 
 
 def _library(compiler: list[str], real: str) -> ctypes.CDLL:
-    """The library for `real`, from the cache or freshly compiled; its name tells all that it depends on."""
+    """The library for `real`, from the cache or freshly compiled. Its name has a hash of all that it depends on."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     parts = (*(source.read_text() for source in SOURCES), *FLAGS, *compiler, version, real, _processor())
     name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
@@ -186,7 +186,7 @@ def _compile(compiler: list[str], real: str, to: Path) -> Path:
 
 
 def _processor() -> str:
-    """What `-march=native` goes by."""
+    """The properties of the processor that `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

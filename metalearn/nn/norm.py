@@ -1,8 +1,7 @@
-"""Batch normalisation by the statistics of the batch at hand; there are no running ones.
+"""Batch normalisation by the statistics of the current batch; there are no running statistics.
 
-Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1. torch's own, in training mode, is right to
-second order when it is called directly; under `torch.func.vmap` its second derivative is wrong
-(pytorch/functorch#534), so nothing here runs under vmap.
+Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1. Nothing here runs under `torch.func.vmap`: there the second
+derivative of torch's own batch norm in training mode is wrong (pytorch/functorch#534). Called directly, it is right.
 """
 
 from typing import Any, NamedTuple
@@ -18,11 +17,11 @@ from metalearn.nn.native import Kernels, compiled_for
 EPSILON = 1e-5
 
 LINEAR = 1.0
-"""The slope of no activation at all."""
+"""The slope that stands for no activation."""
 
 
 class Settings(NamedTuple):
-    """Of a norm: the slope behind it, the samples that statistics are taken of, and what is added to the variance."""
+    """The slope behind a norm, the number of samples for its statistics, and what is added to the variance."""
 
     slope: float
     measured: int
@@ -44,15 +43,15 @@ def batch_norm(
         x: [t, n, h, w, c].
         weight: scale [t, c].
         bias: shift [t, c].
-        slope: of the leaky ReLU behind the norm: 0 is the ReLU, 1 none at all.
-        statistics_of: take mean and variance of the first so many of the n samples only; None: of all.
+        slope: the slope of the leaky ReLU behind the norm: 0 is the ReLU, 1 is no activation.
+        statistics_of: how many samples, the first of the n, mean and variance are taken of; None: all.
         epsilon: what is added to the variance.
 
     Returns:
         [t, n, h, w, c].
 
     Raises:
-        ValueError: parameters or `statistics_of` that do not fit the images, or a single pixel to take statistics of.
+        ValueError: parameters or `statistics_of` do not fit the images, or statistics would be of a single number.
     """
     if x.dim() != 5 or not x.numel():
         raise ValueError(f"images [tasks, samples, height, width, channels] {list(x.shape)}: must have five dimensions")
@@ -84,13 +83,13 @@ def _written_out(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings) ->
 
 
 def _native(x: Tensor) -> Kernels:
-    found = compiled_for(x)
-    assert found is not None
-    return found
+    kernels = compiled_for(x)
+    assert kernels is not None
+    return kernels
 
 
 def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, **tensors: Tensor) -> None:
-    """One of the three functions of norm.c, which say there what their tensors mean."""
+    """Calls one of the three functions of norm.c, where their tensors are explained."""
     (scale, step), (shift, shift_step) = dense(weight), dense(bias)
     if step != shift_step:
         scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]
@@ -100,7 +99,7 @@ def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings
 
 
 class _Norm(Function):
-    """(x, weight, bias) → y. What it and the next two are given is dense already: a copy made in here would be saved
+    """(x, weight, bias) → y. This function and the next two must get dense tensors: a copy made inside would be saved
     without its graph."""
 
     @staticmethod
@@ -135,7 +134,7 @@ class _NormBackward(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cotangents = (grad.contiguous() for grad in grads)
         of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *ctx.saved_tensors, ctx.settings)
-        of_bias = torch.zeros_like(ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None  # it moves the kink only
+        of_bias = torch.zeros_like(ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None  # it moves only the kink
         return (of_gy, of_x, of_weight, of_bias, None, None, None)
 
 
@@ -158,10 +157,10 @@ class _NormSecond(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Third and higher derivatives, which nobody is in a hurry for: through the definition."""
+        """Third and higher derivatives, by the definition: they need not be fast."""
         keep = torch.is_grad_enabled()
         with torch.enable_grad():
-            inputs = [  # views, so that none of them is found upstream of another
+            inputs = [  # views, so that none of them lies upstream of another
                 saved.view_as(saved) if saved.requires_grad else saved.detach().requires_grad_()
                 for saved in ctx.saved_tensors
             ]

@@ -1,12 +1,12 @@
-"""How exactly products are computed: as float32 is, unless a run asks for less.
+"""The precision of products: that of float32, unless the config asks for less.
 
-`tf32` keeps ten bits of float32's mantissa where an NVIDIA GPU multiplies, `bf16` seven, on any device. Sums, norms,
-losses and parameters stay float32 either way.
+`tf32` keeps ten bits of float32's mantissa in the products of an NVIDIA GPU; `bf16` keeps seven, on any device. Sums,
+norms, losses and parameters stay float32.
 
-What `bf16` rounds, to nearest even: the operands of products, and by torch's operations the results, too. On CPUs with
-AMX the compiled kernels convolve: they round the operands only, sum in float32 in an order that no number of threads
-changes, and leave numbers of channels that are no multiples of 16 (so the windows of a first layer) to the float32
-kernels, which round nothing.
+`bf16` rounds the operands of products to nearest even. Torch's operations round the results, too. On CPUs with AMX,
+the compiled kernels convolve: they round the operands only, and sum in float32, in an order that does not depend on
+the number of threads. They need multiples of 16 channels. For other numbers (the windows of a first layer) the float32
+kernels convolve, and round nothing.
 """
 
 import torch
@@ -24,7 +24,7 @@ def compute_with(precision: str) -> None:
 
 
 def type_of(precision: str) -> torch.dtype:
-    """The type of parameters, inputs and all that is not a product."""
+    """The type of parameters, inputs, and everything but products."""
     return torch.float64 if precision == "float64" else torch.float32
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from distributed.engine.launch import CannotListenError, Place, launch
+from distributed.engine.launch import CannotListenError, LaunchConfig, launch
 from distributed.engine.session import StoppedByLeader
 from metalearn.config.check import started_as_rank
 from metalearn.errors import ConfigError, DataError, RunError
@@ -43,12 +43,12 @@ def start_workers(job: Job, state: FolderState | None) -> int:
 def start_ranks(job: Job, command: Sequence[str], *, max_restarts: int) -> int:
     """Runs a Python program, `command`, once for each worker of the job, and waits."""
     settings = job.config.launch
-    place = Place(
+    config = LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
         settings.master_port, settings.interface,
     )  # fmt: skip
     try:
-        return launch([sys.executable, *command], place, max_restarts=max_restarts, say=log.warning)
+        return launch([sys.executable, *command], config, max_restarts=max_restarts, say=log.warning)
     except CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
 

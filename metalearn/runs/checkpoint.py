@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are there whole or not at all, and are checked when they are read.
+"""Checkpoints: folders that are written whole or not at all, and verified when they are read.
 
 `checkpoints/step_000200/` holds `params.safetensors` (the meta-parameters), `state.pt` (optimiser and
 counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SHA-256 of the others).
@@ -31,7 +31,7 @@ _FILES = ("params.safetensors", "state.pt", "meta.json")
 
 
 class Snapshot(NamedTuple):
-    """What a run needs to go on: parameters, the optimiser's state and the counters; what it is (`meta`)."""
+    """All that a run needs to continue: parameters, the optimiser's state and counters, step and config (`meta`)."""
 
     params: Params
     state: dict[str, Any]
@@ -41,8 +41,8 @@ class Snapshot(NamedTuple):
 class Checkpointer(NamedTuple):
     """The checkpoints of one run.
 
-    `due(step)` says whether the schedule asks for one; `save(snapshot, best)` writes one, points `last`
-    (and `best`) to it and prunes; `best()` reads the best one, or gives None where there is none that can be read.
+    `due(step)`: whether the schedule wants a checkpoint. `save(snapshot, best)` writes one, points `last` (and, if
+    `best`, `best` too) to it, and removes old ones. `best()` reads the best one; None if none can be read.
     """
 
     due: Callable[[int], bool]
@@ -51,15 +51,15 @@ class Checkpointer(NamedTuple):
 
 
 NO_CHECKPOINTS = Checkpointer(lambda step: False, lambda snapshot, best: None, lambda: None)
-"""For ranks that step along while rank zero writes."""
+"""For ranks that take the same steps while rank zero writes."""
 
 
 def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
-    """How often to save and how many to keep: a function from the run folder to its `Checkpointer`.
+    """Returns a function from the run folder to its `Checkpointer`.
 
     Args:
         every: steps between checkpoints.
-        keep: how many of the latest stay; what `best` and `last` point to always does.
+        keep: number of latest checkpoints to keep; those of `best` and `last` always stay.
 
     Raises:
         ValueError: a number below 1.
@@ -80,7 +80,7 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
             try:
                 return read(folder / "best") if (folder / "best").exists() else None
             except RunError as error:
-                log.warning("%s; the next validation is the best", error)
+                log.warning("%s; the next validation counts as the best", error)
                 return None
 
         return Checkpointer(lambda step: step % every == 0, save, best)
@@ -89,7 +89,7 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Saves under `folder`/step_NNNNNN: in a temporary folder first, synced to disk, then renamed."""
+    """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it."""
     final = folder / f"step_{snapshot.meta['step']:06d}"
     temporary = folder / f".{final.name}.tmp"
     _remove(temporary)
@@ -113,14 +113,14 @@ def read(path: Path) -> Snapshot:
     """The checkpoint in the folder `path`, verified against its manifest.
 
     Raises:
-        RunError: it is not complete, or has changed since it was written.
+        RunError: it is not complete, or a file has changed since it was written.
     """
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         for name in _FILES:
             if manifest.get(name) != _sha256(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
-        # Copies: the loaded tensors are views of one mapping, aligned anyhow, and kernels may round by alignment.
+        # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
         params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         return Snapshot(params, state, json.loads((path / "meta.json").read_text()))
@@ -136,7 +136,7 @@ def to_bytes(snapshot: Snapshot) -> bytes:
 
 
 def from_bytes(data: bytes) -> Snapshot:
-    """What `to_bytes` was given."""
+    """The snapshot that `to_bytes` has packed."""
     return Snapshot(*torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
@@ -153,11 +153,11 @@ def read_named(key: str, path: Path) -> Snapshot:
 
 
 def latest(run_dir: Path) -> Snapshot | None:
-    """The newest checkpoint of a run that can be read, or None where there is none yet; damaged ones are
-    passed over with a warning.
+    """The newest readable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones are skipped with a
+    warning.
 
     Raises:
-        ConfigError: there are checkpoints, and none can be read.
+        ConfigError: there are checkpoints, but none can be read.
     """
     paths = _steps(run_dir / "checkpoints")
     for path in reversed(paths):
@@ -171,7 +171,7 @@ def latest(run_dir: Path) -> Snapshot | None:
 
 
 def rewind(run_dir: Path, step: int) -> None:
-    """Removes what a run did after `step`, the latest first, to go on from there."""
+    """Removes the result and the checkpoints after `step`, the latest first, so that the run continues from there."""
     folder = run_dir / "checkpoints"
     (run_dir / "result.json").unlink(missing_ok=True)
     for path in reversed(_steps(folder)):
@@ -181,19 +181,19 @@ def rewind(run_dir: Path, step: int) -> None:
 
 
 def start_params(path: Path, params: Params) -> Params:
-    """The parameters of the checkpoint at `path`, which must have the names and shapes of `params`.
+    """The parameters of the checkpoint at `path`, in the dtypes of `params`.
 
     Raises:
-        ConfigError: it cannot be read, or holds other parameters.
+        ConfigError: it cannot be read, or its parameters have other names or shapes than `params`.
     """
     return fitted("init_from", path, read_named("init_from", path).params, params)
 
 
 def fitted(key: str, path: Path, loaded: Params, params: Params) -> Params:
-    """The parameters `loaded` from the checkpoint at `path` that the config's `key` names, in the type of `params`.
+    """The parameters `loaded` from the checkpoint at `path`, in the dtypes of `params`; the config's `key` names it.
 
     Raises:
-        ConfigError: they have not the names and shapes of `params`.
+        ConfigError: they have other names or shapes than `params`.
     """
     ours, theirs = _shapes(params), _shapes(loaded)
     if ours != theirs:

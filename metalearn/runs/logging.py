@@ -1,4 +1,4 @@
-"""What a run logs: progress on the terminal, train.log, metrics.jsonl and TensorBoard."""
+"""The log of a run: progress on the terminal, train.log, metrics.jsonl and TensorBoard."""
 
 import json
 import logging
@@ -23,8 +23,8 @@ _PACKAGES = ("metalearn", "distributed")
 
 
 class RunLog(NamedTuple):
-    """`step` takes the values of a meta-step, `evaluation` the figures of a validation or test; `result`
-    the final figures beside the settings that gave them; `close` writes everything out."""
+    """`step` logs the values of a meta-step, `evaluation` the figures of a validation or test, `result` the settings
+    with the final figures; `close` writes everything to disk."""
 
     step: Callable[[int, Values], None]
     evaluation: Callable[[int, str, dict[str, Any]], None]
@@ -37,7 +37,7 @@ SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settin
 
 
 class Window(NamedTuple):
-    """The steps to be logged: those done before, the last one, and how many tasks (or samples: `unit`) a step has."""
+    """The steps to log: how many are `done` already, how many there are, and the tasks (or samples: `unit`) of each."""
 
     done: int
     steps: int
@@ -51,7 +51,7 @@ log = logging.getLogger("metalearn")
 
 
 def run_log(*, every: int, tensorboard: bool) -> OpenLog:
-    """How to log: a function from the run folder and the window of steps to a `RunLog`.
+    """Returns a function from the run folder and the window of steps to a `RunLog`.
 
     Args:
         every: steps between logged lines; a line is the mean over the steps since the last one.
@@ -72,7 +72,7 @@ def run_log(*, every: int, tensorboard: bool) -> OpenLog:
 
 
 class _Outputs:
-    """Everything that a run logs to: the terminal, metrics.jsonl, and TensorBoard where `board` is given."""
+    """All outputs of a run's log: the terminal, metrics.jsonl, and TensorBoard if `board` is given."""
 
     def __init__(self, window: Window, every: int, lines: "_Lines", board: Any) -> None:
         self._window, self._every, self._lines, self._board = window, every, lines, board
@@ -117,7 +117,7 @@ class _Outputs:
 
 
 class _Lines:
-    """metrics.jsonl. Lines after the step that the run goes on from are removed, and those of a test."""
+    """metrics.jsonl. If a run continues, the lines after the `done` steps are removed, and those of a test."""
 
     def __init__(self, path: Path, done: int) -> None:
         kept = []
@@ -128,7 +128,7 @@ class _Lines:
                     if line.endswith("\n") and 0 < row["step"] <= done and row["split"] != "test":
                         kept.append(line)
                 except (ValueError, KeyError, TypeError):
-                    continue  # a line torn by a kill
+                    continue  # a kill has cut this line
         write_atomically(path, "".join(kept))
         self._file = path.open("a")
 
@@ -144,7 +144,7 @@ class _Lines:
 def _board(folder: Path, done: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-    # Events after the step that the run goes on from are purged.
+    # If a run continues, events after the `done` steps are purged.
     return SummaryWriter(str(folder), purge_step=done + 1)
 
 
@@ -163,7 +163,7 @@ _console = Console(stderr=True)
 
 
 def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
-    """A progress bar where stderr is a terminal: called with each step, and with None at the end."""
+    """A progress bar, or None if stderr is no terminal. Call it with each step, and with None at the end."""
     if not _console.is_terminal:
         return None
     progress = Progress(
@@ -187,15 +187,14 @@ def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
     return show
 
 
-def log_to_terminal() -> None:
-    """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls do nothing."""
-    if log.handlers:
-        return
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if _console.is_terminal:
-        handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
-    handler.setLevel(logging.INFO)
-    _attach(handler)
+def log_to_terminal(level: int = logging.INFO) -> None:
+    """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
+    if not log.handlers:
+        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+        if _console.is_terminal:
+            handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
+        _attach(handler)
+    log.handlers[0].setLevel(level)
 
 
 def log_to_file(path: Path) -> logging.Handler:

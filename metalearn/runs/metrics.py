@@ -1,4 +1,4 @@
-"""From per-task values to the figures that are reported."""
+"""From the values of every task to the reported figures."""
 
 import csv
 import hashlib
@@ -10,26 +10,26 @@ from metalearn.types import Metrics
 
 
 def main_metric(values: Metrics) -> str:
-    """The metric that a learner is judged by: `accuracy` (higher is better), else `mse` (lower)."""
+    """The metric that decides which of two learners is better: `accuracy` (higher is better), else `mse` (lower)."""
     return "accuracy" if "accuracy" in values else "mse"
 
 
 def better(metric: str, new: float, old: float | None) -> bool:
-    """Whether `new` beats `old`. Anything beats None, and what is finite beats what is not."""
+    """Whether `new` is better than `old`. Every value is better than None, and a finite one than one that is not."""
     if old is None or not math.isfinite(old):
         return old is None or math.isfinite(new)
     return math.isfinite(new) and (new > old if metric == "accuracy" else new < old)
 
 
 def jsonable(values: Any) -> Any:
-    """The same, with None for numbers that are not finite: JSON has no word for them."""
+    """The same values, with None for numbers that are not finite: JSON cannot write them."""
     if isinstance(values, dict):
         return {name: jsonable(value) for name, value in values.items()}
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def from_json(values: Any) -> Any:
-    """What `jsonable` was given, as far as None stood for a number."""
+    """The values before `jsonable`: NaN for every None."""
     if isinstance(values, dict):
         return {name: from_json(value) for name, value in values.items()}
     return math.nan if values is None else values
@@ -39,9 +39,9 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     """Figures over tasks (or samples: `unit`), after the last inner step, from values [tasks, inner steps + 1].
 
     Returns:
-        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, `tasks` or `samples`, and `by_step` and
-        `ci95_by_step`: metric and interval after each inner step, by its number as a string; of tasks also
-        `task_list`, which is the same only for the same tasks.
+        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their number. `by_step` and
+        `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string. For tasks
+        also `task_list`: two lists with the same name have the same tasks.
     """
     metric = main_metric(values)
     table = values[metric].double()
@@ -61,11 +61,11 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
 
 
 LIST_VERSION = 1
-"""Of the lists of test tasks: raise it when the same config no longer gives the same tasks."""
+"""The version of the lists of test tasks. Raise it when the same config no longer gives the same tasks."""
 
 
 def task_list_id(values: Metrics) -> str | None:
-    """What tells one list of tasks from another: its version, and a digest of all that the tasks hold."""
+    """The name of a list of tasks: its version, and a digest of the content of all tasks; None without digests."""
     if "digest" not in values:
         return None
     numbers = values["digest"].flatten().tolist()
@@ -73,7 +73,7 @@ def task_list_id(values: Metrics) -> str | None:
 
 
 def write_table(path: Path, values: Metrics) -> None:
-    """A line a task: its number, the digest of its content, and its loss and metric after each inner step."""
+    """Writes a line for each task: its number, the digest of its content, its loss and metric after each inner step."""
     columns = {"task": range(len(values["loss"]))}
     for name, table in values.items():
         for step, column in enumerate(table.t().tolist()):

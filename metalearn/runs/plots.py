@@ -1,4 +1,4 @@
-"""Pictures of a run: the learning curve, and how a regression task is adapted to."""
+"""Plots of a run: the learning curve, and the adaptation to a regression task."""
 
 import json
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ ADAPTATION_STEPS = (1, 10)
 
 
 class Curve(NamedTuple):
-    """What the validations of a run found: accuracy or mse after so many meta-steps, and after so many seconds of
-    training and validation, where they are known."""
+    """The validations of a run: the values of a metric, accuracy or mse, with the meta-step of each and, if they are
+    known, the seconds of training and validation until then."""
 
     name: str
     metric: str
@@ -23,7 +23,7 @@ class Curve(NamedTuple):
 
 
 def curve_of(run_dir: Path) -> Curve:
-    """The validations in metrics.jsonl, those that were not finite left out.
+    """The validations in metrics.jsonl, without those that are not finite.
 
     Raises:
         FileNotFoundError: the folder holds no run.
@@ -45,16 +45,15 @@ def curve_of(run_dir: Path) -> Curve:
 
 
 def _rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl: the last may be being written."""
+    """The complete lines of metrics.jsonl: a running program may be writing the last one."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
-    """Draws validations of several runs, of the same metric, against wall-clock minutes and against meta-steps.
+    """Draws the validations of several runs with the same metric, against wall-clock minutes and against meta-steps.
 
-    Accuracy is drawn by its distance from 100%, on a logarithmic axis: the step from 98% to 99% is as long as that from
-    96% to 98%.
+    The axis of accuracy has its distance from 100%, on a logarithmic scale: 98% to 99% is as far as 96% to 98%.
     """
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
     accuracy = all(curve.metric == "accuracy" for curve in curves)
@@ -80,12 +79,12 @@ _ACCURACIES = (0.0, 0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.99
 
 
 def _error(accuracy: float) -> float:
-    """The distance from 100%, kept off the 0 that a logarithmic axis does not have."""
+    """The distance from 100%, and never 0: a logarithmic axis has no 0."""
     return max(1 - accuracy, 1 - _ACCURACIES[-1])
 
 
 def _name_accuracies(axes: Any, values: Sequence[float]) -> None:
-    """Lets an axis of errors rise with accuracy, and bear accuracies from just below to just above these."""
+    """Turns an axis of errors into one of accuracies, with ticks from just below the values to just above them."""
     low = max((tick for tick in _ACCURACIES if tick <= min(values)), default=0.0)
     high = min((tick for tick in _ACCURACIES if tick >= max(values)), default=_ACCURACIES[-1])
     ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
@@ -95,7 +94,7 @@ def _name_accuracies(axes: Any, values: Sequence[float]) -> None:
 
 
 def learning_curve(run_dir: Path) -> Path:
-    """Draws loss and main_metric metric against the meta-step from metrics.jsonl into plots/learning_curve.png."""
+    """Draws loss and main metric against the meta-step, from metrics.jsonl to plots/learning_curve.png."""
     rows = _rows_of(run_dir)
     metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")
@@ -123,8 +122,8 @@ def adaptation(run_dir: Path, adapt: "Adapt", params: "Params", episode: "Episod
     """Draws a one-dimensional regression task: the truth, and the prediction before and after adapting.
 
     Args:
-        run_dir: the picture goes to plots/adaptation.png under it.
-        adapt: the algorithm's.
+        run_dir: the plot goes to plots/adaptation.png in it.
+        adapt: the algorithm's `adapt`.
         params: meta-parameters.
         episode: one task, whose query points show the truth.
     """
@@ -156,7 +155,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _pyplot() -> Any:
-    """matplotlib, which takes most of a second to import, and only the rank that draws needs."""
+    """pyplot, imported here: it takes most of a second, and only the rank that draws needs it."""
     import matplotlib
 
     matplotlib.use("Agg")

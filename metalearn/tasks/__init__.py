@@ -1,1 +1,1 @@
-"""Where tasks come from: each source makes task number i of a split, the same wherever it is asked."""
+"""Sources of tasks: each makes task number i of a split, and every process makes the same one."""

@@ -1,7 +1,7 @@
-"""Characters of alphabets that never were, drawn by program: few-shot pictures without a download.
+"""Made-up characters, drawn by program: few-shot pictures without a download.
 
-A character is a few curved strokes whose control points come from a generator seeded by its number; a
-drawing of it moves the points, then slants, stretches and shifts the whole, as a hand would.
+A character is a few curved strokes. Their control points come from a generator seeded by the character's number. Each
+drawing moves the points, then slants, stretches and shifts the whole character, as a hand would.
 """
 
 from functools import cache
@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metalearn.checks import enough_classes, whole_number
-from metalearn.tasks.common.episodes import Classes, Images, check_filled, picture_tasks, shapes_of
+from metalearn.tasks.common.episodes import (
+    Classes,
+    EpisodeShape,
+    EpisodeSpec,
+    Images,
+    Seeds,
+    check_filled,
+    picture_tasks,
+    shapes_of,
+)
 from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
@@ -53,25 +62,18 @@ def character(number: int, size: int) -> Images:
     return pictures.reshape(DRAWINGS, size, size)
 
 
-def glyphs(
-    *, ways: int, shots: int, queries: int, train_ways: int | None = None,
-    train_queries: int | None = None, image_size: int,
-    channels: int, rotations: bool, seed: int, eval_seed: int,
-) -> TaskSource:  # fmt: skip
+def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds) -> TaskSource:
     """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each.
 
     Args:
-        ways, shots, queries: classes of an episode; support and query pictures of each class.
-        train_ways, train_queries: the same for training tasks, where they differ.
         image_size: height and width, in pixels.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°.
-        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
 
     Raises:
-        ValueError: an episode that the characters cannot fill.
+        ValueError: the characters cannot fill the episode; another number or seed is out of range.
     """
-    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    shapes = shapes_of(episode)
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
     if channels != 1:
@@ -83,20 +85,19 @@ def glyphs(
     def load() -> dict[str, Classes]:
         return {split: part(split) for split in CLASSES}
 
-    return picture_tasks(load, shapes, rotations=rotations, seed=seed, eval_seed=eval_seed)
+    return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)
 
 
 def glyph_characters(
-    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seed: int,
-    eval_seed: int,
-) -> TaskSource:  # fmt: skip
+    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds
+) -> TaskSource:
     """Plain classification of the training characters of `glyphs`.
 
     Args:
-        ways: characters, the first so many.
-        train_drawings, val_drawings: of each character's 20 drawings, how many train and validate; the rest test.
+        ways: the number of characters; the first ones are taken.
+        train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
         image_size, channels: as for `glyphs`.
-        known, seed, eval_seed: as for `metalearn.tasks.common.samples.samples`.
+        known, seeds: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
         ValueError: more characters or drawings than there are.
@@ -112,30 +113,28 @@ def glyph_characters(
         pictures = np.stack([character(_FIRST["train"] + number, image_size) for number in range(ways)])
         return split_drawings(pictures, train=train_drawings, val=val_drawings)
 
-    return samples(load, sizes, ways, known=known, seed=seed, eval_seed=eval_seed)
+    return samples(load, sizes, ways, known=known, seeds=seeds)
 
 
 def glyph_pretraining(
-    *, train_classes: int, ways: int, shots: int, queries: int, image_size: int, channels: int, rotations: bool,
-    seed: int, eval_seed: int,
-) -> TaskSource:  # fmt: skip
-    """Training characters as plain samples, all 20 drawings of each; validation and test tasks as `glyphs` has them.
+    *, train_classes: int, episode: EpisodeShape, image_size: int, channels: int, rotations: bool, seeds: Seeds
+) -> TaskSource:
+    """Trains on plain samples, all 20 drawings of each training character; validates and tests on tasks of `glyphs`.
 
     Args:
-        train_classes: how many of the training characters, the first so many.
-        ways, shots, queries, image_size, channels, rotations, seed, eval_seed: as for `glyphs`; training samples
-            are not turned.
+        train_classes: the number of training characters; the first ones are taken.
+        image_size, channels, seeds: as for `glyphs`.
+        rotations: as for `glyphs`, for validation and test tasks; training samples are not turned.
 
     Raises:
         ValueError: more characters than there are, or an episode that they cannot fill.
     """
     tasks = glyphs(
-        ways=ways, shots=shots, queries=queries, image_size=image_size, channels=channels, rotations=rotations,
-        seed=seed, eval_seed=eval_seed,
-    )  # fmt: skip
+        episode=EpisodeSpec(*episode), image_size=image_size, channels=channels, rotations=rotations, seeds=seeds
+    )
     whole_number("train_classes", train_classes, at_least=2, at_most=CLASSES["train"])
 
     def load() -> Images:
         return np.stack([character(_FIRST["train"] + number, image_size) for number in range(train_classes)])
 
-    return pretraining(all_drawings(load, train_classes, DRAWINGS, seed=seed, eval_seed=eval_seed), tasks)
+    return pretraining(all_drawings(load, train_classes, DRAWINGS, seeds=seeds), tasks)

@@ -1,4 +1,4 @@
-"""Few-shot classification of any pictures that lie in folders, a class a folder."""
+"""Few-shot classification of any pictures in folders, one folder for each class."""
 
 import logging
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, Classes, picture_tasks, shapes_of
+from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, picture_tasks, shapes_of
 from metalearn.tasks.common.picture_folders import (
     Folder,
     check_picture_shape,
@@ -22,13 +22,13 @@ from metalearn.types import TaskSource
 
 FOLDERS = "folders"
 _SHUFFLE = 64_16_20
-"""Seeds the division of classes by fractions: the same for every run."""
+"""Seeds the division of classes by fractions, which is the same in every run."""
 
 log = logging.getLogger(__name__)
 
 
 def by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]) -> dict[str, list[str]]:
-    """The classes of each split: all of them, shuffled by a constant, and cut where the fractions say.
+    """The classes of each split: all classes, shuffled by a constant seed and divided by the fractions.
 
     Raises:
         DataError: a split with fewer than two classes.
@@ -40,7 +40,7 @@ def by_fractions(root: Path, names: Collection[str], fractions: Sequence[float])
     sizes = ", ".join(f"{split} {len(classes)}" for split, classes in splits.items())
     if min(map(len, splits.values())) < 2:
         raise DataError(
-            f"dataset.split={list(fractions)}: of the {len(ordered)} classes of dataset.root={root} that gives "
+            f"dataset.split={list(fractions)}: divides the {len(ordered)} classes of dataset.root={root} into "
             f"{sizes}, and a split needs at least 2; type other fractions, such as dataset.split=[0.4,0.3,0.3], or "
             "add classes"
         )
@@ -49,10 +49,10 @@ def by_fractions(root: Path, names: Collection[str], fractions: Sequence[float])
 
 
 def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[str]]:
-    """The classes of each split, as the files train, val and test (.txt or .csv) in a folder list them.
+    """The classes of each split, as the files train, val and test (.txt or .csv) in the folder `given` list them.
 
     Raises:
-        DataError: files that are missing or cannot be read, classes that are not there, or are listed twice.
+        DataError: a file is missing or cannot be read, or a listed class is not there.
     """
     place = next((folder for folder in (root / given, Path(given)) if folder.is_dir()), None)
     if place is None:
@@ -65,7 +65,7 @@ def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[s
     missing = sorted(set(everywhere) - set(names))
     if missing:
         raise DataError(
-            f"dataset.split={given}: {len(missing)} of the {len(everywhere)} classes listed in {place} are no folders "
+            f"dataset.split={given}: {len(missing)} of the {len(everywhere)} classes listed in {place} have no folder "
             f"with pictures in dataset.root={root}: {first_few(missing)}"
         )
     log.info("%s: %d classes, of which the lists name %d", root, len(names), len(everywhere))
@@ -90,7 +90,7 @@ def _listed(place: Path, split: str, given: str) -> list[str]:
 
 
 def by_folders(root: Path, names: Collection[str]) -> dict[str, list[str]]:
-    """The classes of each split: those below the folders train, val and test.
+    """The classes of each split: the class folders below the folders train, val and test.
 
     Raises:
         DataError: a split with fewer than two classes.
@@ -106,33 +106,33 @@ def by_folders(root: Path, names: Collection[str]) -> dict[str, list[str]]:
     return splits
 
 
-def _divide(root: Path, found: Mapping[str, Folder], split: str | Sequence[float]) -> dict[str, list[str]]:
+def _divide(root: Path, folders: Mapping[str, Folder], split: str | Sequence[float]) -> dict[str, list[str]]:
     """The classes of each split.
 
     Raises:
         DataError: as `by_fractions`, `by_lists`, `by_folders`; pictures outside class folders; a class in two splits.
     """
     outside = [*SPLITS, "."] if split == FOLDERS else ["."]
-    loose = [picture for name in outside if name in found for picture in found[name].pictures]
+    loose = [picture for name in outside if name in folders for picture in folders[name].pictures]
     if loose:
         raise DataError(
             f"dataset.root={root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a "
             "folder named by their class, or name the folder above: dataset.root=/path"
         )
     if not isinstance(split, str):
-        splits = by_fractions(root, found, split)
+        splits = by_fractions(root, folders, split)
     elif split == FOLDERS:
-        splits = by_folders(root, found)
+        splits = by_folders(root, folders)
     else:
-        splits = by_lists(root, found, split)
-    seen: dict[str, str] = {}
-    for part, classes in splits.items():
-        for name in classes:
-            own = name.removeprefix(f"{part}/") if split == FOLDERS else name
-            if own in seen:
-                where = f"twice in '{part}'" if seen[own] == part else f"in '{seen[own]}' and in '{part}'"
-                raise DataError(f"dataset.split={split}: the class {own} is {where}; leave it in one place")
-            seen[own] = part
+        splits = by_lists(root, folders, split)
+    split_of: dict[str, str] = {}
+    for part, names in splits.items():
+        for name in names:
+            label = name.removeprefix(f"{part}/") if split == FOLDERS else name
+            if label in split_of:
+                where = f"twice in '{part}'" if split_of[label] == part else f"in '{split_of[label]}' and in '{part}'"
+                raise DataError(f"dataset.split={split}: the class {label} is {where}; leave it in one place")
+            split_of[label] = part
     return splits
 
 
@@ -149,38 +149,34 @@ def _check_split(split: object) -> None:
 
 
 def image_folder(
-    *, root: str, split: str | list[float], ways: int, shots: int, queries: int, train_ways: int | None = None,
-    train_queries: int | None = None,
-    image_size: int, channels: int, rotations: bool, seed: int, eval_seed: int,
+    *, root: str, split: str | list[float], episode: EpisodeSpec, image_size: int, channels: int, rotations: bool,
+    seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
     """Few-shot classification of the pictures below a folder; a class is a folder that holds pictures, at any depth.
 
     Args:
         root: the folder of class folders.
-        split: three fractions, by which the classes are divided, the same for every seed; the path of a folder (from
-            `root`, or from where the program runs) with train, val and test (.txt or .csv), a class a line; or
-            `folders`, where `root` holds train, val and test with class folders in each.
-        ways, shots, queries: classes of an episode; support and query pictures of each class.
-        train_ways, train_queries: the same for training tasks, where they differ.
+        split: three fractions, which divide the classes in the same way for every seed; or the path of a folder, from
+            `root` or from where the program runs, with train, val and test (.txt or .csv), one class on each line; or
+            `folders`, if `root` holds the folders train, val and test with class folders in each.
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.picture_folders.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
-        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
-        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
 
     Raises:
-        ValueError: a number out of range, or another kind of split.
-        DataError: when the first episode is made: folders, lists or pictures missing, too few or not as they should.
+        ValueError: a number is out of range, or `split` is something else.
+        DataError: when the first episode is made: folders, lists or pictures are missing, too few or damaged.
     """
-    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    shapes = shapes_of(episode)
     _check_split(split)
     check_picture_shape(image_size, channels)
     true_or_false("rotations", rotations)
 
     def load() -> dict[str, Classes]:
-        found = picture_folders(Path(root))
-        names = _divide(Path(root), found, split)
-        pictures = only_pictures(Path(root), {name: found[name] for classes in names.values() for name in classes})
+        folders = picture_folders(Path(root))
+        names = _divide(Path(root), folders, split)
+        pictures = only_pictures(Path(root), {name: folders[name] for classes in names.values() for name in classes})
         splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
         return decoded_classes("image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels)
 
-    return picture_tasks(load, shapes, rotations=rotations, seed=seed, eval_seed=eval_seed)
+    return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)

@@ -1,7 +1,7 @@
 """mini-ImageNet, Vinyals et al. 2016 (arXiv 1606.04080): 100 classes of ImageNet, divided as Ravi and Larochelle 2017
 ("Optimization as a model for few-shot learning", ICLR) divide them. The division is `mini_imagenet_classes.csv`.
 
-ImageNet's pictures are given to those who accept its terms, so they are never downloaded.
+image-net.org gives the pictures to those who accept its terms, so nothing is downloaded here.
 """
 
 import csv
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, Classes, check_filled, picture_tasks, shapes_of
+from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, check_filled, picture_tasks, shapes_of
 from metalearn.tasks.common.picture_folders import (
     check_picture_shape,
     decoded_classes,
@@ -30,7 +30,7 @@ _WORDNET_ID = re.compile(r"n\d{8}")
 _LISTS = {split: f"{split}.csv" for split in SPLITS}
 
 Members = dict[str, list[str]]
-"""Class → its pictures, as paths from the folder of the whole."""
+"""Class → the paths of its pictures, from the folder that holds them all."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ def published_splits() -> Mapping[str, str]:
 
 
 def _find(root: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """The folders below `root` that hold the published lists beside a flat `images`, and every class's folders."""
+    """Two things below `root`: the folders that hold the published lists beside a flat `images`, and for each class the
+    folders of its name."""
     wholes: list[Path] = []
     of_class: dict[str, list[Path]] = {name: [] for name in published_splits()}
     for path, subfolders, files in os.walk(root, followlinks=True):
@@ -66,10 +67,10 @@ def _is_flat(images: Path) -> bool:
 
 
 def _listed(whole: Path) -> Members:
-    """The pictures in `images`, as the lists beside it (filename,label) tell them apart.
+    """The pictures in `whole`/images; the lists beside it (filename,label) give their classes.
 
     Raises:
-        DataError: lists that are not the published ones, or name pictures that are not there.
+        DataError: the lists are not the published ones, or name pictures that are not there.
     """
     members: Members = {}
     there = set(os.listdir(whole / "images"))  # noqa: PTH208 (names alone, of tens of thousands)
@@ -82,9 +83,9 @@ def _listed(whole: Path) -> Members:
             raise DataError(
                 f"dataset.root: {whole / name} is not a list of filename,label ({error!r}); fetch the published one"
             ) from error
-        right = {label for label, part in published_splits().items() if part == split}
-        if {label for _, label in rows} != right:
-            wrong = sorted({label for _, label in rows} ^ right)
+        published = {label for label, part in published_splits().items() if part == split}
+        if {label for _, label in rows} != published:
+            wrong = sorted({label for _, label in rows} ^ published)
             raise DataError(
                 f"dataset.root: {whole / name} does not list the published classes of the split '{split}': "
                 f"{len(wrong)} are missing or do not belong there: {first_few(wrong)}; fetch the published list"
@@ -94,25 +95,25 @@ def _listed(whole: Path) -> Members:
         absent += [file_name for file_name, _ in rows if file_name not in there]
     if absent:
         raise DataError(
-            f"dataset.root: {len(absent)} pictures that {', '.join(_LISTS.values())} in {whole} list are not in its "
-            f"images: {first_few(absent)}"
+            f"dataset.root: {', '.join(_LISTS.values())} in {whole} list {len(absent)} pictures that its folder images "
+            f"does not hold: {first_few(absent)}"
         )
     return {label: sorted(set(names)) for label, names in members.items()}
 
 
 def _in_folders(root: Path, of_class: Mapping[str, list[Path]]) -> Members:
-    """The pictures of the class folders.
+    """The pictures of every class, from its folder.
 
     Raises:
-        DataError: classes that are missing, are there twice, or hold something else too.
+        DataError: a class is missing, has two folders, or its folder holds other files too.
     """
     missing = [name for name, folders in of_class.items() if not folders]
     if len(missing) == len(of_class):
         raise DataError(
-            f"dataset.root={root}: mini-ImageNet is not there, and is not downloaded, for image-net.org gives its "
-            "pictures to those who accept its terms. Put the folder images with train.csv, val.csv and test.csv "
-            "beside it, or the 100 class folders named by WordNet id (n01532829, …), anywhere under it, or name their "
-            "folder: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
+            f"dataset.root={root}: mini-ImageNet is not there, and the program does not download it: image-net.org "
+            "gives the pictures to those who accept its terms. Put the folder images, with train.csv, val.csv and "
+            "test.csv beside it, or the 100 class folders named by WordNet id (n01532829, …), anywhere under it, or "
+            "name their folder: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
         )
     if missing:
         raise DataError(
@@ -122,19 +123,18 @@ def _in_folders(root: Path, of_class: Mapping[str, list[Path]]) -> Members:
     if twice:
         raise DataError(
             f"dataset.root={root}: {len(twice)} classes have several folders, such as {twice[0][0]} and {twice[0][1]}; "
-            f"name the folder above those that you mean, for example dataset.root={twice[0][0].parent}"
+            f"name a folder that holds only one of them, for example dataset.root={twice[0][0].parent}"
         )
     members: Members = {}
     for name, (folder,) in of_class.items():
-        found = picture_folders(folder)
-        own = only_pictures(folder, found)
+        pictures = only_pictures(folder, picture_folders(folder))
         before = folder.relative_to(root).as_posix()
-        members[name] = [f"{before}/{file}" for files in own.values() for file in files]
+        members[name] = [f"{before}/{file}" for files in pictures.values() for file in files]
     return members
 
 
 def _members(root: Path) -> tuple[Path, Members]:
-    """The folder from which the paths of pictures start, and the pictures of every class."""
+    """The folder from which the pictures' paths start, and the pictures of every class."""
     wholes, of_class = _find(root)
     if len(wholes) > 1:
         raise DataError(
@@ -148,29 +148,26 @@ def _members(root: Path) -> tuple[Path, Members]:
 
 
 def mini_imagenet(
-    *, root: str, ways: int, shots: int, queries: int, train_ways: int | None = None, train_queries: int | None = None,
-    image_size: int, channels: int, rotations: bool, seed: int, eval_seed: int,
-) -> TaskSource:  # fmt: skip
+    *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
+) -> TaskSource:
     """mini-ImageNet: 64 / 16 / 20 classes of photographs, 600 of each as published.
 
     Args:
-        root: the folder under which, at any depth up to 5, lie either `images` (n0153282900000005.jpg, …) with the
-            published train.csv, val.csv and test.csv (filename,label) beside it; or class folders named by WordNet id.
-        ways, shots, queries: classes of an episode; support and query pictures of each class.
-        train_ways, train_queries: the same for training tasks, where they differ.
+        root: the folder that holds the pictures, at any depth up to 5. They lie either in `images`
+            (n0153282900000005.jpg, …) with the published train.csv, val.csv and test.csv (filename,label) beside it, or
+            in class folders named by WordNet id.
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.picture_folders.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
-        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
-        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
 
     Raises:
-        ValueError: an episode with more ways than a split has classes, or another number out of range.
-        DataError: when the first episode is made: classes missing, too few pictures, unreadable ones.
+        ValueError: an episode has more ways than a split has classes, or another number is out of range.
+        DataError: when the first episode is made: classes are missing, have too few pictures, or unreadable ones.
     """
-    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    shapes = shapes_of(episode)
     sizes = {split: list(published_splits().values()).count(split) for split in SPLITS}
-    # How many pictures there are is not known yet: here they are as many as are needed.
-    check_filled(shapes, {split: (sizes[split], shots + shape.queries) for split, shape in shapes.items()})
+    # The number of pictures is not known yet. This check assumes as many as an episode needs.
+    check_filled(shapes, {split: (sizes[split], shape.shots + shape.queries) for split, shape in shapes.items()})
     check_picture_shape(image_size, channels)
     true_or_false("rotations", rotations)
 
@@ -182,4 +179,4 @@ def mini_imagenet(
         }
         return decoded_classes("mini_imagenet", where, splits, shapes, image_size=image_size, channels=channels)
 
-    return picture_tasks(load, shapes, rotations=rotations, seed=seed, eval_seed=eval_seed)
+    return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)

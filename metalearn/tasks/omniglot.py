@@ -1,8 +1,8 @@
 """Omniglot: 1623 handwritten characters of 50 alphabets, 20 drawings each (Lake et al. 2015, Science 350).
 
-The splits are columns of `omniglot_characters.csv`, beside a digest of every character's pixels. The
-pictures are read from the published folders or archives, verified, reduced to 28×28 and kept as one
-array in a cache file, which all workers of a host map into memory.
+`omniglot_characters.csv` lists every character, with a digest of its pixels and its split in each split list. The
+pictures are read from the published folders or archives, verified, reduced to `image_size` and kept as one array in a
+cache file. All workers of a host map that file into memory.
 """
 
 import csv
@@ -19,14 +19,25 @@ from PIL import Image
 from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.episodes import Classes, Images, check_filled, picture_tasks, shapes_of, turned
+from metalearn.tasks.common.episodes import (
+    Classes,
+    EpisodeShape,
+    EpisodeSpec,
+    Images,
+    Seeds,
+    check_filled,
+    picture_tasks,
+    shapes_of,
+    turned,
+)
 from metalearn.tasks.common.omniglot_files import Drawings, find_collections
+from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
 DECODER = 1
-"""Version of what decoding makes of a picture: raise it when that changes, and old caches are left alone."""
+"""Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
 
 SPLIT_LISTS = ("paper", "lake", "vinyals")
 
@@ -34,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Character(NamedTuple):
-    """One row of the list: its folder, the digest of its drawings, and its part in every split list."""
+    """A row of the list: the character's folder, the digest of its drawings, and its split in every split list."""
 
     path: str
     digest: str
@@ -43,7 +54,7 @@ class Character(NamedTuple):
 
 @cache
 def characters() -> tuple[Character, ...]:
-    """All 1623, in the order of the decoded array."""
+    """All 1623 characters, in the order of the decoded array."""
     with (Path(__file__).parent / "omniglot_characters.csv").open(newline="") as file:
         rows = csv.DictReader(file)
         return tuple(
@@ -54,7 +65,7 @@ def characters() -> tuple[Character, ...]:
 def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:
     """The classes of a split as (number of the character, quarter turns).
 
-    In `vinyals` with rotations, each turned character is a class of its own.
+    In `vinyals` with rotations, every quarter turn of a character is a class of its own.
     """
     numbers = [i for i, character in enumerate(characters()) if character.parts[split_list] == split]
     turns = range(4) if split_list == "vinyals" and rotations else range(1)
@@ -62,7 +73,7 @@ def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, 
 
 
 def digest(drawings: list[Image.Image]) -> str:
-    """A digest of black-and-white pixels, whatever file or archive they came in."""
+    """A digest of the black-and-white pixels alone, not of the files that hold them."""
     return hashlib.sha256(b"".join(picture.convert("1").tobytes() for picture in drawings)).hexdigest()[:16]
 
 
@@ -84,10 +95,11 @@ def _decode_character(character: Character, files: Drawings, size: int) -> Image
     return np.stack([255 - np.asarray(picture, np.uint8) for picture in small])
 
 
-def _decode(root: Path, size: int, download: bool) -> Images:
+def _decode(place: DataPlace, size: int) -> Images:
     """Every drawing, [1623, 20, size, size], ink in [0, 255]."""
+    root = Path(place.root)
     collections = find_collections(root)
-    if len(collections) < 2 and download:
+    if len(collections) < 2 and place.download:
         collections = _download(root)
     if len(collections) < 2:
         raise DataError(
@@ -116,44 +128,39 @@ def _download(root: Path) -> dict[str, Drawings]:
     return find_collections(root)
 
 
-def decoded(root: Path, size: int, download: bool) -> Images:
-    """Every drawing, [1623, 20, size, size], ink in [0, 255], from the cache where it is there.
+def decoded(place: DataPlace, size: int) -> Images:
+    """Every drawing, [1623, 20, size, size], ink in [0, 255]; from the cache if it is there.
 
     Raises:
-        DataError: pictures missing, unreadable or not the published ones.
+        DataError: pictures are missing, unreadable or not the published ones.
     """
     shape = (len(characters()), DRAWINGS, size, size)
-    return cached_array(f"omniglot-v{DECODER}-{size}", shape, lambda: _decode(root, size, download))
+    name = f"omniglot-v{DECODER}-{size}"
+    return cached_array(name, shape, lambda: _decode(place, size), title="Omniglot", unread=place.root)
 
 
 def omniglot(
-    *, root: str, split: str, ways: int, shots: int, queries: int, train_ways: int | None = None,
-    train_queries: int | None = None,
-    image_size: int, channels: int, rotations: bool, download: bool, seed: int, eval_seed: int,
-) -> TaskSource:  # fmt: skip
+    *, place: DataPlace, split: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
+) -> TaskSource:
     """Few-shot classification of Omniglot characters.
 
     Args:
-        root: the folder under which the archives or folders lie, at any depth up to 5.
+        place: the archives or folders lie under its root, at any depth up to 5.
         split: the list of characters: `paper` (1100 / 100 / 423, as Finn et al. 2017 divide them),
             `lake` (864 / 100 of the background set, all 659 of the evaluation set) or `vinyals`
-            (1028 / 172 / 423; with rotations each turned character is a class of its own).
-        ways, shots, queries: classes of an episode; support and query drawings of each class.
-        train_ways, train_queries: the same for training tasks, where they differ.
+            (1028 / 172 / 423; with rotations, every quarter turn of a character is a class of its own).
         image_size: height and width in pixels after reduction from 105.
         channels: must be 1.
-        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
-        download: fetch the archives by torchvision where they are missing.
-        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
 
     Raises:
-        ValueError: an episode that the characters cannot fill.
-        DataError: when the first episode is made: pictures missing, unreadable or not the published ones.
+        ValueError: the characters cannot fill the episode; another argument is not allowed.
+        DataError: when the first episode is made: pictures are missing, unreadable or not the published ones.
     """
     one_of("split", split, SPLIT_LISTS)
     true_or_false("rotations", rotations)
-    true_or_false("download", download)
-    shapes = shapes_of(ways, shots, queries, train_ways, train_queries)
+    true_or_false("download", place.download)
+    shapes = shapes_of(episode)
     classes = {part: classes_of(split, part, rotations) for part in shapes}
     check_filled(shapes, {part: (len(chosen), DRAWINGS) for part, chosen in classes.items()})
     whole_number("image_size", image_size, at_least=8, at_most=105)
@@ -161,7 +168,7 @@ def omniglot(
         raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
 
     def load() -> dict[str, Classes]:
-        pictures = decoded(Path(root), image_size, download)
+        pictures = decoded(place, image_size)
 
         def part(chosen: list[tuple[int, int]]) -> Classes:
             def class_pictures(label: int) -> Images:
@@ -172,29 +179,29 @@ def omniglot(
 
         return {name: part(chosen) for name, chosen in classes.items()}
 
-    turning = rotations and split != "vinyals"  # where the turned characters are classes
-    return picture_tasks(load, shapes, rotations=turning, seed=seed, eval_seed=eval_seed)
+    turning = rotations and split != "vinyals"  # there the turned characters are classes
+    return picture_tasks(load, shapes, rotations=turning, seeds=seeds)
 
 
 def omniglot_characters(
-    *, root: str, split: str, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int,
-    download: bool, known: int, seed: int, eval_seed: int,
+    *, place: DataPlace, split: str, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int,
+    known: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Plain classification of Omniglot's training characters; those of validation and test stay unseen.
+    """Plain classification of Omniglot's training characters. Those of validation and test are not used.
 
     Args:
-        root, image_size, channels, download: as for `omniglot`.
-        split: the list of characters of which the training part is taken; its quarter turns are not.
-        ways: characters, the first so many.
-        train_drawings, val_drawings: of each character's 20 drawings, how many train and validate; the rest test.
-        known, seed, eval_seed: as for `metalearn.tasks.common.samples.samples`.
+        place, image_size, channels: as for `omniglot`.
+        split: the list whose training characters are taken, upright only.
+        ways: the number of characters; the first ones are taken.
+        train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
+        known, seeds: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
         ValueError: more characters or drawings than there are.
-        DataError: when the first sample is made: pictures missing, unreadable or not the published ones.
+        DataError: when the first sample is made: pictures are missing, unreadable or not the published ones.
     """
     one_of("split", split, SPLIT_LISTS)
-    true_or_false("download", download)
+    true_or_false("download", place.download)
     whole_number("image_size", image_size, at_least=8, at_most=105)
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("ways", ways, at_least=2)
@@ -204,35 +211,35 @@ def omniglot_characters(
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
     def load() -> dict[str, Labelled]:
-        pictures = decoded(Path(root), image_size, download)[chosen[:ways]]
+        pictures = decoded(place, image_size)[chosen[:ways]]
         return split_drawings(pictures, train=train_drawings, val=val_drawings)
 
-    return samples(load, sizes, ways, known=known, seed=seed, eval_seed=eval_seed)
+    return samples(load, sizes, ways, known=known, seeds=seeds)
 
 
 def omniglot_pretraining(
-    *, root: str, split: str, train_classes: int, ways: int, shots: int, queries: int, image_size: int, channels: int,
-    rotations: bool, download: bool, seed: int, eval_seed: int,
+    *, place: DataPlace, split: str, train_classes: int, episode: EpisodeShape, image_size: int, channels: int,
+    rotations: bool, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Training characters as plain samples, all 20 drawings of each; validation and test tasks as `omniglot` has them.
+    """Trains on plain samples, all 20 drawings of each training character; validates and tests on tasks of `omniglot`.
 
     Args:
-        train_classes: how many of the training characters, the first so many.
-        root, split, ways, shots, queries, image_size, channels, rotations, download, seed, eval_seed: as for
-            `omniglot`; training samples are not turned.
+        train_classes: the number of training characters; the first ones are taken.
+        place, split, image_size, channels, seeds: as for `omniglot`.
+        rotations: as for `omniglot`, for validation and test tasks; training samples are not turned.
 
     Raises:
         ValueError: more characters than there are, or an episode that they cannot fill.
-        DataError: when the first sample is made: pictures missing, unreadable or not the published ones.
+        DataError: when the first sample is made: pictures are missing, unreadable or not the published ones.
     """
     tasks = omniglot(
-        root=root, split=split, ways=ways, shots=shots, queries=queries, image_size=image_size, channels=channels,
-        rotations=rotations, download=download, seed=seed, eval_seed=eval_seed,
+        place=place, split=split, episode=EpisodeSpec(*episode), image_size=image_size, channels=channels,
+        rotations=rotations, seeds=seeds,
     )  # fmt: skip
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("train_classes", train_classes, at_least=2, at_most=len(chosen))
 
     def load() -> Images:
-        return decoded(Path(root), image_size, download)[chosen[:train_classes]]
+        return decoded(place, image_size)[chosen[:train_classes]]
 
-    return pretraining(all_drawings(load, train_classes, DRAWINGS, seed=seed, eval_seed=eval_seed), tasks)
+    return pretraining(all_drawings(load, train_classes, DRAWINGS, seeds=seeds), tasks)

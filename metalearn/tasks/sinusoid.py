@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from metalearn.checks import whole_number
-from metalearn.tasks.common.episodes import task_generators
+from metalearn.tasks.common.episodes import Seeds, task_generator
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 
 class _Sinusoid:
-    def __init__(self, *, shots: int, queries: int, eval_queries: int, seed: int, eval_seed: int) -> None:
+    def __init__(self, *, shots: int, queries: int, eval_queries: int, seeds: Seeds) -> None:
         self._shots = shots
         self._queries = queries
         self._eval_queries = eval_queries
-        self._generator = task_generators(seed, eval_seed)
+        self._generator = task_generator(seeds)
 
     def classes(self, split: str) -> None:
         return None
@@ -45,19 +45,18 @@ class _Sinusoid:
         )
 
 
-def sinusoid(*, shots: int, queries: int, eval_queries: int, seed: int, eval_seed: int) -> TaskSource:
-    """Sine waves to be learned from a few points.
+def sinusoid(*, shots: int, queries: int, eval_queries: int, seeds: Seeds) -> TaskSource:
+    """Sine waves, each learned from a few points.
 
     Args:
         shots: support points of a task.
         queries: query points of a training task.
         eval_queries: query points of a validation or test task.
-        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
 
     Raises:
-        ValueError: fewer than one point.
+        ValueError: fewer than one point, or a negative seed.
     """
     whole_number("shots", shots, at_least=1)
     whole_number("queries", queries, at_least=1)
     whole_number("eval_queries", eval_queries, at_least=1)
-    return _Sinusoid(shots=shots, queries=queries, eval_queries=eval_queries, seed=seed, eval_seed=eval_seed)
+    return _Sinusoid(shots=shots, queries=queries, eval_queries=eval_queries, seeds=seeds)

@@ -1,4 +1,4 @@
-"""What any worker computes for a chunk: it makes the episodes, runs the algorithm, and returns the result."""
+"""What a worker computes for a chunk: it makes the episodes, runs the algorithm, and returns the result."""
 
 import hashlib
 import time
@@ -13,20 +13,20 @@ from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
 
 DATA_SECONDS = "data_seconds"
-"""Among a chunk's metrics: the seconds in which its episodes were made."""
+"""The metric of a chunk for the seconds that its episodes took to make."""
 
 DIGEST = "digest"
-"""Among the values of a task that a learner is judged by: a number made of all that the task holds."""
+"""The value of an evaluation task that is a hash of its content."""
 
 
 class ChunkFunctions(NamedTuple):
-    """What can be computed of a chunk of task numbers. Parameters may lie anywhere; gradients, metrics and
-    losses go back to where the parameters came from.
+    """The computations on a chunk of task numbers. Parameters may lie on any device; gradients, metrics and losses are
+    returned on the device of the parameters.
 
-    `evaluate` gives per-task values, and of tasks a `digest` of what they hold. `diagnose` gives each training task's
-    `fault`, see `metalearn.training.faults`. `loss(params, indices, step)` gives the summed loss with its graph, and
-    (metrics, count); from gradients and these, `result` makes what `map` gives. None where the algorithm's loss has
-    no graph.
+    `evaluate` gives per-task values, and for tasks a `digest` of their content. `diagnose` gives the `fault` of each
+    training task, see `metalearn.training.faults`. `loss(params, indices, step)` gives the summed loss with its graph,
+    and (metrics, count); it is None if the algorithm's loss has no graph. From the gradients of that loss, and
+    (metrics, count), `result` makes the result that `map` gives.
     """
 
     map: Callable[[Params, Tensor, int], ChunkResult]
@@ -37,9 +37,12 @@ class ChunkFunctions(NamedTuple):
 
 
 class PieceFunctions(NamedTuple):
-    """What can be computed of single samples where a network is cut: the inputs [1, known + n, …] of its first stage
-    and how many of them are known samples; and, from the outputs [1, n, …] of its last one, the summed loss with
-    its graph and (metrics, count), or the values of every sample; and of these the samples' faults."""
+    """The computations at both ends of a network that is cut into stages, on single samples.
+
+    `inputs` gives the inputs [1, known + n, …] of the first stage, and how many of them are support samples. From the
+    outputs [1, n, …] of the last stage, `outcome` computes the summed loss with its graph and (metrics, count), and
+    `values` the values of every sample. From these values, `faults` computes the faults of the samples.
+    """
 
     inputs: Callable[[str, Tensor], tuple[Tensor, int]]
     outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, tuple[Metrics, int]]]
@@ -57,7 +60,7 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
 
 
 def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Episode]:
-    """Brings episodes to `device`, in `dtype`."""
+    """A function that moves episodes to `device`, in `dtype`."""
 
     def batch(values: Batch) -> Batch:
         y = values.y.to(device, dtype) if values.y.is_floating_point() else values.y.to(device)
@@ -67,7 +70,7 @@ def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Epi
 
 
 def piece_functions(model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype) -> PieceFunctions:
-    """What is computed at both ends of a network that is cut."""
+    """The computations at both ends of a network that is cut into stages."""
     on_device = placing(device, dtype)
 
     def episodes(split: str, indices: Tensor) -> Episode:
@@ -83,11 +86,11 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
         return {name: value[0].unsqueeze(1) for name, value in columns.items()}
 
     def outcome(outputs: Tensor, split: str, indices: Tensor) -> tuple[Tensor, tuple[Metrics, int]]:
-        found = by_sample(outputs, episodes(split, indices).query.y)
-        return found["loss"].sum(), (summed(found), len(indices))
+        metrics = by_sample(outputs, episodes(split, indices).query.y)
+        return metrics["loss"].sum(), (summed(metrics), len(indices))
 
-    def faults(found: Metrics) -> Metrics:
-        return {"fault": torch.where(torch.isfinite(found["loss"][:, 0]), 0, LOSS)}
+    def faults(metrics: Metrics) -> Metrics:
+        return {"fault": torch.where(torch.isfinite(metrics["loss"][:, 0]), 0, LOSS)}
 
     return PieceFunctions(inputs, outcome, values, faults)
 
@@ -133,17 +136,17 @@ def chunk_functions(
 
 
 def digests(episode: Episode) -> Tensor:
-    """A number for every task, [t, 1] int64, that is another one where a bit of its pictures or labels is."""
+    """A hash of the images and labels of every task, [t, 1] int64."""
     values = [value for batch in episode for value in batch]
-    found = []
+    hashes = []
     for task in zip(*values, strict=True):
-        joined = hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in task))
-        found.append(int.from_bytes(joined.digest()[:8], "big", signed=True))
-    return torch.tensor(found).unsqueeze(1)
+        content = hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in task))
+        hashes.append(int.from_bytes(content.digest()[:8], "big", signed=True))
+    return torch.tensor(hashes).unsqueeze(1)
 
 
 def device_of(params: Params) -> torch.device:
-    """Where parameters lie; the CPU where there are none."""
+    """The device of the parameters; the CPU if there are none."""
     return next((value.device for value in params.values()), torch.device("cpu"))
 
 

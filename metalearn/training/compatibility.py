@@ -1,4 +1,4 @@
-"""Whether a learner and a dataset fit, tried on one task before anything is started."""
+"""Checks that a learner and a dataset fit, on one task, before anything is started."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ def check_compatible(algorithm: Algorithm, model: Model, params: Params, source:
     """Tries the learner on `first`, the first training task or samples, and on the first test task.
 
     Raises:
-        ConfigError: the algorithm learns from something else; the model cannot take the inputs, or its outputs do
-            not fit the targets.
+        ConfigError: the dataset gives tasks and the algorithm needs samples, or the reverse; the model cannot take
+            the inputs; or its outputs do not fit the targets.
     """
     _check_unit(source.unit("train"), algorithm.trained_on, algorithm, "learns from")
     if algorithm.trained_on == "samples":
@@ -27,12 +27,12 @@ def check_compatible(algorithm: Algorithm, model: Model, params: Params, source:
 
 
 def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, split: str) -> None:
-    """Tries the learner on the first task, or the first two samples, of a split that it is judged by.
+    """Tries the learner on the first task, or the first two samples, of a split that it is evaluated on.
 
     Raises:
         ConfigError: as `check_compatible`.
     """
-    _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is judged by")
+    _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is evaluated on")
     if algorithm.evaluated_on == "samples":
         _try_samples(model, params, source, source.episodes(split, torch.arange(2)))
     else:
@@ -54,10 +54,10 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
 
 
 def _try_samples(model: Model, params: Params, source: TaskSource, first: Episode) -> None:
-    few = " in micro-batches of one sample; type a trainer.task_chunk that leaves none over"
+    advice = " in micro-batches of one sample; type a trainer.task_chunk that leaves none over"
     dtype = _dtype(params)
     x, known = first.query.x.to(dtype), first.support.x.to(dtype) if first.support.x.shape[1] else None
-    outputs = _outputs(lambda: model.apply(per_task(params, 1), x, known), x, few if x.shape[1] == 1 else "")
+    outputs = _outputs(lambda: model.apply(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")
     _check_outputs(outputs, source.classes("train"), first.query)
 
 
@@ -79,7 +79,7 @@ def _dtype(params: Params) -> torch.dtype:
     return next(iter(params.values())).dtype
 
 
-def _outputs(compute: Callable[[], Tensor], x: Tensor, circumstance: str = "") -> Tensor:
+def _outputs(compute: Callable[[], Tensor], x: Tensor, advice: str = "") -> Tensor:
     try:
         with torch.no_grad():
             return compute()
@@ -87,9 +87,7 @@ def _outputs(compute: Callable[[], Tensor], x: Tensor, circumstance: str = "") -
         raise
     except (RuntimeError, IndexError, ValueError) as error:
         shape = tuple(x.shape[2:])
-        raise ConfigError(
-            f"model: it cannot take this dataset's inputs of shape {shape}{circumstance} ({error})"
-        ) from error
+        raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape}{advice} ({error})") from error
 
 
 def _check_outputs(outputs: Tensor, classes: int | None, query: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Which task it was, where a step did not give finite numbers."""
+"""Which task is at fault, if a step gives numbers that are not finite."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Params, Unit
 
 FAULTS = ("", "its inputs are not finite", "its loss is not finite", "its gradient is not finite")
-"""What can be wrong with a task, by number; 0 is nothing."""
+"""The faults that a task may have, by number; 0 is none."""
 
 INPUTS, LOSS, GRADIENT = 1, 2, 3
 
@@ -19,20 +19,20 @@ def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int)
     return torch.tensor([_of_task(algorithm, params, task, step) for task in tasks])
 
 
-def explain(found: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
-    """In words what `Strategy.diagnose` has found of the training tasks `numbers`."""
-    faults = found["fault"]
+def explain(diagnosis: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
+    """The error message for a diagnosis by `Strategy.diagnose` of the training tasks `numbers`."""
+    faults = diagnosis["fault"]
     wrong = faults.nonzero().flatten()
     if not len(wrong):
-        return f"step {step}: the meta-gradient is not finite, though that of every one of its {unit} is"
-    gravest = int(faults[wrong].min())  # what is wrong with its inputs spoils the loss of its whole micro-batch
+        return f"step {step}: the meta-gradient is not finite, but the gradients of all its {unit} are"
+    gravest = int(faults[wrong].min())  # inputs that are not finite spoil the loss of their whole micro-batch
     first = int((faults == gravest).nonzero()[0])
     what = f"{unit[:-1]} {int(numbers[first])}"
     if unit == "samples" and gravest != INPUTS:
         what = f"the micro-batch with {what}"
     others = f" (and {len(wrong) - 1} more of its {len(numbers)} {unit})" if len(wrong) > 1 else ""
     advice = "" if gravest == INPUTS else ". Lower rates may help: algorithm.inner_lr, optimizer.lr"
-    return f"step {step}: {what}, on worker{int(found['worker'][first])}: {FAULTS[gravest]}{others}{advice}"
+    return f"step {step}: {what}, on worker{int(diagnosis['worker'][first])}: {FAULTS[gravest]}{others}{advice}"
 
 
 def _tasks(episode: Episode) -> range:
@@ -55,5 +55,5 @@ def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: in
     faults = torch.where(inputs, torch.where(torch.isfinite(losses), 0, LOSS), INPUTS)
     grads = algorithm.meta_grad(params, episode, step).grads.values()
     if not faults.any() and not all(torch.isfinite(grad).all() for grad in grads):
-        faults = torch.full_like(faults, GRADIENT)  # of the micro-batch: samples have none of their own
+        faults = torch.full_like(faults, GRADIENT)  # of the micro-batch: a sample has no gradient of its own
     return faults.cpu()

@@ -1,4 +1,4 @@
-"""Outer optimisers: what moves the meta-parameters. The rate is a pure function of the step."""
+"""Outer optimisers, which update the meta-parameters. The rate is a pure function of the step."""
 
 import math
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def sgd(
 
     Args:
         lr: the rate; Reptile's ε.
-        momentum: what is kept of the last step.
+        momentum: μ in m ← μ m + g; θ ← θ − lr · m.
         schedule, min_lr, decay, decay_every, warmup: as for `scheduled`.
 
     Raises:
@@ -78,14 +78,14 @@ def sgd(
 def scheduled(
     *, lr: float, schedule: str, min_lr: float, decay: float, decay_every: int, warmup: int
 ) -> Callable[[int, int], float]:
-    """The rate of a step (from 1) of so many.
+    """The rate of a step, as `rate(step, steps)`: steps count from 1, and a run has `steps` of them.
 
     Args:
-        lr: the highest.
+        lr: the highest rate.
         schedule: `constant`; or from `lr` at the first step to `min_lr` after the last, by `linear` or `cosine`
             (arXiv 1608.03983, equation 5, without restarts); or `step`: times `decay` after every `decay_every` steps.
-        min_lr: where `cosine` and `linear` end; `step` stays above it.
-        decay, decay_every: of `step`.
+        min_lr: the rate at which `cosine` and `linear` end; the rate of `step` never falls below it.
+        decay, decay_every: for `step`.
         warmup: steps over which the rate rises linearly to its schedule.
 
     Raises:

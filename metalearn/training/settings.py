@@ -1,4 +1,4 @@
-"""What the user sets about the loop: steps, sizes, and how many tasks are computed together."""
+"""The user's settings of the training loop: steps, sizes, and how many tasks are computed together."""
 
 import math
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from metalearn.checks import whole_number
 from metalearn.types import Model
 
 CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
-"""How many floats the activations of a chunk's forward pass may take under `task_chunk=auto`, by type of device.
-Omniglot's 5-way 1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
+"""The most floats that the activations of a chunk may take with `task_chunk=auto`, by type of device. Omniglot's 5-way
+1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
 
 PAIR_FLOATS = 12_000_000
-"""How many those of two tasks may take that are computed together all the same, so that two threads have work."""
+"""The same for a chunk of two tasks. It is larger, so that two threads have work."""
 
 
 class Settings(NamedTuple):
-    """What the user may set about the loop; see `trainer`."""
+    """The settings of the loop; see `trainer`."""
 
     steps: int
     meta_batch_size: int
@@ -43,9 +43,9 @@ def trainer(
         steps: meta-steps.
         meta_batch_size: tasks of a meta-step.
         task_chunk: tasks computed together, or `auto`.
-        val_every: steps between validations; there is one at the last step in any case.
+        val_every: steps between validations; the last step always has one.
         val_tasks, test_tasks: tasks of a validation, and of the test.
-        eval_seed: what validation and test tasks are drawn from (the task source uses it).
+        eval_seed: the seed of validation and test tasks (the task source uses it).
 
     Raises:
         ValueError: a number out of range.
@@ -62,10 +62,10 @@ def trainer(
 
 
 def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
-    """Tasks of so many images that are computed together: `tasks_that_fit`, evened out over the meta-batch.
+    """How many tasks of `images` images are computed together: at most `tasks_that_fit`, in chunks as even as possible.
 
-    Under `auto` this is a formula of model, episode, type of device and constants. Nothing else about the machine
-    counts, so that the bits do not depend on it.
+    With `auto` this depends on the model, the episode, the type of device and constants. It depends on nothing else of
+    the machine, so that the bits do not either.
     """
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
@@ -74,6 +74,6 @@ def chunk_size(settings: Settings, model: Model, images: int, device: torch.devi
 
 
 def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:
-    """How many tasks of so many images fit `CHUNK_FLOATS`; or two that fit `PAIR_FLOATS`; else one."""
+    """How many tasks of `images` images fit `CHUNK_FLOATS`. At least one; at least two if two fit `PAIR_FLOATS`."""
     floats = images * model.activations
     return max(CHUNK_FLOATS[device.type] // floats, 2 if 2 * floats <= PAIR_FLOATS else 1)

@@ -1,4 +1,4 @@
-"""Work for the strategies' tests: a small network on numbers made from the samples' indices, in float64."""
+"""The `Work` of the strategies' tests: a small network, in float64, on inputs computed from the samples' indices."""
 
 import torch
 from torch import Tensor

@@ -9,7 +9,7 @@ from tests.distributed import remote_functions
 
 
 def serve() -> None:
-    """Does what it is asked until rank zero is done."""
+    """Serves remote calls until rank zero stops the session."""
     session.start_rpc(timeout=20)
     session.stop_rpc()
 
@@ -51,7 +51,7 @@ def one() -> None:
 
 
 def strategies() -> None:
-    """Every strategy by remote calls gives what `local` gives, for even and uneven numbers of chunks."""
+    """Every strategy by remote calls gives the values of `local`, for even and uneven numbers of chunks."""
     import torch
 
     from distributed import partition, reduce
@@ -69,7 +69,7 @@ def strategies() -> None:
         "backwards": partition.function(name="tests.own_functions.deal_backwards"),
     }
     plan = Plan(WORK, workers, partition.batch_partitioner, reduce.mean())
-    # Under a reducer that wants every chunk's result, `local` too gives them one by one.
+    # With a reducer that needs every chunk's result, `local` too gives them one by one.
     alone = local(plan=plan._replace(workers=1, reduce=reduce.stack()), timeout=20)()
     for factory in (rpc, rpc_autograd):
         for name, partitioner in partitioners.items():
@@ -84,11 +84,12 @@ def strategies() -> None:
                         assert all(torch.equal(grads[key], their_grads[key]) for key in grads), factory
                     values = strategy.evaluate(PARAMS, "val", chunks)
                     assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
-                    found = strategy.diagnose(PARAMS, chunks, 4)
-                    assert found["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
+                    diagnosis = strategy.diagnose(PARAMS, chunks, 4)
+                    assert diagnosis["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
                     if name == "batch":  # of chunks (0 1) … (12): 5 is in the third
-                        firsts = [number for number in range(2 * count - 1) if found["worker"][number] == 0]
-                        assert firsts == list(range(len(firsts))) and found["worker"].max() == min(count, workers) - 1
+                        firsts = [number for number in range(2 * count - 1) if diagnosis["worker"][number] == 0]
+                        assert firsts == list(range(len(firsts)))
+                        assert diagnosis["worker"].max() == min(count, workers) - 1
                     if factory is rpc and workers > 1 and count == 7:
                         size = sum(p.numel() * p.element_size() for p in PARAMS.values())
                         cost = strategy.cost()
@@ -138,10 +139,10 @@ def added_in_order() -> None:
                 assert torch.equal(grads[name], value) or (work.plain and (grads[name] - value).abs().max() < 1e-9)
             values = strategy.evaluate({k: v * (rank == 0) for k, v in PARAMS.items()}, "val", chunks)
             assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
-            found = strategy.diagnose(PARAMS, chunks, 4)
-            assert found["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
-            assert found["worker"].tolist() == sorted(found["worker"].tolist())
-            assert found["worker"].max() == min(count, workers) - 1
+            diagnosis = strategy.diagnose(PARAMS, chunks, 4)
+            assert diagnosis["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
+            assert diagnosis["worker"].tolist() == sorted(diagnosis["worker"].tolist())
+            assert diagnosis["worker"].max() == min(count, workers) - 1
             cost = strategy.cost()
             assert {name.partition("/")[0] for name in cost} == {f"worker{i}" for i in range(workers)}
         for answer in (True, False):
@@ -154,7 +155,7 @@ def added_in_order() -> None:
 
 
 def failing_main() -> None:
-    """Rank 1's main function fails while rank zero goes on calling rank 2."""
+    """Rank 1's main function fails while rank zero continues to call rank 2."""
 
     @todist.auto_init_rpc()
     def main() -> None:
@@ -167,13 +168,13 @@ def failing_main() -> None:
     main()
 
 
-def somebody_missing() -> None:
-    """Rank 1 never comes."""
+def missing_rank() -> None:
+    """Rank 1 never joins the others."""
     if todist.get_rank() != 1:
         session.start_rpc(timeout=2)
 
 
-PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, somebody_missing)
+PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, missing_rank)
 
 if __name__ == "__main__":
     {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()

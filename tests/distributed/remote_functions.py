@@ -1,4 +1,4 @@
-"""What the tests call on workers; imported by name there."""
+"""The functions that the tests call on workers. The workers import them by name."""
 
 import os
 import threading
@@ -47,7 +47,7 @@ def fail_stubbornly(x: Tensor) -> NoReturn:
 
 
 def fetch(x: Tensor, reference: Any) -> float:
-    """Calls back to whoever holds the reference."""
+    """Calls back to the worker that holds the reference."""
     return float((reference.to_here(timeout=30) * x).sum())
 
 
@@ -61,7 +61,7 @@ def threads() -> int:
 
 
 def lock() -> Any:
-    """What cannot be pickled."""
+    """A value that cannot be pickled."""
     return threading.Lock()
 
 
@@ -95,19 +95,19 @@ def later(x: Tensor) -> Tensor:
 
 
 def nested(depth: int, x: Tensor) -> float:
-    """Calls itself on all workers, `depth` deep: WORLD ** depth leaves, each of which gives the sum of x."""
+    """Calls itself on all workers, `depth` deep. There are WORLD ** depth leaves; each gives the sum of x."""
     if depth == 0:
         return float(x.sum())
-    everyone = range(todist.get_world_size())
+    workers = range(todist.get_world_size())
     return sum(
         todist.remote_sync_call(
-            nested, args=(depth - 1, x), partitioner=lambda *args: [(w, args, None) for w in everyone]
+            nested, args=(depth - 1, x), partitioner=lambda *args: [(w, args, None) for w in workers]
         )
     )
 
 
 def concurrent(calls: int) -> int:
-    """Has `calls` asynchronous calls under way to the next worker, each of which calls back."""
+    """Makes `calls` asynchronous calls to the next worker at once; each calls back."""
     other = (todist.get_rank() + 1) % todist.get_world_size()
     futures = [
         todist.remote_async_call(call_back, args=(todist.get_rank(), i), partitioner=other) for i in range(calls)
@@ -135,7 +135,7 @@ def leave() -> NoReturn:
 
 
 def slow_on(rank: int, number: Tensor) -> tuple[int, int, float, float]:
-    """Three times as slow on one worker: the item's number, the worker, when it began and ended."""
+    """Takes three times as long on worker `rank`; returns the item's number, the worker, and its start and end."""
     began = time.monotonic()
     time.sleep(0.15 if todist.get_rank() == rank else 0.05)
     return int(number), todist.get_rank(), began, time.monotonic()
@@ -165,7 +165,7 @@ def constant(x: Tensor) -> Tensor:
 
 
 class Holder:
-    """Hides a parameter where no walk over containers finds it."""
+    """Hides a parameter: code that walks over containers does not see it."""
 
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
@@ -195,7 +195,7 @@ RUN_HERE: dict[int, int] = {}
 
 
 def fail_on(rank: int, number: Tensor) -> None:
-    """Fails on one worker; on the others it counts."""
+    """Fails on worker `rank`; counts its calls on every worker."""
     RUN_HERE[int(number)] = RUN_HERE.get(int(number), 0) + 1
     if todist.get_rank() == rank:
         raise OwnError("not on this worker")

@@ -1,4 +1,4 @@
-"""A program written for torchopt.distributed runs as it is, and gives the gradients of one process."""
+"""A program written for torchopt.distributed runs unchanged, and gives the gradients of one process."""
 
 import os
 import subprocess
@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.runs import ROOT
+
+pytestmark = pytest.mark.thorough
 
 PROGRAM = Path(__file__).parent / "programs/maml_rpc.py"
 TASKS = 32

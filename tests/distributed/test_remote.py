@@ -1,4 +1,4 @@
-"""Remote calls on real processes: what hung or lied in the original, and bad input."""
+"""Remote calls on real processes: the cases in which the original hung or gave wrong values, and bad input."""
 
 import functools
 import threading
@@ -64,7 +64,7 @@ def test_views_travel_without_what_they_are_cut_from() -> None:
     assert traffic().since(before).sent < 1000
 
 
-# Dealing out to whoever is free
+# Items for free workers
 
 
 def test_free_workers_take_work() -> None:
@@ -75,7 +75,7 @@ def test_free_workers_take_work() -> None:
     )
     assert [number for number, *_ in results] == list(range(42))
     shares = [sum(worker == rank for _, worker, _, _ in results) for rank in range(WORLD)]
-    # Three times as slow: 42 · (1/3) ÷ (1 + 1 + 1/3) = 6 items, and one for what is under way at the end.
+    # Three times as slow: 42 · (1/3) ÷ (1 + 1 + 1/3) = 6 items, and one more that is under way at the end.
     assert 1 <= shares[2] <= 8 and min(shares[:2]) >= 14, shares
 
 
@@ -195,7 +195,7 @@ def test_bad_partitioners_send_nothing() -> None:
     assert traffic() == before
 
 
-def test_failing_reducers_and_exits_are_told() -> None:
+def test_failing_reducers_and_exits_are_reported() -> None:
     def bad_reducer(results: list[int]) -> int:
         raise ArithmeticError("cannot reduce")
 

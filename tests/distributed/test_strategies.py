@@ -1,4 +1,4 @@
-"""The strategies against `local`, on real processes; how chunks are dealt out; what is refused."""
+"""The strategies beside `local`, on real processes; how chunks are dealt out; the settings that are refused."""
 
 import socket
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from distributed import partition, reduce
 from distributed.engine.sockets import tcp_bytes_sent
 from distributed.strategies import auto
 from distributed.strategies.common import chunks
-from distributed.strategies.common.cost import Share, as_metrics
+from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.work import Plan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
@@ -23,6 +23,8 @@ from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program
 from tests.runs import until
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -56,13 +58,12 @@ def test_the_largest_shard_is_as_small_as_can_be(sizes: tuple[int, ...], workers
     assert largest(ends) == min(largest([*cuts, len(sizes)]) for cuts in every_way)
 
 
-def test_a_step_is_told_by_its_parts() -> None:
-    figures = as_metrics(2.0, [Share(1.5, 10), Share(0.5, 20)])
+def test_the_parts_of_a_step_add_up() -> None:
+    metrics = as_metrics(2.0, [WorkerCost(1.5, 10), WorkerCost(0.5, 20)])
     for rank, (waiting, sent) in enumerate(((0.0, 10), (1.0, 20))):
-        parts = {name: figures[f"worker{rank}/{name}_seconds"] for name in ("compute", "waiting", "communication")}
-        assert (
-            sum(parts.values()) == 2.0 and parts["waiting"] == waiting and figures[f"worker{rank}/bytes_sent"] == sent
-        )
+        parts = {name: metrics[f"worker{rank}/{name}_seconds"] for name in ("compute", "waiting", "communication")}
+        assert sum(parts.values()) == 2.0 and parts["waiting"] == waiting
+        assert metrics[f"worker{rank}/bytes_sent"] == sent
 
 
 def test_the_kernel_counts_what_is_sent() -> None:
@@ -71,7 +72,7 @@ def test_the_kernel_counts_what_is_sent() -> None:
         with other:
             before = tcp_bytes_sent()
             if before is None:
-                pytest.skip("this system does not tell")
+                pytest.skip("this system does not count them")
             client.sendall(bytes(100_000))
             received = 0
             while received < 100_000:

@@ -17,6 +17,8 @@ from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, run_program
 
+pytestmark = pytest.mark.thorough
+
 
 def test_who_is_who(workers: list[subprocess.Popen[bytes]]) -> None:
     info = todist.get_world_info()
@@ -178,7 +180,7 @@ def test_rank_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
         assert results == expected
 
 
-# Programs of their own
+# Programs with a world of their own
 
 
 def test_start_and_stop_can_be_repeated() -> None:
@@ -210,8 +212,8 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
     assert "stopped by worker0" in results[2][1]
 
 
-def test_who_does_not_come_is_named() -> None:
-    results = run_program("somebody_missing", 3)
+def test_a_missing_rank_is_named() -> None:
+    results = run_program("missing_rank", 3)
     assert [code for code, _ in results] == [1, 0, 1]
     assert "rank 1 of 3 did not come within 2 s" in results[0][1]
     assert "rank 0 of 3 did not come, or had not met all others" in results[2][1] or "rank 0 of 3 has" in results[2][1]

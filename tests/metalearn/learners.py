@@ -1,4 +1,4 @@
-"""Every algorithm, small enough to be tried on anything; what the property table runs over."""
+"""Every algorithm, on a small network and small tasks: the rows of the property table."""
 
 from collections.abc import Callable
 
@@ -58,7 +58,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
 
 
 def network(*, transductive: bool = True, size: int = SIZE, filters: int = 8) -> Model:
-    """Smooth, so that finite differences and other programs can be compared with."""
+    """A smooth network: finite differences then agree with its gradients."""
     return conv4(
         ways=WAYS, channels=1, image_size=size, filters=filters, activation="softplus", transductive=transductive
     )
@@ -69,7 +69,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def start_of(learner: Algorithm, dtype: torch.dtype = FLOAT64) -> Params:
-    """Away from the symmetric start, where many derivatives are zero; rates stay above 0."""
+    """Parameters away from the symmetric start, where many derivatives are zero; rates stay above 0."""
     drawn = learner.init(Generator().manual_seed(0)).items()
     spread = {name: 0.02 if name.startswith("inner_lr.") else 0.2 for name, _ in drawn}
     return {
@@ -87,8 +87,8 @@ def tasks(count: int, *, seed: int = 0, size: int = SIZE) -> Episode:
     return Episode(batch(seed), batch(seed + 1))
 
 
-def given_to(learner: Algorithm, count: int, seed: int = 0) -> Episode:
-    """What the learner is trained on: so many tasks, or that many samples in one episode."""
+def training_episode(learner: Algorithm, count: int, seed: int = 0) -> Episode:
+    """`count` tasks, or `count` samples in one episode, as the learner is trained on them."""
     if learner.trained_on == "tasks":
         return tasks(count, seed=seed)
     x = random(1, count, 1, SIZE, SIZE, seed=seed).abs()
@@ -96,12 +96,12 @@ def given_to(learner: Algorithm, count: int, seed: int = 0) -> Episode:
     return Episode(Batch(x[:, :0], samples.y[:, :0]), samples)
 
 
-def judged_on(learner: Algorithm, count: int, seed: int = 0) -> Episode:
-    return tasks(count, seed=seed) if learner.evaluated_on == "tasks" else given_to(learner, count, seed)
+def evaluation_episode(learner: Algorithm, count: int, seed: int = 0) -> Episode:
+    return tasks(count, seed=seed) if learner.evaluated_on == "tasks" else training_episode(learner, count, seed)
 
 
 class Tasks:
-    """A source of `tasks`, or of the samples that a learner is given."""
+    """A source of `tasks`, or of samples for a learner that takes samples."""
 
     def __init__(self, learner: Algorithm) -> None:
         self._samples = learner.trained_on == "samples", learner.evaluated_on == "samples"

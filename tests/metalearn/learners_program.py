@@ -1,4 +1,4 @@
-"""Run on every rank of a world: each algorithm by remote calls beside one process, which must give the same bits."""
+"""A program for every rank of a world: each algorithm, by remote calls, must give the same bits as in one process."""
 
 import torch
 
@@ -20,7 +20,7 @@ def main() -> None:
         plan = Plan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
         strategy = rpc(plan=plan, timeout=30)()
         if strategy.drives:
-            # Under a reducer that wants every chunk's result, `local` too gives them one by one.
+            # With a reducer that needs the result of every chunk, `local` too gives them one by one.
             alone = local(plan=plan._replace(workers=1, reduce=reduce.stack()), timeout=30)()
             params, chunks = start_of(learner), list(torch.arange(8).split(3))
             for ours, theirs in zip(strategy.map(params, chunks, 3), alone.map(params, chunks, 3), strict=True):

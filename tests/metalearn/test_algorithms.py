@@ -1,4 +1,4 @@
-"""The property table, which every algorithm passes; and each against its paper, by another route."""
+"""The property table, which every algorithm passes, and a comparison of each algorithm with its paper."""
 
 from collections.abc import Callable
 
@@ -22,6 +22,7 @@ from metalearn.algorithms.r2d2 import ridge
 from metalearn.algorithms.reptile import mini_batches, reptile
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
 from tests.distributed.worlds import run_ranks
@@ -33,12 +34,12 @@ from tests.metalearn.learners import (
     PP,
     STEPS,
     WAYS,
-    given_to,
-    judged_on,
+    evaluation_episode,
     network,
     random,
     start_of,
     tasks,
+    training_episode,
 )
 from tests.runs import ROOT
 
@@ -50,23 +51,23 @@ def copied(values: Params) -> Params:
 
 
 def part_of(learner: Algorithm, episode: Episode, chosen: list[int]) -> Episode:
-    """Some of the tasks, or of the samples, in an order of one's own."""
+    """The chosen tasks, or samples, in the chosen order."""
     if learner.trained_on == "tasks":
         return Episode(*(Batch(batch.x[chosen], batch.y[chosen]) for batch in episode))
     return Episode(episode.support, Batch(episode.query.x[:, chosen], episode.query.y[:, chosen]))
 
 
-def close(found: Params, expected: Params, *, atol: float, rtol: float = 0.0) -> None:
-    assert found.keys() == expected.keys()
+def close(ours: Params, expected: Params, *, atol: float, rtol: float = 0.0) -> None:
+    assert ours.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(ours[name], expected[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 # What holds for all
 
 
 def test_the_table_has_every_algorithm() -> None:
-    """Each file in the folder of algorithms is in the table, and is what some yaml asks for."""
+    """Each file in the folder of algorithms is in the table, and a yaml names it."""
     files = {path.stem for path in (ROOT / "metalearn/algorithms").glob("*.py")} - {"__init__"}
     yamls = {path.stem: OmegaConf.load(path)._target_ for path in (ROOT / "conf/algorithm").glob("*.yaml")}
     assert files <= LEARNERS.keys() and yamls.keys() <= LEARNERS.keys()
@@ -75,15 +76,15 @@ def test_the_table_has_every_algorithm() -> None:
 
 @every_learner
 def test_a_learner_is_pure(name: str) -> None:
-    """Nothing that it is given is changed, the same gives the same bits, and no graph comes out."""
+    """Its arguments stay unchanged, equal arguments give equal bits, and results have no graph."""
     learner = LEARNERS[name](network())
-    params, episode, judged = start_of(learner), given_to(learner, 4), judged_on(learner, 4)
-    before = copied(params), [value.clone() for batch in (*episode, *judged) for value in batch]
+    params, episode, evaluated = start_of(learner), training_episode(learner, 4), evaluation_episode(learner, 4)
+    before = copied(params), [value.clone() for batch in (*episode, *evaluated) for value in batch]
     results = [learner.meta_grad(params, episode, 3) for _ in range(2)]
-    values = [learner.evaluate(params, judged) for _ in range(2)]
-    predictions = [learner.adapt(params, judged.support)(judged.query.x) for _ in range(2)]
+    values = [learner.evaluate(params, evaluated) for _ in range(2)]
+    predictions = [learner.adapt(params, evaluated.support)(evaluated.query.x) for _ in range(2)]
     assert all(torch.equal(params[key], before[0][key]) and not params[key].requires_grad for key in params)
-    after = [value for batch in (*episode, *judged) for value in batch]
+    after = [value for batch in (*episode, *evaluated) for value in batch]
     assert all(torch.equal(a, b) for a, b in zip(after, before[1], strict=True))
     assert results[0].grads.keys() == params.keys() and results[0].count == 4
     assert all(results[0].grads[key].shape == params[key].shape for key in params)
@@ -98,12 +99,12 @@ def test_a_learner_is_pure(name: str) -> None:
 def test_neither_order_nor_chunks_matter(name: str) -> None:
     """The sum over tasks in another order, and in two chunks, is the same but for rounding."""
     learner = LEARNERS[name](network())
-    params, episode = start_of(learner), given_to(learner, 4)
+    params, episode = start_of(learner), training_episode(learner, 4)
     whole = learner.meta_grad(params, episode, 3)
     turned = learner.meta_grad(params, part_of(learner, episode, [2, 0, 3, 1]), 3)
     close(turned.grads, whole.grads, atol=1e-12)
     if learner.trained_on == "samples":
-        return  # a micro-batch is normalised by itself: another cut is another network
+        return  # a micro-batch is normalised by itself, so other micro-batches have other outputs
     halves = [learner.meta_grad(params, part_of(learner, episode, chosen), 3) for chosen in ([0], [1, 2, 3])]
     close({key: halves[0].grads[key] + halves[1].grads[key] for key in params}, whole.grads, atol=1e-12)
     for key, value in whole.metrics.items():
@@ -111,14 +112,14 @@ def test_neither_order_nor_chunks_matter(name: str) -> None:
 
 
 NO_DERIVATIVE = ("fomaml", "reptile", "imaml", "imaml_damped", "scratch")
-"""Of these the meta-gradient is not that of a loss; they are compared with their formulas below."""
+"""Their meta-gradient is not the gradient of a loss; below they are compared with their formulas."""
 
 
 @pytest.mark.parametrize("name", [name for name in LEARNERS if name not in NO_DERIVATIVE])
 def test_the_gradient_is_a_finite_difference(name: str) -> None:
-    """Of the summed loss along a direction."""
+    """A finite difference of the summed loss along a direction."""
     learner = LEARNERS[name](network())
-    params, episode = start_of(learner), given_to(learner, 3)
+    params, episode = start_of(learner), training_episode(learner, 3)
     direction = {key: random(*value.shape, seed=50 + i) for i, (key, value) in enumerate(params.items())}
     grads = learner.meta_grad(params, episode, 3).grads
     slope = sum((grads[key] * direction[key]).sum().item() for key in params)
@@ -134,10 +135,10 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
 
 
 @every_learner
-def test_every_inner_step_is_told(name: str) -> None:
-    """Column i of what it is judged by is what its predictor gives after i inner steps."""
+def test_every_inner_step_is_evaluated(name: str) -> None:
+    """Column i of an evaluation has the values of the predictor after i inner steps."""
     learner = LEARNERS[name](network())
-    params, episode = start_of(learner), judged_on(learner, 1 if learner.evaluated_on == "tasks" else 4)
+    params, episode = start_of(learner), evaluation_episode(learner, 1 if learner.evaluated_on == "tasks" else 4)
     values = learner.evaluate(params, episode)
     columns = 1 if name in ("protonet", "r2d2", "supervised") else STEPS["eval_steps"] + 1
     assert {value.shape[1] for value in values.values()} == {columns}
@@ -164,6 +165,7 @@ def test_queries_see_each_other_only_when_transductive(name: str) -> None:
     assert (logits[True][0] - logits[True][1]).abs().max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_two_workers_give_the_bits_of_one() -> None:
     """By remote calls, for every algorithm: gradients, metrics and the values of test tasks."""
     results = run_ranks([str(ROOT / "tests/metalearn/learners_program.py")], 2)
@@ -188,10 +190,11 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", REFERENCES)
 def test_ten_meta_steps_beside_the_formulas_written_out(name: str) -> None:
     """Ten steps of Adam on the same episodes, in float64: the parameters stay together."""
-    learner = LEARNERS[name](network(filters=2))  # so few that the whole Hessian can be had
+    learner = LEARNERS[name](network(filters=2))  # few enough for the whole Hessian
     start = start_of(learner)
     runs: dict[str, Params] = {}
     for who, gradient in (
@@ -222,7 +225,7 @@ def linear_model(size: int) -> Model:
 
 
 class Quadratic:
-    """Tasks with loss(θ) = ½ (θ − a)ᵀ A (θ − a) + constant on the support set, B and b on the query set."""
+    """Tasks with loss(θ) = ½ (θ − a)ᵀ A (θ − a) + constant on the support set, and with B and b on the query set."""
 
     def __init__(self, size: int = 3, count: int = 4) -> None:
         x = [random(count, 8, size, seed=seed) for seed in (1, 3)]
@@ -302,8 +305,8 @@ def test_the_meta_gradient_of_a_quadratic_is_the_closed_form(name: str, dtype: t
     theta = params["theta"].double()
     expected = torch.stack([formula(theta, *problem.task(number)) for number in range(problem.count)]).sum(dim=0)
     episode = Episode(*(Batch(batch.x.to(dtype), batch.y.to(dtype)) for batch in problem.episode))
-    found = learner.meta_grad(params, episode, 1).grads["theta"].double()
-    assert (found - expected).abs().max() <= error * max(1.0, expected.abs().max().item())
+    gradient = learner.meta_grad(params, episode, 1).grads["theta"].double()
+    assert (gradient - expected).abs().max() <= error * max(1.0, expected.abs().max().item())
 
 
 def test_the_gradient_by_a_learned_rate_is_the_closed_form() -> None:
@@ -317,8 +320,8 @@ def test_the_gradient_by_a_learned_rate_is_the_closed_form() -> None:
         a_matrix, a, b_matrix, b = problem.task(number)
         slope = a_matrix @ (theta - a)
         expected += -slope * (b_matrix @ (theta - rate * slope - b))
-    found = learner.meta_grad(params, problem.episode, 1).grads["inner_lr.theta"]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    gradient = learner.meta_grad(params, problem.episode, 1).grads["inner_lr.theta"]
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
 
 
 def test_first_order_is_second_order_where_the_hessian_is_zero() -> None:
@@ -345,8 +348,8 @@ def test_meta_sgd_with_equal_rates_is_maml() -> None:
     weights, episode = start_of(plain), tasks(3)
     rates = {f"inner_lr.{name}": torch.full_like(value, STEPS["inner_lr"]) for name, value in weights.items()}
     expected = plain.meta_grad(weights, episode, 1)
-    found = learned.meta_grad(weights | rates, episode, 1)
-    close({name: found.grads[name] for name in weights}, expected.grads, atol=1e-12)
+    result = learned.meta_grad(weights | rates, episode, 1)
+    close({name: result.grads[name] for name in weights}, expected.grads, atol=1e-12)
     assert learned.init(Generator().manual_seed(0))["inner_lr.head.bias"].tolist() == pytest.approx([0.3] * WAYS)
 
 
@@ -355,8 +358,8 @@ def test_maml_pp_switched_off_is_maml() -> None:
     off = {"multi_step_until": 0, "first_order_until": 0, "learned_rates": False, "per_step_norm": False}
     params, episode = start_of(plain), tasks(3)
     expected = plain.meta_grad(params, episode, 1)
-    found = maml_pp(model=network(), **STEPS, **off).meta_grad(params, episode, 1)
-    assert all(torch.equal(found.grads[name], expected.grads[name]) for name in params)
+    result = maml_pp(model=network(), **STEPS, **off).meta_grad(params, episode, 1)
+    assert all(torch.equal(result.grads[name], expected.grads[name]) for name in params)
 
 
 def test_maml_pp_begins_with_first_order_gradients() -> None:
@@ -388,7 +391,7 @@ def test_scratch_meta_learns_nothing() -> None:
 
 
 def test_anil_on_a_frozen_body_is_logistic_regression() -> None:
-    """The head after some inner steps, against softmax regression by the books, in numpy."""
+    """The head after some inner steps, against textbook softmax regression in numpy."""
     learner = anil(model=network(), inner_lr=0.5, inner_steps=1, eval_steps=4)
     params, episode = start_of(learner), tasks(1)
     weight, bias = (params[name].numpy() for name in written_out.HEAD)
@@ -418,15 +421,15 @@ def test_prototypes_by_hand() -> None:
 @pytest.mark.parametrize("samples", [4, 40])
 def test_ridge_regression_is_numpys(samples: int) -> None:
     x, y = random(2, samples, 9, seed=1), random(2, samples, 3, seed=2)
-    found = ridge(x, y, torch.tensor([0.7], dtype=FLOAT64))
+    weights = ridge(x, y, torch.tensor([0.7], dtype=FLOAT64))
     for task in range(2):
         a, b = x[task].numpy(), y[task].numpy()
         expected = np.linalg.solve(a.T @ a + 0.7 * np.eye(9), a.T @ b)
-        np.testing.assert_allclose(found[task].numpy(), expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(weights[task].numpy(), expected, rtol=0, atol=1e-12)
 
 
-def test_conjugate_gradient_solves_and_tells_how_well() -> None:
-    """Of three tasks: a system of full rank, the identity, and one with nothing to solve."""
+def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
+    """Three tasks: a system of full rank, the identity, and a right side of zero."""
     root = random(5, 5, seed=1)
     matrices = torch.stack([root @ root.T + EYE.new_ones(5).diag(), torch.eye(5, dtype=FLOAT64), root @ root.T])
     right = random(3, 5, seed=2)
@@ -444,8 +447,8 @@ def test_conjugate_gradient_solves_and_tells_how_well() -> None:
 
 
 def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> None:
-    """Of diag(1, 2, −1.01) the first direction (1, 0, 1) shows nothing but a negative curvature: x stays 0, which the
-    residual tells. The task beside it is solved."""
+    """For diag(1, 2, −1.01) the first direction (1, 0, 1) has a negative curvature: x stays 0, and the residual is 1.
+    The other task is solved."""
     diagonals = torch.tensor([[1.0, 2.0, -1.01], [1.0, 2.0, 4.0]], dtype=FLOAT64)
     right = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=FLOAT64)
     solution, residual = conjugate_gradient(lambda v: {"x": diagonals * v["x"]}, {"x": right}, 5)
@@ -454,7 +457,7 @@ def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> N
 
 
 def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
-    """Inner problems solved to the end: the gradient is a finite difference of the loss after them."""
+    """If the inner problems are solved to the end, the gradient is a finite difference of the loss after them."""
     model = mlp(inputs=1, outputs=1, hidden=(4,), activation="tanh")
     learner = imaml(model=model, inner_lr=0.1, inner_steps=200, eval_steps=200, strength=4.0, cg_steps=13)
     params = start_of(learner)
@@ -477,7 +480,7 @@ def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
     chosen = OmegaConf.load(ROOT / "conf/experiment/imaml_omniglot.yaml").algorithm
     model = conv4(ways=5, channels=1, image_size=28, filters=16)
     learner = imaml(model=model, **chosen)
-    source = glyphs(ways=5, shots=1, queries=1, image_size=28, channels=1, rotations=True, seed=0, eval_seed=1)
+    source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
     params = learner.init(Generator().manual_seed(0))
     for first in (0, 8):
         result = learner.meta_grad(params, source.episodes("train", torch.arange(first, first + 8)), 1)
@@ -510,7 +513,7 @@ def test_inner_optimisers_are_torchs(name: str) -> None:
     def loss(x: Tensor) -> Tensor:
         return (x - centre).square().sum(dim=1) + x.cos().sum(dim=1)
 
-    found = last(
+    end = last(
         descent(
             lambda params, step: loss(params["x"]),
             {"x": start},
@@ -526,12 +529,12 @@ def test_inner_optimisers_are_torchs(name: str) -> None:
         theirs.zero_grad()
         loss(x).sum().backward()
         theirs.step()
-    torch.testing.assert_close(found["x"], x.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(end["x"], x.detach(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adam"])
 def test_a_parameter_without_a_gradient_stays_and_harms_nothing(name: str) -> None:
-    """√v has no derivative at 0; the meta-gradient must be finite all the same."""
+    """√v has no derivative at 0; the meta-gradient must still be finite."""
     x = random(1, 3, seed=1).requires_grad_()
     still = torch.ones(1, 3, dtype=FLOAT64, requires_grad=True)
 
@@ -553,14 +556,14 @@ def test_a_parameter_without_a_gradient_stays_and_harms_nothing(name: str) -> No
 TORCHOPTS = {
     "sgd": (inner.SGD, "MetaSGD", {}),
     "momentum": (OPTIMIZERS["momentum"], "MetaSGD", {"momentum": 0.8}),
-    # Its corrections 1 − βᵗ are float32 even here: of these β they are exact all the same.
+    # Its corrections 1 − βᵗ are float32 even here; with these β they are exact.
     "adam": (inner.adam(beta1=0.5, beta2=0.75, eps=1e-3), "MetaAdam", {"betas": (0.5, 0.75), "eps": 1e-3}),
     "rmsprop": (OPTIMIZERS["rmsprop"], "MetaRMSProp", {"alpha": 0.9, "eps": 1e-3}),
 }
 
 
 class Registered(torch.nn.Module):
-    """The network written out, as a module whose parameters a library can take hold of."""
+    """The network written out, as a module: the library needs a module with parameters."""
 
     def __init__(self, params: Params) -> None:
         super().__init__()
@@ -569,7 +572,7 @@ class Registered(torch.nn.Module):
             self.register_parameter(self.names[name], torch.nn.Parameter(value.clone()))
 
     def values(self) -> Params:
-        return {name: getattr(self, own) for name, own in self.names.items()}
+        return {name: getattr(self, attribute) for name, attribute in self.names.items()}
 
     def forward(self, x: Tensor) -> Tensor:
         return written_out.conv4(self.values(), x, x)
@@ -577,8 +580,8 @@ class Registered(torch.nn.Module):
 
 @pytest.mark.parametrize("name", TORCHOPTS)
 def test_ten_meta_steps_of_maml_beside_torchopt(name: str) -> None:
-    """Pictures of 24 pixels: of smaller ones some parts of a kernel only ever meet padding, and where a gradient is
-    zero torchopt's √v has the derivative NaN."""
+    """Images of 24 pixels. With smaller ones, some weights of a kernel meet only padding; their gradient is zero, and
+    torchopt's √v then has the derivative NaN."""
     torchopt = pytest.importorskip("torchopt", reason="torchopt is not installed: pip install torchopt==0.7.3")
     chosen, of_library, options = TORCHOPTS[name]
     steps = {"inner_lr": 0.05, "inner_steps": 2, "eval_steps": 1}
@@ -588,9 +591,9 @@ def test_ten_meta_steps_of_maml_beside_torchopt(name: str) -> None:
     ours, theirs = torch.optim.Adam(params.values(), lr=1e-3), torch.optim.Adam(net.parameters(), lr=1e-3)
     for step in range(10):
         episode = tasks(2, seed=10 * step, size=24)
-        found = learner.meta_grad({key: value.detach() for key, value in params.items()}, episode, 1)
+        result = learner.meta_grad({key: value.detach() for key, value in params.items()}, episode, 1)
         for key, value in params.items():
-            value.grad = found.grads[key]
+            value.grad = result.grads[key]
         ours.step()
         theirs.zero_grad()
         optimizer = getattr(torchopt, of_library)(net, lr=0.05, **options)
@@ -605,7 +608,7 @@ def test_ten_meta_steps_of_maml_beside_torchopt(name: str) -> None:
     close({k: v.detach() for k, v in params.items()}, {k: v.detach() for k, v in net.values().items()}, atol=1e-10)
 
 
-def test_bad_settings_are_told() -> None:
+def test_bad_settings_are_refused() -> None:
     plain = linear_model(3)
     for make, message in (
         (

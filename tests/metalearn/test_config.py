@@ -1,4 +1,4 @@
-"""Every yaml composes and builds; what is wrong is answered with exit code 2 before anything is made."""
+"""Every yaml composes and builds; a wrong config ends with exit code 2 before anything is made."""
 
 import logging
 import os
@@ -40,7 +40,7 @@ SUITABLE = {
 
 @pytest.fixture(autouse=True)
 def nothing_left_over() -> Iterator[None]:
-    """Hydra's global state is cleared before; the environment and the log that `train` sets up, after."""
+    """Clears Hydra's global state before a test; after it, the environment and the log that `train` has set up."""
     GlobalHydra.instance().clear()
     before = dict(os.environ)
     yield
@@ -59,6 +59,7 @@ def test_every_yaml_composes_and_builds(group: str, option: str) -> None:
     assert parts.settings.steps == composed.config.trainer.steps
 
 
+@pytest.mark.thorough
 def test_every_key_is_explained_by_help() -> None:
     text = help_text()
     for group, option in OPTIONS:
@@ -87,7 +88,7 @@ WRONG_NAMES = [
 
 
 @pytest.mark.parametrize(("override", "named"), WRONG_NAMES)
-def test_wrong_keys_and_choices_are_found_before_torch(override: str, named: str, tmp_path: Path) -> None:
+def test_wrong_keys_and_choices_are_reported_before_torch(override: str, named: str, tmp_path: Path) -> None:
     program = (
         "import sys, train; code = train.main(sys.argv[1:]); "
         "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')"
@@ -141,7 +142,7 @@ WRONG_VALUES = [
     ("experiment=maml_sinusoid algorithm=protonet", "experiment=maml_sinusoid sets it"),
     ("algorithm=protonet model=mlp dataset=sinusoid", "targets are real numbers; type algorithm=maml"),
     ("experiment=finetune_omniglot strategy=split workers=2", "algorithm=supervised and model=conv4"),
-    ("experiment=finetune_omniglot algorithm.ways=4", "type model.ways=5"),
+    ("algorithm=finetune dataset=glyph_pretraining model.ways=400 algorithm.ways=4", "type model.ways=5"),
     ("algorithm=finetune", "type dataset=omniglot_pretraining"),
     ("model.filters=0", "model.filters=0"),
     ("model.downsample=none", "stride, pool"),
@@ -203,6 +204,29 @@ WRONG_VALUES = [
     ("model.ways=3", "type model.ways=5"),
     ("model.channels=3", "cannot take this dataset's inputs"),
     ("dataset=sinusoid", "do not fit together"),
+    (
+        "algorithm=protonet dataset=sinusoid",
+        "error: dataset=sinusoid has no key ways, which model=conv4 (model.ways=${dataset.ways}) needs: these options "
+        "do not fit together; type another model, such as model=mlp, or another dataset\n",
+    ),
+    ("model=conv4 dataset=sinusoid", "which model=conv4 (model.ways=${dataset.ways}) needs"),
+    ("model=module dataset=sinusoid", "which model=module (model.network.num_classes=${dataset.ways}) needs"),
+    (
+        "algorithm=finetune dataset=sinusoid",
+        "which algorithm=finetune (algorithm.ways=${dataset.ways}) and model=conv4 (model.ways=${dataset.ways}) need: "
+        "these options do not fit together; type another algorithm, such as algorithm=anil, and another model, such as "
+        "model=mlp, or another dataset\n",
+    ),
+    (
+        "experiment=finetune_omniglot dataset=omniglot",
+        "dataset=omniglot has no key train_classes, which experiment=finetune_omniglot "
+        "(model.ways=${dataset.train_classes}) needs: these options do not fit together; type another experiment",
+    ),
+    (
+        "model.ways=${dataset.wayz}",
+        "model.ways=${dataset.wayz}: there is no key dataset.wayz; did you mean dataset.ways?",
+    ),
+    ("dataset.shots=${.nowhere}", "'nowhere' not found; type ${KEY} with a key that exists"),
     ("seed=1,2", "--multirun"),
     ("--multirun seed=1,2 dataset.shots=0", "type dataset.shots=1 or more"),
     ("--multirun experiment=glob(maml*)", "must list its values"),
@@ -218,7 +242,7 @@ WRONG_VALUES = [
 
 
 @pytest.mark.parametrize(("overrides", "named"), WRONG_VALUES, ids=[pair[0] for pair in WRONG_VALUES])
-def test_impossible_values_are_found_before_anything_is_made(
+def test_impossible_values_are_reported_before_anything_is_made(
     overrides: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -239,7 +263,8 @@ def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytes
     assert check.world_size(configs.compose_config(["workers=2"]).config, "") == 2
 
 
-def test_a_wrong_value_under_torchrun_is_told_once(start: Start, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: Path) -> None:
     outcome = start("dataset.shots=0", torchrun=2).wait()
     assert outcome.code != 0
     assert outcome.text.count("error: dataset.shots=0") == 1
@@ -276,6 +301,27 @@ def test_several_hosts_need_a_named_interface(
     assert "launch.interface=null: workers on several hosts" in capsys.readouterr().err
     assert train.main(["launch.interface=nope9"]) == 2
     assert "launch.interface=nope9: this host has no such interface; it has lo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "folder"),
+    [
+        ("", "maml_glyphs/seed0"),
+        ("experiment=maml_glyphs trainer.steps=1 run=short", "maml_glyphs/short"),
+        ("algorithm=maml dataset=glyphs model=resnet12", "maml_glyphs/seed0"),
+        ("dataset=image_folder", "maml-image_folder/seed0"),
+        ("algorithm=anil seed=3", "anil-glyphs/seed3"),
+        ("algorithm=protonet dataset=omniglot", "protonet-omniglot/seed0"),
+        ("experiment=maml_omniglot", "maml_omniglot/seed0"),
+        ("experiment=maml_omniglot algorithm=anil", "maml_omniglot/seed0"),
+    ],
+)
+def test_a_run_folder_is_named_after_what_runs(overrides: str, folder: str) -> None:
+    assert configs.compose_config(overrides.split()).run_dir == Path("outputs") / folder
+
+
+def test_no_experiment_has_the_folder_of_another_run() -> None:
+    assert not [name for name in configs.groups()["experiment"] if "-" in name]
 
 
 def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:

@@ -1,4 +1,4 @@
-"""A step that does not give finite numbers names the task, and the worker that has computed it."""
+"""If a step does not give finite numbers, the error names the task and the worker that computed it."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class Spoiled(Tasks):
-    """Training task 13 holds a NaN, and task 12 a picture so bright that the network overflows."""
+    """Training task 13 has a NaN, and task 12 an image so bright that the network overflows."""
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         episode = super().episodes(split, indices)
@@ -67,20 +67,20 @@ def test_the_task_that_spoils_a_step_is_named(name: str) -> None:
     assert all(torch.equal(learner.params[key], after_two.params[key]) for key in learner.params)
 
 
-def test_what_was_found_is_told() -> None:
+def test_a_diagnosis_is_explained() -> None:
     numbers = torch.arange(20, 25)
 
-    def told(*faults: int) -> str:
+    def message(*faults: int) -> str:
         return explain({"fault": torch.tensor(faults), "worker": torch.tensor([0, 0, 1, 1, 1])}, numbers, 7, "tasks")
 
-    assert told(0, 0, 2, 0, 0) == f"step 7: task 22, on worker1: {FAULTS[2]}. {LOWER}"
-    assert told(0, 3, 2, 0, 0) == f"step 7: task 22, on worker1: {FAULTS[2]} (and 1 more of its 5 tasks). {LOWER}"
-    assert told(0, 3, 2, 0, 1) == f"step 7: task 24, on worker1: {FAULTS[1]} (and 2 more of its 5 tasks)"
-    assert "though that of every one of its tasks is" in told(0, 0, 0, 0, 0)
+    assert message(0, 0, 2, 0, 0) == f"step 7: task 22, on worker1: {FAULTS[2]}. {LOWER}"
+    assert message(0, 3, 2, 0, 0) == f"step 7: task 22, on worker1: {FAULTS[2]} (and 1 more of its 5 tasks). {LOWER}"
+    assert message(0, 3, 2, 0, 1) == f"step 7: task 24, on worker1: {FAULTS[1]} (and 2 more of its 5 tasks)"
+    assert "the meta-gradient is not finite, but the gradients of all its tasks are" in message(0, 0, 0, 0, 0)
 
 
-def test_a_loss_and_a_gradient_are_told_apart() -> None:
-    """The loss √θ at θ = 0, 1 and −1: a gradient without bound, nothing wrong, and no loss."""
+def test_a_loss_and_a_gradient_are_different_faults() -> None:
+    """The loss √θ at θ = 0, 1 and −1: an infinite gradient, no fault, and a loss that is NaN."""
     learner = LEARNERS["maml"](network())
 
     def meta_grad(params: Params, episode: Episode, step: int) -> Any:

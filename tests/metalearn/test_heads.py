@@ -19,7 +19,7 @@ SHAPE = {"ways": 3, "channels": 1, "image_size": 32}
 
 
 class Headless(nn.Module):
-    """Its outputs come from a linear layer, but not straight."""
+    """Its outputs come from a linear layer, but through a tanh."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Tied(nn.Module):
 
 
 class Twice(Headless):
-    """What would be its head is used twice."""
+    """Its last layer is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Twice(Headless):
 
 
 class Scaled(Headless):
-    """Its outputs are changed in place behind the layer."""
+    """The outputs of its last layer are changed in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x.flatten(1)).mul_(3)
 
 
 class Seen(Headless):
-    """What would be its head has a second part in what it is given."""
+    """The inputs of its last layer depend on the weights of that layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x.flatten(1) + self.last.weight.sum())
@@ -108,7 +108,7 @@ def per_task_params(model: Model, tasks: int) -> Params:
 
 @pytest.mark.parametrize("transductive", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_head_of_the_features_is_the_whole(name: str, transductive: bool) -> None:
+def test_the_head_of_the_features_gives_the_outputs(name: str, transductive: bool) -> None:
     model = MODELS[name](transductive)
     assert model.features is not None and model.head is not None
     params = per_task_params(model, 2)
@@ -137,7 +137,7 @@ def test_a_network_without_a_head_of_its_own_is_refused_where_one_is_needed(name
 
 
 def test_anil_through_a_module_is_a_finite_difference() -> None:
-    """The head is left out of the forward pass of the inner steps, and is there again for the queries."""
+    """The features of the inner steps are computed without the head, the queries with it."""
     learner = anil(model=own("Unbiased"), inner_lr=0.5, inner_steps=2, eval_steps=1)
     y = torch.tensor([[0, 1, 2], [2, 1, 0]])
     episode = Episode(*(Batch(random(2, 3, 1, 32, 32, seed=seed), y) for seed in (1, 2)))

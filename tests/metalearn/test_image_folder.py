@@ -1,6 +1,7 @@
-"""Pictures in folders: real files that carry their class and number in their pixels, whole, damaged and odd."""
+"""Pictures in folders: real files, whole, damaged and of odd kinds. Their pixels tell class and number."""
 
 import json
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from metalearn.errors import DataError
 from metalearn.tasks.common.picture_folders import picture
 from metalearn.tasks.image_folder import image_folder
 from metalearn.types import Batch, Episode, TaskSource
+from tests.metalearn.flat import source_of
 from tests.runs import Start
 
 Pixels = NDArray[np.uint8]
@@ -38,12 +40,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def drawing(name: str, number: int) -> Pixels:
-    """Noise that is like no other's: [SIZE, SIZE, 3]."""
+    """Noise, different for each name and number: [SIZE, SIZE, 3]."""
     return np.random.default_rng([number, *name.encode()]).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
 
 
 def put(root: Path, classes: Mapping[str, int]) -> Known:
-    """Writes the pictures of the classes; returns what they are by their bytes."""
+    """Writes the pictures of the classes; returns pixels → (class, number)."""
     known = {}
     for name, count in classes.items():
         (root / name).mkdir(parents=True)
@@ -55,7 +57,7 @@ def put(root: Path, classes: Mapping[str, int]) -> Known:
 
 
 def source(root: Path, **given: Any) -> TaskSource:
-    return image_folder(root=str(root), **GIVEN | given)
+    return source_of(image_folder, root=str(root), **GIVEN | given)
 
 
 def pixels_of(batch: Batch, task: int) -> list[Pixels]:
@@ -89,15 +91,15 @@ def test_episodes_hold_what_they_should(tmp_path: Path) -> None:
         assert support.x.shape == (60, ways, 3, SIZE, SIZE) and query.x.shape == (60, 2 * ways, 3, SIZE, SIZE)
         assert tasks.classes(split) == ways and tasks.size(split) is None
         for task in range(60):
-            given, asked = shown(support, task, known), shown(query, task, known)
+            supports, queries = shown(support, task, known), shown(query, task, known)
             assert support.y[task].tolist() == list(range(ways))
             assert query.y[task].tolist() == [label for label in range(ways) for _ in range(2)]
-            assert len(set(given + asked)) == 3 * ways
-            names = [name for name, _ in given]
+            assert len(set(supports + queries)) == 3 * ways
+            names = [name for name, _ in supports]
             assert len(set(names)) == ways
-            assert [name for name, _ in asked] == [name for name in names for _ in range(2)]
+            assert [name for name, _ in queries] == [name for name in names for _ in range(2)]
             used[split] |= set(names)
-            for name, number in given + asked:
+            for name, number in supports + queries:
                 numbers[name].add(number)
     assert [len(used[split]) for split in SPLITS] == [4, 2, 2]
     assert set().union(*used.values()) == set(ANIMALS)
@@ -129,7 +131,7 @@ def test_rotations_turn_a_class_as_a_whole(tmp_path: Path) -> None:
         for pixels in pixels_of(support, task) + pixels_of(query, task):
             name, _, turn = turned[pixels.tobytes()]
             turns[name].add(turn)
-        assert len(turns) == 2 and all(len(own) == 1 for own in turns.values())
+        assert len(turns) == 2 and all(len(of_class) == 1 for of_class in turns.values())
         seen |= set().union(*turns.values())
     assert seen == {0, 1, 2, 3}
 
@@ -157,7 +159,7 @@ def test_lists_say_which_class_is_where(place: str, tmp_path: Path) -> None:
     (lists / "train.txt").write_text("cow\n\n  birds/owl/ \n")
     (lists / "val.csv").write_text("\ufefffox\r\n./hen\r\n")
     (lists / "test.txt").write_text("birds/wren\ncat\ndog")
-    (lists / "test.csv").write_text("pig")  # the other one is asked first
+    (lists / "test.csv").write_text("pig")  # test.txt is read instead
     tasks = source(tmp_path / "animals", split="lists" if place == "inside" else str(lists))
     for split, classes in LISTED.items():
         assert classes_shown(tasks, split, known) == set(classes)
@@ -184,7 +186,7 @@ def test_folders_say_which_class_is_where(tmp_path: Path) -> None:
         assert classes_shown(tasks, split, known) == set(classes)
 
 
-def test_what_systems_leave_behind_is_passed_over(tmp_path: Path) -> None:
+def test_files_that_systems_leave_behind_are_ignored(tmp_path: Path) -> None:
     known = put(tmp_path / "animals", ANIMALS)
     plain = source(tmp_path / "animals").episodes("train", torch.arange(5))
     for name in (".DS_Store", "Thumbs.db", "._000.png", "desktop.ini"):
@@ -235,6 +237,20 @@ def test_a_changed_folder_is_decoded_again_and_an_unchanged_one_is_not(tmp_path:
     assert names == set(ANIMALS) and len(stored(cache)) == 6
 
 
+def test_the_cache_file_that_is_read_is_named(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "animals"
+    put(root, ANIMALS)
+    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    source(root).episodes("train", torch.tensor([0]))
+    assert "decoded before" not in caplog.text
+    source(root).episodes("train", torch.tensor([0]))
+    (file,) = cache.glob("*.npy")
+    assert caplog.record_tuples[-1][1:] == (logging.INFO, f"{root}: decoded before, read from {file}")
+
+
 def test_the_same_names_in_another_folder_are_other_pictures(tmp_path: Path) -> None:
     for folder, flip in (("one", 0), ("two", 255)):
         for name in "abcdef":
@@ -274,9 +290,9 @@ def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
     else:
         Image.fromarray(wide).save(path)
     for channels in (1, 3):
-        found = read(path, channels).reshape(SIZE, SIZE, -1)
-        assert np.abs(found - wide[:, :, None] / 257).max() <= 0.5
-        assert (found.min(), found.max()) == (0, 255)
+        narrow = read(path, channels).reshape(SIZE, SIZE, -1)
+        assert np.abs(narrow - wide[:, :, None] / 257).max() <= 0.5
+        assert (narrow.min(), narrow.max()) == (0, 255)
 
 
 def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
@@ -398,7 +414,7 @@ def test_a_folder_met_twice_is_refused(tmp_path: Path) -> None:
     named(refusal(tmp_path / "animals"), [str(tmp_path / "animals" / "tiger"), "are the same folder"])
     (tmp_path / "animals" / "tiger").unlink()
     (tmp_path / "animals" / "cat" / "up").symlink_to(tmp_path / "animals")
-    named(refusal(tmp_path / "animals"), [str(tmp_path / "animals" / "cat" / "up"), "take the link away"])
+    named(refusal(tmp_path / "animals"), [str(tmp_path / "animals" / "cat" / "up"), "remove the link"])
 
 
 @pytest.mark.parametrize(
@@ -410,9 +426,9 @@ def test_a_folder_met_twice_is_refused(tmp_path: Path) -> None:
                                    "3 classes have too few pictures: ", "dog (3)", "hen (3)", "birds/wren (3)"]),
         (ANIMALS, {"shots": 4}, ["type dataset.shots=1 or fewer"]),
         (ANIMALS, {"train_queries": 6}, ["dataset.train_queries=6: "]),
-        (ANIMALS | {"newt": 1}, {}, ["1 classes have fewer than 2 pictures", ": newt; take"]),
-        ({"a": 3, "b": 3, "c": 3}, {}, ["dataset.split=[0.5, 0.25, 0.25]: of the 3 classes", "train 2, val 0, test 1",
-                                        "type other fractions"]),
+        (ANIMALS | {"newt": 1}, {}, ["1 classes have fewer than 2 pictures", ": newt; remove"]),
+        ({"a": 3, "b": 3, "c": 3}, {}, ["dataset.split=[0.5, 0.25, 0.25]: divides the 3 classes",
+                                        "train 2, val 0, test 1", "type other fractions"]),
         ({"train/a": 3, "train/b": 3, "val/c": 3, "test/d": 3}, {"split": "folders"},
          ["dataset.split=folders: ", "val has 1 folders with pictures", "type dataset.split=[0.64,0.16,0.2]"]),
         ({f"{part}/{name}": 3 for part, names in {"train": "ab", "val": "cb", "test": "de"}.items() for name in names},
@@ -432,7 +448,7 @@ def test_what_cannot_fill_the_episodes_is_named(
 @pytest.mark.parametrize(
     ("train", "val", "test", "parts"),
     [
-        ("cow\ndog", "fox\nhen", "cat\nlynx\nyak", ["2 of the 7 classes listed", "no folders", "lynx, yak"]),
+        ("cow\ndog", "fox\nhen", "cat\nlynx\nyak", ["2 of the 7 classes listed", "no folder", "lynx, yak"]),
         ("cow\ndog", "fox\nhen", "cat\ncow", ["the class cow is in 'train' and in 'test'"]),
         ("cow\ndog\ncow", "fox\nhen", "cat\npig", ["the class cow is twice in 'train'"]),
         ("cow\ndog", "fox", "cat\npig", ["val.txt lists 1 classes"]),
@@ -482,6 +498,7 @@ SHORT = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_program_learns_from_a_folder_on_two_workers(tmp_path: Path, cache: Path, start: Start) -> None:
     put(tmp_path / "animals", ANIMALS)
     outcome = start(*SHORT, f"dataset.root={tmp_path / 'animals'}", "workers=2").wait()
@@ -491,6 +508,7 @@ def test_the_program_learns_from_a_folder_on_two_workers(tmp_path: Path, cache: 
     assert len(stored(cache)) == 1
 
 
+@pytest.mark.thorough
 def test_the_program_refuses_a_bad_folder_before_it_makes_anything(tmp_path: Path, start: Start) -> None:
     put(tmp_path / "animals", ANIMALS)
     (tmp_path / "animals" / "cat" / "000.png").write_bytes(b"?")

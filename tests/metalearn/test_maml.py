@@ -1,5 +1,5 @@
-"""MAML through its networks: finite differences, the network written out, memory and chunks. What holds for all
-algorithms is in test_algorithms.py."""
+"""MAML with its networks: finite differences, the network written out, memory and chunks. The tests of all algorithms
+are in test_algorithms.py."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def double(params: Params) -> Params:
 
 
 def spread_out(params: Params) -> Params:
-    """Away from the symmetric start, where many derivatives are zero."""
+    """Parameters away from the symmetric start, where many derivatives are zero."""
     return {name: value + 0.2 * random(*value.shape, seed=i) for i, (name, value) in enumerate(params.items())}
 
 
@@ -126,7 +126,9 @@ from metalearn.algorithms.maml import maml
 from metalearn.training.chunks import chunk_functions
 from metalearn.program.process import keep_freed_memory
 from metalearn.models.conv4 import conv4
-from metalearn.training.loop import chunk_size, tasks_in_chunks, trainer
+from metalearn.training.loop import tasks_in_chunks
+from metalearn.training.settings import chunk_size, trainer
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 
 keep_freed_memory()
@@ -135,7 +137,7 @@ batch = int(sys.argv[1])
 device = torch.device("cpu")
 model = conv4(ways=5, channels=1, image_size=28)
 algorithm = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=1)
-source = glyphs(ways=5, shots=1, queries=1, image_size=28, channels=1, rotations=True, seed=0, eval_seed=1)
+source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
 work = Work(*chunk_functions(algorithm, source, device, torch.float32), device)
 settings = trainer(
     steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
@@ -148,8 +150,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.thorough
 def test_peak_memory_does_not_grow_with_the_meta_batch() -> None:
-    """Eight chunks more must not cost what one chunk does, which holds some 60 MB of graph."""
+    """One chunk holds about 60 MB of graph; eight more chunks must cost much less."""
     peaks = []
     for batch in (8, 16, 80):
         run = subprocess.run(
@@ -161,7 +164,7 @@ def test_peak_memory_does_not_grow_with_the_meta_batch() -> None:
 
 
 def test_evaluation_keeps_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every inner step only the gradient is taken, by leaves that nothing leads back from."""
+    """Every inner step takes gradients by leaves only, and creates no graph."""
     model = conv4(ways=3, channels=1, image_size=12, filters=8)
     algorithm = maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=3)
     gradient, calls = torch.autograd.grad, []
@@ -181,7 +184,8 @@ def test_evaluation_keeps_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     [(10, 32, 8), (10, 30, 8), (10, 5, 5), (80, 32, 2), (80, 1, 1), (400, 32, 1)],
 )
 def test_chunks_follow_the_formula(images: int, batch: int, chunk: int) -> None:
-    """Conv4 leaves 64 · (14² + 7² + 4² + 2²) = 16,960 floats an image: of 1,400,000, or of 12,000,000 for two tasks."""
+    """Conv4 keeps 64 · (14² + 7² + 4² + 2²) = 16,960 floats per image. A chunk may have 1,400,000; of two tasks,
+    12,000,000."""
     settings = trainer(
         steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
     )

@@ -1,4 +1,4 @@
-"""The residual networks against modules written with torch.nn, and against torchvision's own."""
+"""The residual networks against modules of torch.nn, and against those of torchvision."""
 
 import copy
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def drawn(model: Model, *, tasks: int, seed: int = 0) -> Params:
-    """Float64 weights of its own for every task, scales and shifts of the norms among them."""
+    """Separate float64 weights for every task; scales and shifts of the norms differ, too."""
     generator = seeded(seed)
     noise = lambda p: 0.1 * torch.randn(tasks, *p.shape, dtype=torch.float64, generator=generator)  # noqa: E731
     return {name: p.double() + noise(p) for name, p in model.init(generator).items()}
@@ -99,7 +99,7 @@ class ResNet12(nn.Module):
 
 
 def loaded(network: nn.Module, params: Params, task: int) -> nn.Module:
-    """The module with a task's weights, in float64 and training mode; its running statistics stay its own."""
+    """The module with the weights of a task, in float64 and training mode; its running statistics stay."""
     assert set(params) == {name for name, _ in network.named_parameters()}
     network.double().load_state_dict({name: p[task] for name, p in params.items()}, strict=False)
     return network.train()
@@ -118,7 +118,7 @@ def test_resnet12_is_the_module_of_every_task(activation: str, act: nn.Module) -
     assert_same(model.apply(params, x), torch.stack(reference))
 
 
-def test_resnet12_gives_a_task_beside_others_what_it_gives_it_alone() -> None:
+def test_resnet12_computes_a_task_beside_others_as_alone() -> None:
     for model in (small(), small(transductive=False)):
         params, x, support = drawn(model, tasks=3), normal(3, 4, 2, SIZE, SIZE), normal(3, 3, 2, SIZE, SIZE)
         alone = [model.apply(of_task(params, t), x[t : t + 1], support[t : t + 1]) for t in range(3)]
@@ -164,7 +164,7 @@ def test_resnet12_counts_the_outputs_of_its_convolutions() -> None:
     assert small().activations == floats
 
 
-# Normalisation by the support set, of both
+# Normalisation by the support set, for both kinds of networks
 
 
 def resnet12_case(transductive: bool) -> tuple[Model, Tensor, Tensor]:
@@ -193,7 +193,7 @@ def test_queries_do_not_see_each_other_unless_transductive(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_query_that_repeats_a_support_image_gets_what_that_image_gets(case: Case) -> None:
+def test_a_query_that_repeats_a_support_image_has_its_outputs(case: Case) -> None:
     model, x, support = case(False)
     params = drawn(model, tasks=2)
     repeated = torch.cat([x, support[:, 1:2]], dim=1)
@@ -217,7 +217,7 @@ def test_resnet18_is_torchvisions_in_training_mode(channels: int) -> None:
 
 
 def test_resnet18_by_support_is_torchvisions_with_the_statistics_of_the_support() -> None:
-    """Two passes: the support set's statistics are put into the norms layer by layer, then queries follow."""
+    """Two passes: the first puts the support set's statistics into the norms, the second computes the queries."""
     model = vision("resnet18", transductive=False)
     params, x, support = drawn(model, tasks=1), normal(1, 4, 3, 32, 32), normal(1, 6, 3, 32, 32)
     plain = loaded(models.resnet18(num_classes=3), params, 0)
@@ -266,7 +266,7 @@ def test_a_torchvision_model_is_pure() -> None:
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 @pytest.mark.parametrize("transductive", [True, False])
 def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(name: str, transductive: bool) -> None:
-    """Of the query loss after an inner step: it holds the Hessian, and in it the norms' statistics."""
+    """A finite difference of the query loss after an inner step; the gradient goes through the norms' statistics."""
     model = vision(name, transductive=transductive)
     params = {key: p.double() for key, p in model.init(seeded(0)).items()}
     y = torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1]])
@@ -298,7 +298,7 @@ def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(na
 def test_a_torchvision_model_counts_the_outputs_of_its_layers() -> None:
     stem = 3 * 64 * 16**2 + 64 * 8**2  # convolution, norm, activation; pooling
     first = 2 * 6 * 64 * 8**2  # two blocks of two convolutions, norms and activations
-    others = sum(14 * width * size**2 for width, size in [(128, 4), (256, 2), (512, 1)])  # a shortcut more
+    others = sum(14 * width * size**2 for width, size in [(128, 4), (256, 2), (512, 1)])  # with a shortcut more
     model = vision("resnet18", ways=7)
     assert model.activations == stem + first + others + 512 + 7
     assert model.stages == ()
@@ -306,7 +306,7 @@ def test_a_torchvision_model_counts_the_outputs_of_its_layers() -> None:
 
 @pytest.mark.parametrize("name", ["googlenet", "densenet121"])
 def test_every_parameter_of_a_torchvision_model_has_a_part_in_the_outputs(name: str) -> None:
-    """Also where torchvision's own has auxiliary outputs."""
+    """One of the two has auxiliary outputs in torchvision."""
     model = vision(name)
     params = {key: p.unsqueeze(0).requires_grad_() for key, p in model.init(seeded(0)).items()}
     outputs = model.apply(params, normal(1, 2, 3, 32, 32).float())
@@ -322,7 +322,7 @@ def own(target: str, *, transductive: bool = True, **options: Any) -> Model:
     return module(network=network, channels=3, image_size=32, transductive=transductive)
 
 
-def test_an_own_module_is_what_torchvisions_model_is_by_name() -> None:
+def test_an_own_module_equals_torchvisions_model_of_that_name() -> None:
     ours, theirs = own("torchvision.models.resnet18", num_classes=3), vision("resnet18")
     params, x = drawn(theirs, tasks=2), normal(2, 4, 3, 32, 32)
     assert all(
@@ -331,8 +331,8 @@ def test_an_own_module_is_what_torchvisions_model_is_by_name() -> None:
     assert torch.equal(ours.apply(params, x), theirs.apply(params, x))
 
 
-def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
-    """Groups, dilation, a padding by name, by reflection or of two sizes: torch's own, beside one of ours."""
+def test_convolutions_by_torch_are_noted_and_right() -> None:
+    """Groups, dilation, or a padding by name, by reflection or of two sizes need torch; one convolution is ours."""
     model = own("tests.own_functions.Small", ways=3)
     assert model.note.startswith("Small: 4 of 5 convolutions are computed by torch")
     assert "convs.1, convs.2, convs.3, …" in model.note
@@ -343,7 +343,7 @@ def test_convolutions_that_are_not_ours_are_told_and_right() -> None:
 
 
 def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> None:
-    """A convolution that doubles, one registered twice, and tensors made in the forward pass."""
+    """A convolution that doubles, one that is registered twice, and tensors made in the forward pass."""
     model = own("tests.own_functions.Odd", kind="shared")
     assert model.note.startswith("Odd: 1 of 2 convolutions")
     params, x = drawn(model, tasks=2), normal(2, 4, 3, 32, 32)
@@ -354,7 +354,7 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
         assert_same(model.apply(of_task(params, task), x[task : task + 1])[0], network(x[task]))
 
 
-# What is refused
+# Settings that are refused
 
 
 @pytest.mark.parametrize(
@@ -391,6 +391,6 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], Model], message: str) -> None:
+def test_impossible_settings_are_refused(make: Callable[[], Model], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

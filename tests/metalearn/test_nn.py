@@ -1,4 +1,4 @@
-"""The layers against formulas written out, in value, first and second derivative, by every way they are computed."""
+"""The layers against formulas written out: value, first and second derivative, by compiled kernels and by torch."""
 
 import gc
 import subprocess
@@ -18,7 +18,7 @@ from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, laid_out, li
 from tests.runs import ROOT
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""Of values and derivatives, relative to the largest of their tensor."""
+"""The largest error of values and derivatives, relative to the largest value of their tensor."""
 
 many = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -55,15 +55,15 @@ def assert_same(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inpu
     """Ours, in float64 and in float32, against theirs in float64."""
     expected = derivatives(theirs, inputs)
     for dtype, tolerance in TOLERANCE.items():
-        found = derivatives(ours, [x.detach().to(dtype).requires_grad_() for x in inputs])
-        for mine, reference in zip(found, expected, strict=True):
-            assert mine.shape == reference.shape
-            worst = (mine - reference).abs().max() / reference.abs().max().clamp(min=1)
+        results = derivatives(ours, [x.detach().to(dtype).requires_grad_() for x in inputs])
+        for result, reference in zip(results, expected, strict=True):
+            assert result.shape == reference.shape
+            worst = (result - reference).abs().max() / reference.abs().max().clamp(min=1)
             assert worst < tolerance, f"{dtype}: {worst}"
 
 
 def per_task(layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The layer of one task, by torch on [n, c, h, w], over images [t, n, h, w, c] with shared or own parameters."""
+    """Applies torch's layer [n, c, h, w] of one task to images [t, n, h, w, c], with shared or separate parameters."""
 
     def all_tasks(x: Tensor, *parameters: Tensor) -> Tensor:
         shared = parameters[0].dim() in (1, 4)
@@ -77,7 +77,7 @@ def per_task(layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def spread(x: Tensor, parameter: Tensor, dims: int) -> Tensor:
-    """A parameter with as many dimensions as one task's needs, over all tasks; else itself."""
+    """A parameter for one task, of `dims` dimensions, is expanded over all tasks; others stay."""
     return laid_out(parameter).expand(len(x), *parameter.shape) if parameter.dim() == dims else parameter
 
 
@@ -119,7 +119,7 @@ def test_conv2d_refuses_images_smaller_than_its_kernels() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """The kernels work by address: they would read beyond it."""
+    """Compiled kernels would read beyond the memory of such tensors."""
     x, weight = normal(2, 1, 4, 4, 16), normal(2, 16, 16, 3, 3)
     for wrong in (weight[:, :, :8], weight[:1], weight.float()):
         with pytest.raises(ValueError, match="must have as many tasks and channels"):
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def written_out_norm(x: Tensor, weight: Tensor, bias: Tensor, measured: Tensor) -> Tensor:
-    """Batch norm of one task from its definition: x, measured [n, c, h, w]."""
+    """Batch norm of one task by its definition; x and measured are [n, c, h, w]."""
     mean = measured.mean(dim=(0, 2, 3), keepdim=True)
     variance = ((measured - mean) ** 2).mean(dim=(0, 2, 3), keepdim=True)
     return (x - mean) / (variance + 1e-5) ** 0.5 * weight.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
@@ -170,8 +170,8 @@ def test_batch_norm_is_the_formula(
         return batch_norm(x, weight, bias, slope=slope, statistics_of=known or None)
 
     z = per_task(theirs)(x, *parameters).detach()
-    kinks = slope != LINEAR and z.abs().min() < 1e-4  # there float32 may take the other branch
-    few = size == 1 and (known or images) < 4  # the variance may all but vanish, and its root amplifies any rounding
+    kinks = slope != LINEAR and z.abs().min() < 1e-4  # float32 may take the other branch there
+    few = size == 1 and (known or images) < 4  # the variance may be tiny, and its root amplifies any rounding
     if not kinks and not few:
         assert_same(ours, per_task(theirs), [x, *parameters])
 
@@ -191,7 +191,7 @@ def test_batch_norm_passes_gradcheck_three_times(way: str, known: int | None) ->
 
 
 def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
-    """A copy made inside a layer must not lose the graph of what was copied."""
+    """If a layer copies a tensor, the copy must keep the graph."""
     x, weight = normal(16, 5, 6, 3, 2), normal(3, 3, 16, 32, 2)
     scale, shift = normal(32, 2), normal(32, 2, seed=1)
 
@@ -223,17 +223,17 @@ def test_threads_change_no_bit() -> None:
         return batch_norm(conv2d(x, w, stride=2, padding=1), a, b, slope=0.0)
 
     try:
-        found = []
+        results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(derivatives(block, [x.detach().float().requires_grad_() for x in inputs]))
+            results.append(derivatives(block, [x.detach().float().requires_grad_() for x in inputs]))
     finally:
         torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_products_in_bf16_round_as_much_as_that_and_no_more() -> None:
+def test_products_in_bf16_have_its_rounding_and_no_more() -> None:
     x, weight, bias = normal(2, 5, 6, 6, 16).detach(), normal(2, 16, 16, 3, 3).detach(), normal(2, 16).detach()
     exact = [conv2d(x, weight, padding=1), linear(x[:, :, 0, 0], weight[:, :, :, 0, 0], bias)]
     try:
@@ -248,7 +248,7 @@ def test_products_in_bf16_round_as_much_as_that_and_no_more() -> None:
 
 
 def test_no_layer_keeps_its_graph_alive() -> None:
-    """Custom functions that save their own results would hold each other for ever."""
+    """Custom functions that save their own results would keep each other alive for ever."""
     x, weight = normal(1, 3, 4, 4, 16), normal(1, 16, 16, 3, 3)
     scale, shift = normal(1, 16), normal(1, 16)
     gc.collect()
@@ -264,7 +264,7 @@ def test_no_layer_keeps_its_graph_alive() -> None:
 
 @pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache folder, in which the kernels are compiled anew."""
+    """An empty cache folder; the kernels are compiled again."""
     if native.compiled(torch.float32) is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
@@ -278,19 +278,20 @@ def start_and_compile() -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
 
 
+@pytest.mark.thorough
 def test_processes_that_start_together_compile_once(fresh_cache: Path) -> None:
     together = [start_and_compile() for _ in range(3)]
-    said = {process.communicate(timeout=100)[0] for process in together}
-    assert len(said) == 1 and all(process.returncode == 0 for process in together)
+    outputs = {process.communicate(timeout=100)[0] for process in together}
+    assert len(outputs) == 1 and all(process.returncode == 0 for process in together)
     (library,) = fresh_cache.glob("*.so")
-    assert len(list(fresh_cache.iterdir())) == 2  # and its lock
+    assert len(list(fresh_cache.iterdir())) == 2  # the library and its lock
     library.write_bytes(b"damaged")
     with start_and_compile() as another:
         assert another.wait(timeout=100) == 0
     assert library.stat().st_size > 10_000
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_done_without(
+def test_a_cache_that_cannot_be_written_is_reported_and_not_needed(
     fresh_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh_cache.write_text("a file where the folder should be")
@@ -298,7 +299,7 @@ def test_a_cache_that_cannot_be_written_is_told_and_done_without(
     assert f"cannot be kept in {fresh_cache}" in caplog.text
 
 
-def test_a_compiler_that_fails_is_told_and_done_without(
+def test_a_compiler_that_fails_is_reported_and_not_needed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "false")
@@ -325,7 +326,7 @@ def test_linear_is_one_affine_map_a_task() -> None:
 
 
 def test_torch_batch_norm_under_vmap_has_a_wrong_second_derivative() -> None:
-    """Why nothing here runs under vmap. When the first assertion fails, torch has been mended."""
+    """The reason why nothing here runs under vmap. If the first assertion fails, torch has been repaired."""
     tasks, rate = 3, 0.4
     x = normal(tasks, 5, 1, 6, 6).detach()
     params = (normal(3, 1, 3, 3), normal(3), normal(3, seed=1))

@@ -1,4 +1,4 @@
-"""The outer optimisers and the course of their rate."""
+"""The outer optimisers and the schedules of their rate."""
 
 import pytest
 import torch
@@ -10,7 +10,10 @@ from metalearn.training.optimizers import OuterOptimizer, adam, scheduled, sgd
     ("schedule", "rates"),
     [
         ("constant", [1.0, 1.0, 1.0, 1.0]),
-        ("linear", [1.0, 0.775, 0.55, 0.325]),  # in four equal parts from 1 to 0.1, which comes after the last
+        (
+            "linear",
+            [1.0, 0.775, 0.55, 0.325],
+        ),  # in four equal parts from 1 to 0.1, which it would reach after the last step
         ("cosine", [1.0, 0.8681980515339464, 0.55, 0.23180194846605362]),  # 0.1 + 0.9 (1 + cos(π · 0, ¼, ½, ¾)) / 2
         ("step", [1.0, 1.0, 0.3, 0.3]),
     ],
@@ -54,7 +57,7 @@ def test_warm_up_rises_to_the_schedule() -> None:
     ],
     ids=["adam", "sgd"],
 )
-def test_they_are_torchs(made: OuterOptimizer, theirs: object) -> None:
+def test_they_compute_what_torch_does(made: OuterOptimizer, theirs: object) -> None:
     assert callable(theirs)
     values = []
     for start in (lambda p: made.start({"x": p}), theirs):

@@ -1,4 +1,4 @@
-"""CIFAR-FS, FC100 and mini-ImageNet: their lists of classes, and episodes from files that look like the published."""
+"""CIFAR-FS, FC100 and mini-ImageNet: their lists of classes, and episodes from files like the published ones."""
 
 import csv
 import hashlib
@@ -8,7 +8,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,7 @@ from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
 from metalearn.tasks.mini_imagenet import mini_imagenet, published_splits
 from metalearn.types import Batch, TaskSource
-
-Make = Callable[..., TaskSource]
+from tests.metalearn.flat import Make, source_of
 
 SPLITS = ("train", "val", "test")
 GIVEN: dict[str, Any] = {
@@ -61,7 +60,7 @@ def test_cifar_100_is_divided_as_published(division: str, sizes: tuple[int, ...]
     assert len(set().union(*parts.values())) == 100
 
 
-def test_cifar_fs_judges_by_the_classes_of_its_paper() -> None:
+def test_cifar_fs_is_evaluated_on_the_classes_of_its_paper() -> None:
     parts = members("cifar_fs")
     val = (
         "beaver beetle butterfly camel cattle crab crocodile flatfish lamp maple_tree motorcycle otter sea shark "
@@ -104,7 +103,7 @@ def test_mini_imagenet_is_divided_as_published() -> None:
 
 
 class Files(NamedTuple):
-    """The folder of the files, and the name of every picture's class."""
+    """The folder of the files, and the name of each picture's class."""
 
     root: Path
     names: NDArray[np.str_]
@@ -116,7 +115,7 @@ def cifar_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
     root = tmp_path_factory.mktemp("cifar")
     folder = root / "cifar-100-python"
     folder.mkdir()
-    names = [row["class"] for row in rows()][::-1]  # other numbers than the published, so that names must be read
+    names = [row["class"] for row in rows()][::-1]  # not the published numbers, so the names must be read
     rng = np.random.default_rng(0)
     all_labels = []
     for name, first, count in (("train", 0, 50_000), ("test", 50_000, 10_000)):
@@ -133,7 +132,7 @@ def cifar_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
 
 @pytest.fixture
 def cifar(cifar_files: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Files:
-    """The files, which torchvision is told to take for the published ones, and a cache of its own."""
+    """The files, and an empty cache; torchvision is patched to take the files for the published ones."""
     published = torchvision.datasets.CIFAR100
     folder = cifar_files.root / "cifar-100-python"
     digests = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in ("train", "test", "meta")}
@@ -152,7 +151,7 @@ def numbers_of(batch: Batch) -> NDArray[np.int64]:
 
 def test_cifar_episodes_are_of_the_classes_of_their_split(cifar: Files) -> None:
     for make, division in ((cifar_fs, "cifar_fs"), (fc100, "fc100")):
-        tasks = make(root=str(cifar.root), **CIFAR)
+        tasks = source_of(make, root=str(cifar.root), **CIFAR)
         for split, classes in members(division).items():
             support, query = tasks.episodes(split, torch.arange(150))
             assert support.x.shape == (150, 5, 3, 32, 32) and query.x.shape == (150, 10, 3, 32, 32)
@@ -164,7 +163,8 @@ def test_cifar_episodes_are_of_the_classes_of_their_split(cifar: Files) -> None:
             assert (np.repeat(names, 2, axis=1) == cifar.names[asked]).all()
             assert given.min() < 50_000 <= given.max()
     assert len(list(Path(os.environ["METALEARN_CACHE"]).glob("*.npy"))) == 1
-    turned = cifar_fs(root=str(cifar.root), **CIFAR | {"rotations": True}).episodes("val", torch.arange(20))
+    turning = source_of(cifar_fs, root=str(cifar.root), **CIFAR | {"rotations": True})
+    turned = turning.episodes("val", torch.arange(20))
     seen = turned.support.x[:, :, 0].amax(dim=(0, 1))
     last_bytes = ((0, 3), (28, 0), (31, 28), (3, 31))  # of a number: upright, and turned by one to three quarters
     assert all(seen[place] > 0 for place in last_bytes)
@@ -181,7 +181,7 @@ def test_missing_cifar_files_are_named_with_their_place(
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
     for download, said in ((False, "dataset.download=true"), (True, "no network here")):
         with pytest.raises(DataError) as caught:
-            make(root=str(tmp_path), **CIFAR | {"download": download}).episodes("train", torch.tensor([0]))
+            source_of(make, root=str(tmp_path), **CIFAR | {"download": download}).episodes("train", torch.tensor([0]))
         for part in (f"dataset.root={tmp_path}: ", "train, test and meta", str(tmp_path / "cifar-100-python"), said):
             assert part in str(caught.value)
 
@@ -206,7 +206,7 @@ def test_missing_cifar_files_are_named_with_their_place(
 def test_bad_arguments_are_named(make: Make, given: dict[str, Any], message: str) -> None:
     usual = GIVEN if make is mini_imagenet else CIFAR
     with pytest.raises(ValueError, match=f"^{message}"):
-        make(root="nowhere", **usual | given)
+        source_of(make, root="nowhere", **usual | given)
 
 
 # mini-ImageNet's folders
@@ -216,7 +216,7 @@ PER_CLASS = 3
 
 
 def photograph(number: int) -> Image.Image:
-    """Grey as the number of its class."""
+    """A picture whose grey is the number of its class."""
     return Image.new("RGB", (10, 9), (2 * number,) * 3)
 
 
@@ -229,8 +229,8 @@ def write_published(root: Path) -> None:
             file = f"{name}{picture * 7 + 1:08}.jpg"
             photograph(number).save(root / "images" / file, quality=95)
             lines[published_splits()[name]].append(f"{file},{name}")
-    for split, own in lines.items():
-        (root / f"{split}.csv").write_text("\n".join(own) + "\n")
+    for split, listed in lines.items():
+        (root / f"{split}.csv").write_text("\n".join(listed) + "\n")
 
 
 def write_folders(root: Path, *, by_split: bool) -> None:
@@ -247,11 +247,11 @@ def own_mini_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mini(root: Path, **given: Any) -> TaskSource:
-    return mini_imagenet(root=str(root), **MINI | given)
+    return source_of(mini_imagenet, root=str(root), **MINI | given)
 
 
 def shown(batch: Batch) -> NDArray[np.str_]:
-    """The classes of all pictures [t, n], by their grey."""
+    """The classes of all pictures [t, n], read from their grey."""
     grey = batch.x.mul(255 / 2).round().to(torch.int64)
     assert (grey == grey[:, :, :1, :1, :1]).all()
     return np.array(WORDNET_IDS)[grey[:, :, 0, 0, 0].numpy()]

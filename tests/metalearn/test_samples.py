@@ -1,5 +1,5 @@
-"""Plain samples: every one once an epoch, the same for the same numbers, with its own label; MNIST and CIFAR-10 as
-torchvision reads them from real files."""
+"""Plain samples: each epoch shows every sample once, with its own label, and the same numbers give the same samples.
+torchvision reads MNIST and CIFAR-10 from real files."""
 
 import csv
 import hashlib
@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 
 from metalearn.errors import DataError
 from metalearn.tasks import omniglot as omniglot_module
+from metalearn.tasks.common.episodes import Seeds
+from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
 from metalearn.tasks.torchvision_pictures import cifar10, fashion_mnist, mnist
 from metalearn.types import Batch, TaskSource
+from tests.metalearn.flat import Make, source_of
 
 Pictures = NDArray[np.uint8]
-Make = Callable[..., TaskSource]
 Sample = tuple[bytes, int]
 
 DRAWN: dict[str, Any] = {
@@ -42,7 +44,8 @@ PHOTOS: dict[str, Any] = {
 
 
 class Drawings(NamedTuple):
-    """A source of drawn characters, the drawings [classes, 20, 28, 28] it is made of, and those it must not show."""
+    """A source of drawn characters, the drawings [classes, 20, 28, 28] that it shows, and drawings that it must not
+    show."""
 
     make: Make
     shown: Pictures
@@ -57,15 +60,15 @@ class Drawings(NamedTuple):
 
 def glyph_drawings() -> Drawings:
     pictures = np.stack([character(number, 28) for number in range(25)])
-    return Drawings(lambda **given: glyph_characters(**DRAWN | given), pictures[:20], pictures[20:])
+    return Drawings(lambda **given: source_of(glyph_characters, **DRAWN | given), pictures[:20], pictures[20:])
 
 
 def omniglot_drawings(root: Path) -> Drawings:
     with Path(omniglot_module.__file__).with_name("omniglot_characters.csv").open(newline="") as file:
         trains = np.array([row["paper"] == "train" for row in csv.DictReader(file)])
-    pictures = decoded(root, 28, download=False)
-    own: dict[str, Any] = {"root": str(root), "split": "paper", "ways": 1100, "download": False}
-    return Drawings(lambda **given: omniglot_characters(**DRAWN | own | given), pictures[trains], pictures[~trains])
+    pictures = decoded(DataPlace(str(root), download=False), 28)
+    real: dict[str, Any] = DRAWN | {"root": str(root), "split": "paper", "ways": 1100, "download": False}
+    return Drawings(lambda **given: source_of(omniglot_characters, **real | given), pictures[trains], pictures[~trains])
 
 
 @pytest.fixture(scope="module", params=["glyph_characters", "omniglot_characters"])
@@ -145,7 +148,7 @@ def test_known_samples_are_training_samples(drawings: Drawings) -> None:
 
 
 def glyphs_made(*, seed: int = 0, eval_seed: int = 1) -> TaskSource:
-    return glyph_characters(**DRAWN | {"seed": seed, "eval_seed": eval_seed})
+    return source_of(glyph_characters, **DRAWN | {"seed": seed, "eval_seed": eval_seed})
 
 
 def order(source: TaskSource, split: str) -> list[Sample]:
@@ -194,7 +197,7 @@ def test_data_is_read_once_and_only_when_asked_for() -> None:
         part = Labelled(np.arange(8 * 3, dtype=np.uint8).reshape(2, 2, 2, 3), np.arange(2))
         return {"train": part, "val": part, "test": part}
 
-    source = samples(load, {"train": 2, "val": 2, "test": 2}, 2, known=1, seed=0, eval_seed=0)
+    source = samples(load, {"train": 2, "val": 2, "test": 2}, 2, known=1, seeds=Seeds(0, 0))
     assert source.classes("train") == 2 and not reads
     for split in ("train", "val", "test"):
         x, y = queries(source, split, [0, 1])
@@ -227,9 +230,9 @@ def test_data_is_read_once_and_only_when_asked_for() -> None:
 )
 def test_bad_arguments_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        glyph_characters(**DRAWN | given)
+        source_of(glyph_characters, **DRAWN | given)
     with pytest.raises(ValueError, match=f"^{message}"):
-        omniglot_characters(root="nowhere", split="paper", download=False, **DRAWN | given)
+        source_of(omniglot_characters, root="nowhere", split="paper", download=False, **DRAWN | given)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +254,7 @@ def test_bad_arguments_of_published_pictures_are_named(given: dict[str, Any], me
     for factory, right in ((mnist, grey), (fashion_mnist, grey), (cifar10, colour)):
         fitting = {"image_size": right["size"], "channels": right["channels"]}
         with pytest.raises(ValueError, match=f"^{message.format(**right)}"):
-            factory(root="nowhere", **PHOTOS | fitting | given)
+            source_of(factory, root="nowhere", **PHOTOS | fitting | given)
 
 
 # Files as they are published
@@ -283,15 +286,15 @@ def label_of(number: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def shown_numbers(source: TaskSource, split: str, first: int, count: int, template: Pictures) -> list[int]:
-    """The numbers of the pictures shown, each found whole and with its label."""
+    """The numbers of the pictures shown, after a check that each is whole and has its label."""
     numbers = []
     for begin in range(first, first + count, 1000):
         x, y = queries(source, split, range(begin, min(begin + 1000, first + count)))
         flat = x[0].mul_(255).round_().to(torch.uint8).flatten(1).numpy()
-        found = flat[:, :4].copy().view(">u4")[:, 0].astype(np.int64)
+        read = flat[:, :4].copy().view(">u4")[:, 0].astype(np.int64)
         assert (flat[:, 4:] == template[4:]).all()
-        assert (y[0].numpy() == label_of(found)).all()
-        numbers += found.tolist()
+        assert (y[0].numpy() == label_of(read)).all()
+        numbers += read.tolist()
     return numbers
 
 
@@ -319,7 +322,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("factory", "start"), [(mnist, 0), (fashion_mnist, 100_000)])
 @pytest.mark.usefixtures("no_network")
 def test_idx_files_are_read_without_a_network(factory: Make, start: int, idx_root: Path) -> None:
-    source = factory(root=str(idx_root), **PHOTOS | {"download": True})
+    source = source_of(factory, root=str(idx_root), **PHOTOS | {"download": True})
     template = numbered(1, 784, start=0)[0]
     train = shown_numbers(source, "train", 0, 55_000, template)
     val = shown_numbers(source, "val", 0, 5000, template)
@@ -332,7 +335,7 @@ def test_idx_files_are_read_without_a_network(factory: Make, start: int, idx_roo
 
 def test_the_same_pictures_validate_in_every_run(idx_root: Path) -> None:
     template = numbered(1, 784, start=0)[0]
-    one, other = (mnist(root=str(idx_root), **PHOTOS | {"seed": s, "eval_seed": s + 1}) for s in (0, 8))
+    one, other = (source_of(mnist, root=str(idx_root), **PHOTOS | {"seed": s, "eval_seed": s + 1}) for s in (0, 8))
     first, second = (shown_numbers(source, "val", 0, 5000, template) for source in (one, other))
     assert first != second and set(first) == set(second)
     known = one.episodes("val", torch.tensor([0])).support
@@ -342,7 +345,7 @@ def test_the_same_pictures_validate_in_every_run(idx_root: Path) -> None:
 
 def refusal(factory: Make, root: Path, **given: Any) -> str:
     with pytest.raises(DataError) as caught:
-        factory(root=str(root), **PHOTOS | given).episodes("train", torch.tensor([0]))
+        source_of(factory, root=str(root), **PHOTOS | given).episodes("train", torch.tensor([0]))
     return str(caught.value)
 
 
@@ -400,7 +403,7 @@ def test_idx_files_cut_short_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cifar_root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Batches in full size with numbered pictures, which torchvision is told to take for the published ones."""
+    """Batches in full size with numbered pictures; torchvision is patched to take them for the published ones."""
     root = tmp_path_factory.mktemp("cifar")
     folder = root / "cifar-10-batches-py"
     folder.mkdir()
@@ -425,7 +428,7 @@ def cifar_root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("no_network")
 def test_cifar_batches_are_read_as_red_green_and_blue_planes(cifar_root: Path) -> None:
-    source = cifar10(root=str(cifar_root), **PHOTOS | COLOUR | {"download": True})
+    source = source_of(cifar10, root=str(cifar_root), **PHOTOS | COLOUR | {"download": True})
     assert queries(source, "train", [0, 1]).x.shape == (1, 2, 3, 32, 32)
     template = numbered(1, 3072, start=0)[0]
     train = shown_numbers(source, "train", 0, 45_000, template)

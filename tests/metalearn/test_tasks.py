@@ -1,10 +1,12 @@
-"""Tasks are pure functions of (seed, split, index); Omniglot's real archives, whole and damaged."""
+"""Tasks are pure functions of (seed, split, index); Omniglot's real archives are read, whole and damaged."""
 
+import logging
 import multiprocessing
 import os
 import shutil
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,10 @@ from PIL import Image
 
 from metalearn.errors import DataError
 from metalearn.tasks import glyphs as glyphs_module
+from metalearn.tasks.cifar100 import cifar_fs
 from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.episodes import draw_images, turned
+from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds, draw_images, turned
+from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
@@ -25,21 +29,27 @@ SPLITS = ("train", "val", "test")
 
 
 def drawn(seed: int = 0, *, ways: int = 5, shots: int = 1, queries: int = 2, rotations: bool = True) -> TaskSource:
-    return glyphs(
-        ways=ways, shots=shots, queries=queries, image_size=28, channels=1, rotations=rotations, seed=seed, eval_seed=1
-    )
+    episode = EpisodeSpec(ways, shots, queries)
+    return glyphs(episode=episode, image_size=28, channels=1, rotations=rotations, seeds=Seeds(seed, 1))
 
 
 def waves(seed: int = 0) -> TaskSource:
-    return sinusoid(shots=5, queries=10, eval_queries=20, seed=seed, eval_seed=1)
+    return sinusoid(shots=5, queries=10, eval_queries=20, seeds=Seeds(seed, 1))
 
 
 def real(
     root: Path, *, split: str = "paper", ways: int = 5, rotations: bool = True, download: bool = False
 ) -> TaskSource:
     return omniglot(
-        root=str(root), split=split, ways=ways, shots=1, queries=1, image_size=28, channels=1, rotations=rotations,
-        download=download, seed=0, eval_seed=1,
+        place=DataPlace(str(root), download), split=split, episode=EpisodeSpec(ways, shots=1, queries=1), image_size=28,
+        channels=1, rotations=rotations, seeds=Seeds(0, 1),
+    )  # fmt: skip
+
+
+def photographs(root: Path) -> TaskSource:
+    return cifar_fs(
+        place=DataPlace(str(root), download=False), episode=EpisodeSpec(ways=5, shots=1, queries=1), image_size=32,
+        channels=3, rotations=False, seeds=Seeds(0, 1),
     )  # fmt: skip
 
 
@@ -88,19 +98,17 @@ def test_glyph_episodes_hold_what_they_should() -> None:
 
 
 def test_training_episodes_may_have_a_shape_of_their_own() -> None:
-    source = glyphs(
-        ways=5, shots=1, queries=2, train_ways=7, train_queries=4, image_size=28, channels=1, rotations=True, seed=0,
-        eval_seed=1,
-    )  # fmt: skip
+    episode = EpisodeSpec(ways=5, shots=1, queries=2, train_ways=7, train_queries=4)
+    source = glyphs(episode=episode, image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
     support, query = source.episodes("train", torch.arange(3))
     assert support.y.shape == (3, 7) and query.y.shape == (3, 28) and source.classes("train") == 7
     assert same(source.episodes("test", torch.arange(3)), drawn().episodes("test", torch.arange(3)))
     assert source.classes("test") == source.classes("val") == 5
 
 
-def test_pretraining_shows_every_drawing_and_is_judged_by_the_same_tasks() -> None:
+def test_pretraining_shows_every_drawing_and_is_evaluated_on_the_same_tasks() -> None:
     source = glyph_pretraining(
-        train_classes=6, ways=5, shots=1, queries=2, image_size=28, channels=1, rotations=True, seed=0, eval_seed=1
+        train_classes=6, episode=EpisodeShape(5, 1, 2), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1)
     )
     support, query = source.episodes("train", torch.arange(120))
     assert support.x.shape[1] == 0 and source.classes("train") == 6 and source.size("val") is None
@@ -200,7 +208,7 @@ def test_a_truncated_archive_is_named(archives: Path) -> None:
     assert str(path) in error_of(archives)
 
 
-def test_a_flipped_bit_is_found_and_the_picture_named(archives: Path) -> None:
+def test_a_flipped_bit_is_detected_and_the_picture_named(archives: Path) -> None:
     path = archives / "images_background.zip"
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo([name for name in archive.namelist() if name.endswith(".png")][5000])
@@ -212,7 +220,7 @@ def test_a_flipped_bit_is_found_and_the_picture_named(archives: Path) -> None:
 
 
 def rewritten(path: Path, *, drop: str = "", replace: str = "") -> None:
-    """The archive with one member left out or painted over."""
+    """Writes the archive again, without the member `drop` and with `replace` painted over."""
     with zipfile.ZipFile(path) as source:
         members = {name: source.read(name) for name in source.namelist()}
     with zipfile.ZipFile(path, "w") as target:
@@ -224,7 +232,7 @@ def rewritten(path: Path, *, drop: str = "", replace: str = "") -> None:
                 target.writestr(name, data)
 
 
-def test_a_missing_and_a_changed_drawing_are_found(archives: Path) -> None:
+def test_a_missing_and_a_changed_drawing_are_detected(archives: Path) -> None:
     path = archives / "images_background.zip"
     with zipfile.ZipFile(path) as archive:
         victim = next(name for name in archive.namelist() if name.endswith("_07.png"))
@@ -236,12 +244,13 @@ def test_a_missing_and_a_changed_drawing_are_found(archives: Path) -> None:
     assert "not the published ones" in error_of(archives) and victim.rpartition("/")[0] in error_of(archives)
 
 
-def test_missing_data_says_where_to_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_about_missing_data_says_where_to_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
     message = error_of(tmp_path)
     assert "images_background.zip" in message and "METALEARN_DATA" in message and str(tmp_path) in message
 
 
+@pytest.mark.thorough
 def test_folders_and_archives_give_the_same_array(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,10 +274,11 @@ def _open_together(folder: str) -> tuple[int, int]:
         made.append(1)
         return np.arange(4_000_000, dtype=np.uint8).reshape(1000, 4000)
 
-    array = cached_array("shared", (1000, 4000), make)
+    array = cached_array("shared", (1000, 4000), make, title="Shared")
     return len(made), int(array.astype(np.int64).sum())
 
 
+@pytest.mark.thorough
 def test_processes_that_start_together_make_the_cache_once(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         results = pool.map(_open_together, [str(tmp_path)] * 4)
@@ -286,11 +296,11 @@ def test_a_failure_leaves_no_cache_and_a_damaged_one_is_made_again(
         raise DataError("damaged")
 
     with pytest.raises(DataError):
-        cached_array("array", (2, 3), fail)
+        cached_array("array", (2, 3), fail, title="Array")
     assert not (tmp_path / "array.npy").exists()
     good = np.arange(6, dtype=np.uint8).reshape(2, 3)
     (tmp_path / "array.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    assert np.array_equal(cached_array("array", (2, 3), lambda: good), good)
+    assert np.array_equal(cached_array("array", (2, 3), lambda: good, title="Array"), good)
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
@@ -298,7 +308,7 @@ def test_others_may_read_the_cache_where_the_umask_says_so(tmp_path: Path, monke
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
     before = os.umask(0o022)
     try:
-        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8))
+        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8), title="Array")
     finally:
         os.umask(before)
     assert (tmp_path / "array.npy").stat().st_mode & 0o777 == 0o644
@@ -308,4 +318,29 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataError, match="METALEARN_CACHE"):
-        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8))
+        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8), title="Array")
+
+
+@pytest.mark.parametrize(
+    ("title", "file", "shape", "make"),
+    [
+        ("Omniglot", "omniglot-v1-28.npy", (1623, 20, 28, 28), real),
+        ("CIFAR-100", "cifar100-v1.npy", (100, 600, 32, 32, 3), photographs),
+    ],
+)
+def test_a_root_that_is_not_read_is_named_beside_the_cache_file(
+    title: str, file: str, shape: tuple[int, ...], make: Callable[[Path], TaskSource], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
+    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    np.lib.format.open_memmap(tmp_path / file, "w+", np.uint8, shape)
+    for root, level, end in (
+        (tmp_path, logging.INFO, ""),
+        (tmp_path / "nowhere", logging.WARNING, ", and there is no such folder"),
+    ):
+        make(root).episodes("train", torch.tensor([0]))
+        message = f"{title}: decoded before, read from {tmp_path / file}; dataset.root={root} is not read{end}"
+        assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, message)]
+        caplog.clear()

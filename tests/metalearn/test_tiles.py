@@ -1,4 +1,4 @@
-"""Convolution in bfloat16 by AMX tiles, against float64 on operands that were rounded before."""
+"""Convolution in bfloat16 by AMX tiles, against float64 on rounded operands."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,14 +16,14 @@ from metalearn.nn.columns import Geometry
 from metalearn.types import Algorithm, Batch, Episode, Params
 
 TOLERANCE = 2e-6
-"""Of sums in float32, relative to the largest of their tensor."""
+"""The largest error of sums in float32, relative to the largest value of their tensor."""
 
 many = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
 def bf16() -> Iterator[None]:
-    """Products in bfloat16, where tiles can compute them."""
+    """Products in bfloat16 by tiles; skips the test if there are none."""
     kernels = native.compiled(torch.float32)
     if kernels is None:
         pytest.skip("no C compiler")
@@ -56,15 +56,15 @@ def written_out(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
 
 
 def in_float64(x: Tensor, weight: Tensor, gy: Tensor, stride: int, padding: int) -> list[Tensor]:
-    """All three, of operands that are rounded to bfloat16."""
+    """All three results, for operands that are rounded to bfloat16."""
     exact = [rounded(operand).double() for operand in (x, weight, gy)]
     return three(lambda x, w: written_out(x, w, stride, padding), *exact)
 
 
-def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = TOLERANCE) -> None:
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.shape == theirs.shape and mine.dtype == torch.float32
-        worst = (mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3)
+def assert_near(ours: list[Tensor], expected: list[Tensor], tolerance: float = TOLERANCE) -> None:
+    for result, theirs in zip(ours, expected, strict=True):
+        assert result.shape == theirs.shape and result.dtype == torch.float32
+        worst = (result - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3)
         assert worst < tolerance, worst
 
 
@@ -88,15 +88,15 @@ def test_sums_are_those_of_the_rounded_operands(
     if shared:
         weight = weight[:1].expand_as(weight)
     gy = normal(tasks, images, *Geometry(*kernel, stride, padding).out(height, height + wider), outputs, seed=1)
-    found = three(lambda x, w: conv2d(x, w, stride=stride, padding=padding), x, weight, gy)
-    assert_near(found, in_float64(x, weight, gy, stride, padding))
+    ours = three(lambda x, w: conv2d(x, w, stride=stride, padding=padding), x, weight, gy)
+    assert_near(ours, in_float64(x, weight, gy, stride, padding))
 
 
 def test_images_of_many_pixels(bf16: None) -> None:
-    """A group of samples is then a single one."""
+    """A group of samples then has a single sample."""
     x, weight, gy = normal(1, 3, 40, 41, 16), normal(1, 32, 16, 3, 3), normal(1, 3, 40, 41, 32)
-    found = three(lambda x, w: conv2d(x, w, padding=1), x, weight, gy)
-    assert_near(found, in_float64(x, weight, gy, 1, 1))
+    ours = three(lambda x, w: conv2d(x, w, padding=1), x, weight, gy)
+    assert_near(ours, in_float64(x, weight, gy, 1, 1))
 
 
 def test_halves_are_rounded_to_even(bf16: None) -> None:
@@ -125,14 +125,14 @@ def test_threads_change_no_bit(bf16: None, tasks: int, shared: bool) -> None:
     x, weight, gy = normal(tasks, 23, 14, 14, 64), normal(tasks, 48, 64, 3, 3), normal(tasks, 23, 7, 7, 48)
     weight = weight[:1].expand_as(weight) if shared else weight
     try:
-        found = []
+        results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(three(lambda x, w: conv2d(x, w, stride=2, padding=1), x, weight, gy))
+            results.append(three(lambda x, w: conv2d(x, w, stride=2, padding=1), x, weight, gy))
     finally:
         torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_channels_that_fill_no_tile_are_computed_as_float32_is(bf16: None) -> None:
@@ -152,7 +152,7 @@ def test_without_tiles_torch_rounds(bf16: None, monkeypatch: pytest.MonkeyPatch)
     assert "which are torch's" in native.describe(torch.device("cpu"), torch.float32)
 
 
-def test_what_computes_is_told(bf16: None) -> None:
+def test_the_log_names_what_computes(bf16: None) -> None:
     assert "AMX tiles" in native.describe(torch.device("cpu"), torch.float32)
     x = normal(1, 1, 4, 4, 16)
     assert conv._native(x, 16, 16) is native.compiled(torch.float32).tiles  # type: ignore[union-attr]
@@ -160,7 +160,7 @@ def test_what_computes_is_told(bf16: None) -> None:
 
 
 def test_meta_gradients_are_near_those_of_float32(bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To first and to second order, and nearer than by torch's operations, which round results, too."""
+    """To first and second order; torch's operations are farther off, since they round results, too."""
     model = conv4(ways=5, channels=1, image_size=28, filters=32, activation="softplus")
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(2, 2, 10, 1, 28, 28, generator=generator), torch.arange(10).remainder(5).expand(2, 2, 10)
@@ -177,6 +177,6 @@ def test_meta_gradients_are_near_those_of_float32(bf16: None, monkeypatch: pytes
         with monkeypatch.context() as without:
             without.setattr(native.compiled(torch.float32), "tiles", None)
             by_torch = gradient("bf16")
-        gap, wider = ((found - exact).norm() / exact.norm() for found in (by_tiles, by_torch))
+        gap, wider = ((gradients - exact).norm() / exact.norm() for gradients in (by_tiles, by_torch))
         assert 1e-4 < gap < 0.02
         assert gap < wider

@@ -1,8 +1,8 @@
-"""The papers' formulas, task by task, in plain torch: what the algorithms are compared with. Nothing of the program
-is used here but the types.
+"""The papers' formulas, task by task, in plain torch, for comparison with the algorithms. Only the types are those of
+the program.
 
-`params` are the meta-parameters with a graph to differentiate by, an episode's task comes as (support x, support y,
-query x, query y), and each function gives the task's meta-loss, or what stands in for its gradient.
+`params` are the meta-parameters, which require gradients. A task is (support x, support y, query x, query y). Each
+function gives the meta-loss of a task, or the value that replaces its gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,19 +64,19 @@ def adapted_losses(
 
 
 def gradient(loss: Callable[[Params, Task], Tensor]) -> Callable[[Params, Episode], Params]:
-    """Of the sum over the tasks."""
+    """The gradient of the sum over the tasks."""
 
     def grads(params: Params, episode: Episode) -> Params:
         theta = {name: value.clone().requires_grad_() for name, value in params.items()}
         total = torch.stack([loss(theta, task) for task in tasks_of(episode)]).sum()
-        found = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(theta, found, strict=True))
+        values = torch.autograd.grad(total, list(theta.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(theta, values, strict=True))
 
     return grads
 
 
 def maml(*, lr: float, steps: int, order: int = 2, adapts: str = "all") -> Callable[[Params, Task], Tensor]:
-    """Of MAML, or of ANIL (`adapts` the head) or BOIL (the body)."""
+    """The loss of MAML, or of ANIL (`adapts="head"`) or BOIL (`adapts="body"`)."""
 
     def loss(params: Params, task: Task) -> Tensor:
         chosen = [name for name in params if adapts == "all" or (name in HEAD) == (adapts == "head")]
@@ -96,12 +96,12 @@ def meta_sgd(*, steps: int) -> Callable[[Params, Task], Tensor]:
 
 
 def maml_pp(*, steps: int, weights: Sequence[float]) -> Callable[[Params, Task], Tensor]:
-    """With rates [steps] of every tensor, norms [steps, channels], and the losses after all steps weighed."""
+    """With rates [steps] for every tensor, norms [steps, channels], and the weighted losses after all steps."""
 
     def loss(params: Params, task: Task) -> Tensor:
         norms = [name for name in params if name.startswith("norm")]
         names = [name for name in params if not name.startswith(("inner_lr.", "norm"))]
-        found = adapted_losses(
+        losses = adapted_losses(
             {name: params[name] for name in names},
             task,
             steps=steps,
@@ -109,16 +109,16 @@ def maml_pp(*, steps: int, weights: Sequence[float]) -> Callable[[Params, Task],
             names=names,
             at_step=lambda step: {name: params[name][step] for name in norms},
         )
-        return torch.stack([weight * value for weight, value in zip(weights, found, strict=True)]).sum()
+        return torch.stack([weight * value for weight, value in zip(weights, losses, strict=True)]).sum()
 
     return loss
 
 
 def protonet(params: Params, task: Task) -> Tensor:
     (sx, sy, qx, qy) = task
-    known, asked = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
-    centres = [known[sy == label].mean(dim=0) for label in range(int(sy.max()) + 1)]
-    logits = [torch.stack([-((query - centre) ** 2).sum() for centre in centres]) for query in asked]
+    support, queries = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
+    centres = [support[sy == label].mean(dim=0) for label in range(int(sy.max()) + 1)]
+    logits = [torch.stack([-((query - centre) ** 2).sum() for centre in centres]) for query in queries]
     return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
 
 
@@ -127,8 +127,8 @@ def r2d2(params: Params, task: Task) -> Tensor:
     (sx, sy, qx, qy) = task
 
     def with_ones(x: Tensor) -> Tensor:
-        found = features(params, x, x, F.softplus)
-        return torch.cat([found, found.new_ones(len(found), 1)], dim=1)
+        values = features(params, x, x, F.softplus)
+        return torch.cat([values, values.new_ones(len(values), 1)], dim=1)
 
     x, y = with_ones(sx), F.one_hot(sy).to(sx.dtype)
     strength = params["ridge.log_strength"].exp()
@@ -166,7 +166,7 @@ def reptile(*, lr: float, steps: int, size: int) -> Callable[[Params, Episode], 
 def imaml(
     *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None
 ) -> Callable[[Params, Episode], Params]:
-    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian, after so many steps on the regularised loss."""
+    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian, after `steps` steps on the regularised loss."""
 
     def grads(params: Params, episode: Episode) -> Params:
         sizes = [value.numel() for value in params.values()]
@@ -179,26 +179,26 @@ def imaml(
         total = torch.zeros_like(theta)
         for sx, sy, qx, qy in tasks_of(episode):
 
-            def known(flat: Tensor, sx: Tensor = sx, sy: Tensor = sy) -> Tensor:
+            def support_loss(flat: Tensor, sx: Tensor = sx, sy: Tensor = sy) -> Tensor:
                 return F.cross_entropy(conv4(unflat(flat), sx, sx), sy)
 
             phi = theta.clone()
             for _ in range(steps):
                 phi.requires_grad_()
-                loss = known(phi) + strength / 2 * ((phi - theta) ** 2).sum()
+                loss = support_loss(phi) + strength / 2 * ((phi - theta) ** 2).sum()
                 phi = (phi - lr * torch.autograd.grad(loss, phi)[0]).detach()
             phi.requires_grad_()
-            asked = torch.autograd.grad(F.cross_entropy(conv4(unflat(phi), qx, qx), qy), phi)[0]
-            hessian = torch.autograd.functional.hessian(known, phi.detach())
+            query_gradient = torch.autograd.grad(F.cross_entropy(conv4(unflat(phi), qx, qx), qy), phi)[0]
+            hessian = torch.autograd.functional.hessian(support_loss, phi.detach())
             matrix = (1 + damping) * torch.eye(len(theta), dtype=theta.dtype) + hessian / (cg_strength or strength)
-            total += torch.linalg.solve(matrix, asked)
+            total += torch.linalg.solve(matrix, query_gradient)
         return unflat(total)
 
     return grads
 
 
 def softmax_regression(x: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.ndarray, lr: float, steps: int):
-    """Weights and bias after gradient descent on the mean cross-entropy, by its gradient as the books have it."""
+    """Weights and bias after gradient descent on the mean cross-entropy, by the textbook gradient."""
     for _ in range(steps):
         scores = np.exp(x @ weight.T + bias)
         wrong = scores / scores.sum(axis=1, keepdims=True) - np.eye(len(bias))[y]

@@ -1,1 +1,1 @@
-"""What the strategies share: what is computed of a chunk, how chunks are dealt out, what a step costs."""
+"""What the strategies share: the work on a chunk, how chunks are dealt out, the cost of a step."""

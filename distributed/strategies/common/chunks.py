@@ -1,5 +1,5 @@
-"""What the strategies that work by remote calls share: chunks are dealt out by number, computed anywhere, and
-come back in order."""
+"""What the strategies by remote calls share: chunks are dealt out by number, any worker computes them, and the results
+come back in chunk order."""
 
 import itertools
 import logging
@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.engine.info import get_world_info, get_world_rank, on_one_host
-from distributed.engine.listening import announcement, everyone
+from distributed.engine.listening import listening_line, session_listeners
 from distributed.engine.session import DeviceMaps, start_rpc, stop_rpc
 from distributed.engine.traffic import Traffic, traffic
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
-from distributed.strategies.common.cost import Share, as_metrics
-from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnosed, join
+from distributed.strategies.common.cost import WorkerCost, as_metrics
+from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, join
 
 ROUND = 4
 """Chunks that a worker evaluates in one call."""
@@ -29,32 +29,33 @@ DEVICE_MAPS = ("auto", "none")
 log = logging.getLogger(__name__)
 
 _work: Work | None = None
-"""What this process computes when it is asked; set before RPC starts."""
+"""The work of this process, for remote calls; set before RPC starts."""
 
 
-def work_here() -> Work:
+def current_work() -> Work:
+    """The work that this process was given when its session started."""
     if _work is None:
-        raise RuntimeError("this worker was asked to compute before its strategy was made")
+        raise RuntimeError("this worker got a call before its strategy was started")
     return _work
 
 
 def check_partitioner(partitioner: PartitionFunction) -> None:
-    """Raises ValueError for one that would cut chunks in pieces."""
+    """Raises ValueError for a partitioner that would split chunks."""
     if isinstance(partitioner, TensorDimensionPartitioner | DynamicPartitioner) and partitioner.dim != 0:
         raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
 
 
 def check_device_maps(device_maps: str) -> None:
-    """Raises ValueError for what is neither `auto` nor `none`."""
+    """Raises ValueError if the value is neither `auto` nor `none`."""
     if device_maps not in DEVICE_MAPS:
         raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
 
 
 def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | None, list[int]]]:
-    """Who computes which chunks: (worker, or None for whoever is free, numbers of chunks).
+    """Which worker computes which chunks: (worker, or None for the first free worker; numbers of its chunks).
 
     Raises:
-        ValueError: the partitioner leaves a chunk out, or gives it to two.
+        ValueError: the partitioner leaves a chunk out, or gives it out twice.
     """
     dealt = []
     for worker, args, kwargs in parts_of(partitioner, (torch.arange(count),), {}):
@@ -73,36 +74,36 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | N
     return dealt
 
 
-class Done(NamedTuple):
-    """What a worker has computed of its part: results by the chunks' numbers, its rank, and the seconds it took."""
+class PartResult(NamedTuple):
+    """The results of a worker's part, by chunk number; its rank; and the seconds that it took."""
 
     results: dict[int, Any]
     rank: int
     seconds: float
 
 
-def compute(numbers: list[int], results: Iterable[Any]) -> Done:
-    """On a worker: computes the results of its chunks, one after the other."""
+def compute(numbers: list[int], results: Iterable[Any]) -> PartResult:
+    """Runs on a worker: computes the results of its chunks, one after the other."""
     began = time.perf_counter()
     computed = dict(zip(numbers, results, strict=True))
-    return Done(computed, get_world_rank(), time.perf_counter() - began)
+    return PartResult(computed, get_world_rank(), time.perf_counter() - began)
 
 
 def call(
-    func: Callable[..., Done],
+    func: Callable[..., PartResult],
     partitioner: PartitionFunction,
     chunks: Sequence[Tensor],
     args: Callable[[list[int]], Args],
     timeout: float,
 ) -> tuple[list[Any], Counter[int]]:
-    """The results of all chunks, in order; and the seconds that each worker has computed, by rank.
+    """Calls `func` on the workers; returns the results of all chunks, in order, and each worker's seconds, by rank.
 
     Args:
         func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
-        partitioner: from the numbers of the chunks to who computes which.
+        partitioner: deals the numbers of the chunks out to the workers.
         chunks: the indices of each chunk's samples.
-        args: what else a worker needs for its chunks.
-        timeout: for the message where a worker does not answer.
+        args: gives the further arguments for a worker's chunks.
+        timeout: seconds that the error names if a worker does not answer.
     """
     parts = [
         (worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None)
@@ -120,35 +121,35 @@ def call(
     return [results[number] for number in range(len(chunks))], seconds
 
 
-def values(
-    func: Callable[..., Done],
+def sample_values(
+    func: Callable[..., PartResult],
     partitioner: PartitionFunction,
     params: Tensors,
     chunks: Sequence[Tensor],
     argument: Any,
     timeout: float,
 ) -> Tensors:
-    """What `func` finds of every sample, in order. In rounds, so that the time limit is one on a few chunks, however
-    many there are."""
+    """The values of every sample by `func`, in order. Chunks are sent in rounds, so that the time limit is for a few
+    chunks only, however many there are."""
     size = ROUND * get_world_info().world_size
-    shared = (whole(carried(params)), argument)
+    shared = (whole(for_transport(params)), argument)
     rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    found = [v for part in rounds for v in call(func, partitioner, part, lambda _: shared, timeout)[0]]
-    joined: Tensors = to_cpu(join(found))
+    by_chunk = [v for part in rounds for v in call(func, partitioner, part, lambda _: shared, timeout)[0]]
+    joined: Tensors = to_cpu(join(by_chunk))
     return joined
 
 
-def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> Done:
-    return compute(numbers, (work_here().evaluate(params, split, chunk) for chunk in chunks))
+def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> PartResult:
+    return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks))
 
 
-def _diagnose(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> Done:
+def _diagnose(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> PartResult:
     rank = get_world_rank()
-    return compute(numbers, (diagnosed(work_here(), params, chunk, step, rank) for chunk in chunks))
+    return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks))
 
 
 class Meter:
-    """What the last step has cost, as rank zero knows it from its own calls and the workers' answers."""
+    """Measures the cost of a step on rank zero, from its own calls and the workers' answers."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -160,13 +161,14 @@ class Meter:
         self._began = time.perf_counter()
 
     def stop(self, compute: Counter[int], backward: Traffic | None = None) -> None:
-        """`compute` is each worker's seconds; `backward` what a backward pass has moved, which does not go through
-        remote calls."""
+        """`compute`: each worker's seconds. `backward`: bytes of a backward pass, which remote calls do not count."""
         seconds = time.perf_counter() - self._began
         (sent, received) = traffic().since(self._before)
         (more_sent, more_received) = backward or Traffic(0, Counter())
         by_rank = received + more_received + Counter({0: sent + more_sent})
-        self._cost = as_metrics(seconds, [Share(compute[r], by_rank[r]) for r in range(get_world_info().world_size)])
+        self._cost = as_metrics(
+            seconds, [WorkerCost(compute[r], by_rank[r]) for r in range(get_world_info().world_size)]
+        )
 
     def cost(self) -> dict[str, float]:
         return self._cost
@@ -176,14 +178,14 @@ class Meter:
 
 
 def automatic_device_maps() -> DeviceMaps:
-    """From this worker's GPU to each other's, where every worker of this one host has a GPU of its own."""
+    """From this worker's GPU to that of each other worker, if all workers are on one host and each has its own GPU."""
     info = get_world_info()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return mapped_devices(info.world_rank, info.world_size, gpus) if on_one_host() else {}
 
 
 def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
-    """Worker's name → {GPU of `rank`: that worker's}; worker i has GPU i. Empty where there are too few."""
+    """Worker's name → {GPU of `rank`: that worker's}; worker i has GPU i. Empty if there are too few GPUs."""
     if workers < 2 or gpus < workers:
         return {}
     width = len(str(workers))
@@ -193,14 +195,14 @@ def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
 _by_gpu = False
 
 
-def carried(params: Tensors) -> Tensors:
-    """Parameters where the transport takes them from: on the GPU if GPUs are mapped, else on the CPU."""
-    device = work_here().device if _by_gpu else torch.device("cpu")
+def for_transport(params: Tensors) -> Tensors:
+    """Parameters on the device that they are sent from: the GPU if GPUs are mapped, else the CPU."""
+    device = current_work().device if _by_gpu else torch.device("cpu")
     return {name: value.detach().to(device) for name, value in params.items()}
 
 
 def to_cpu(values: Any) -> Any:
-    """Results on the CPU, where the loop keeps its parameters."""
+    """Moves results to the CPU, where the loop keeps its parameters."""
     return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
 
 
@@ -208,7 +210,7 @@ def to_cpu(values: Any) -> Any:
 
 
 def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool:
-    """Starts RPC and tells who listens where; whether this is rank zero."""
+    """Starts RPC; returns whether this is rank zero, which logs the addresses that the workers listen on."""
     global _work, _by_gpu
     _work = work
     maps = automatic_device_maps() if device_maps == "auto" and work.device.type == "cuda" else {}
@@ -216,7 +218,7 @@ def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool
     start_rpc(timeout=timeout, device_maps=maps)
     leads = get_world_rank() == 0
     if leads:
-        log.info("%s", announcement(everyone()))
+        log.info("%s", listening_line(session_listeners()))
     return leads
 
 
@@ -227,16 +229,16 @@ def connect(
     map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
     meter: Meter,
 ) -> Strategy:
-    """Starts the session of a strategy that maps chunks: what its factory gives to be called."""
+    """Starts the session of a strategy that maps chunks by remote calls; returns the strategy."""
     leads = start_session(plan.work, timeout, device_maps)
 
     def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [to_cpu(result) for result in map_chunks(params, chunks, step)]
 
     def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return values(_evaluate, plan.partitioner, params, chunks, split, timeout)
+        return sample_values(_evaluate, plan.partitioner, params, chunks, split, timeout)
 
     def diagnose_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return values(_diagnose, plan.partitioner, params, chunks, step, timeout)
+        return sample_values(_diagnose, plan.partitioner, params, chunks, step, timeout)
 
     return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, stop_rpc)

@@ -1,9 +1,9 @@
-"""Sums over the ranks of a process group that are added in one order, so that their bits do not depend on the ranks.
+"""Sums over the ranks of a process group, added in one order. So the bits of a sum do not depend on the ranks.
 
-Every rank has some terms, one rank's all before the next one's. The sum so far goes from rank to rank, each of
-which adds its terms one by one, and then once round, in buckets, so that all links are busy at once. That is
-2·B·(n − 1) bytes in all for B bytes and n ranks, as much as a ring all-reduce sends, which adds in another order
-for every element.
+Every rank has some terms; all terms of a rank come before those of the next. The partial sum goes from rank to rank,
+and each rank adds its terms one by one. The last rank then sends the total round the ring. Both go in buckets, so that
+all links are busy at once. For B bytes and n ranks that sends 2·B·(n − 1) bytes in all. A ring all-reduce sends as
+many, but adds in another order for every element.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 BUCKET = 1 << 18
-"""Elements that travel at once."""
+"""Number of elements in one message."""
 
 
 def ordered_sum(terms: Sequence[Tensor], like: Tensor) -> tuple[Tensor, int]:
     """((t₀ + t₁) + t₂) + … over the terms of all ranks, and the bytes that this rank has sent.
 
     Args:
-        terms: this rank's, unchanged by this; only the first rank must have one.
-        like: any tensor of their shape [k] and type, which are the same on every rank.
+        terms: this rank's terms, which do not change; only the first rank must have one.
+        like: any tensor of the terms' shape [k] and type, which are the same on every rank.
 
     Raises:
-        RuntimeError: a rank is gone, or does not answer within the group's time limit.
+        RuntimeError: a rank has died, or does not answer within the group's time limit.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:

@@ -1,5 +1,5 @@
-"""torch's DistributedDataParallel for a loss that is a function: each bucket of gradients goes round while the
-backward pass is still at work on the others."""
+"""torch's DistributedDataParallel for a loss that is a function. It reduces each bucket of gradients over the ranks
+while the backward pass still computes the next buckets."""
 
 import time
 from contextlib import nullcontext
@@ -17,13 +17,13 @@ from distributed.strategies.common.work import Tensors, Work
 class Overlapped:
     """A plain loss as a DistributedDataParallel module over the parameters of the loop.
 
-    `chunk` and `step` are for a trial: parameters that the loss does not depend on then, which torch would wait for,
-    have no gradient.
+    `chunk` and `step` are for a trial: a parameter on which their loss does not depend gets no gradient, since torch
+    would wait for it.
     """
 
     def __init__(self, params: Tensors, work: Work, bucket_mb: float, chunk: Tensor, step: int) -> None:
         assert work.loss is not None
-        self.rounds = Rounds()
+        self.stats = ReduceStats()
         self._sources = params
         own = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
         loss, _ = work.loss(dict(own), chunk, step)
@@ -34,14 +34,15 @@ class Overlapped:
         inner = _Loss(own, work)
         ids = [work.device] if work.device.type == "cuda" else None
         self._inner, self._ddp = inner, DistributedDataParallel(inner, device_ids=ids, bucket_cap_mb=bucket_mb)
-        self._ddp.register_comm_hook(self.rounds, _added_up)
+        self._ddp.register_comm_hook(self.stats, _reduce_bucket)
 
     def holds(self, params: Tensors) -> bool:
+        """Whether this module was made of these very parameters."""
         return all(params.get(name) is source for name, source in self._sources.items())
 
     def start(self, params: Tensors) -> None:
-        """Before the first chunk of a step."""
-        self.rounds.bytes = 0
+        """Called before the first chunk of a step: clears the gradients, and takes over the parameters' values."""
+        self.stats.bytes = 0
         with torch.no_grad():
             for name, parameter in self._inner.by_name().items():
                 parameter.grad = None
@@ -49,21 +50,25 @@ class Overlapped:
                     parameter.copy_(params[name])
 
     def add_gradient(self, chunk: Tensor, step: int, *, last: bool, weight: float = 1.0) -> Any:
-        """Adds a chunk's gradient to the sum, which goes round with the last one's; what comes with the loss."""
+        """Adds a chunk's gradient to this rank's sum; returns the values beside the loss.
+
+        With the last chunk of a step, the gradients are summed over the ranks.
+        """
         with nullcontext() if last else self._ddp.no_sync():
             loss, rest = self._ddp(chunk, step)
             (loss * weight).backward()
         return rest
 
     def gradients(self) -> Tensors:
+        """The gradients summed over the ranks, by parameter."""
         named = self._inner.by_name().items()
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
 
 
-class Rounds:
-    """What has gone round in a step: bytes of gradients, and when the last of them were ready.
+class ReduceStats:
+    """What a step has reduced: bytes of gradients, and the time when the last bucket was ready.
 
-    Apart from `Overlapped`, since torch's hook holds on to it, and would hold on to the process group.
+    It is separate from `Overlapped`, since torch's hook keeps it alive, and must not keep the process group alive.
     """
 
     def __init__(self) -> None:
@@ -71,11 +76,11 @@ class Rounds:
         self.bytes = 0
 
 
-def _added_up(rounds: Rounds, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A bucket of gradients, added over the ranks."""
+def _reduce_bucket(stats: ReduceStats, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Sums a bucket of gradients over the ranks."""
     values = bucket.buffer()
-    rounds.bytes += values.nbytes
-    rounds.ready = time.perf_counter()
+    stats.bytes += values.nbytes
+    stats.ready = time.perf_counter()
     work = dist.all_reduce(values, async_op=True)
     assert work is not None
     future: Future[list[Tensor]] = work.get_future()
@@ -83,6 +88,8 @@ def _added_up(rounds: Rounds, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 class _Loss(nn.Module):
+    """The loss as a module with the parameters as its own, as DistributedDataParallel needs it."""
+
     def __init__(self, params: dict[str, nn.Parameter], work: Work) -> None:
         super().__init__()
         self._names = list(params)

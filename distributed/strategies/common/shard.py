@@ -1,8 +1,7 @@
-"""A part of a network that lives on one worker: computes its stages for whoever calls, keeps its parameters, and
-steps them where they are.
+"""A shard: the part of a network on one worker. It computes its stages for any caller, and steps its own parameters.
 
-Every micro-batch gets leaf copies of the parameters of its own, so that gradients can be as_metrics apart and added in
-one order; so the network is trained to the same bits as in one process.
+Every micro-batch has its own leaf copies of the parameters. So its gradients are separate and can be added in one
+order, and training gives the same bits as in one process.
 """
 
 import threading
@@ -16,17 +15,17 @@ from torch.distributed import autograd, rpc
 
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
-from distributed.strategies.common.cost import Share
+from distributed.strategies.common.cost import WorkerCost
 from distributed.strategies.common.work import Pieces, Tensors
 
 Window = tuple[float, float]
 
 
 class State(NamedTuple):
-    """Parameters by name; of the optimiser what it keeps for each, and the settings of its one group."""
+    """Parameters by name; the optimiser's state of each, by name; the settings of its one parameter group."""
 
     params: Tensors
-    kept: dict[str, dict[str, Any]]
+    per_param: dict[str, dict[str, Any]]
     group: dict[str, Any]
 
 
@@ -37,9 +36,9 @@ class Shard:
         pieces: the whole network.
         reduce: from the micro-batches' summed gradients and numbers of samples to the gradient.
         first, last: this shard's stages.
-        state: what it starts from.
-        device: where it computes; what it sends goes by the CPU.
-        timeout: seconds that the shard before may take to send.
+        state: parameters and optimiser state at the start.
+        device: the device that it computes on; it sends tensors through the CPU.
+        timeout: seconds that the previous shard may take to send.
     """
 
     def __init__(
@@ -61,8 +60,8 @@ class Shard:
             name: value.to(device, copy=True).requires_grad_() for name, value in sorted(state.params.items())
         }
         self._optimizer = pieces.start(self._params)
-        if state.kept:
-            numbered = {i: state.kept[name] for i, name in enumerate(self._params) if name in state.kept}
+        if state.per_param:
+            numbered = {i: state.per_param[name] for i, name in enumerate(self._params) if name in state.per_param}
             group = state.group | {"params": list(range(len(self._params)))}
             self._optimizer.load_state_dict({"state": numbered, "param_groups": [group]})
         self._one_at_a_time = threading.Lock()
@@ -76,20 +75,20 @@ class Shard:
         return [rpc.RRef(value) for value in self._params.values()]
 
     def step(self) -> None:
-        """What torch's DistributedOptimizer calls: the gradients are there already."""
+        """Called by torch's DistributedOptimizer when `prepare` has set the gradients."""
         self._optimizer.step()
 
     def run(self, before: Any, split: str, indices: Tensor, number: int, params: Tensors | None) -> Any:
         """Computes a micro-batch.
 
         Args:
-            before: a reference to what the shard before made of it; None: this is the first shard.
-            split, indices: its samples.
+            before: a reference to the previous shard's outputs; None: this is the first shard.
+            split, indices: the samples of the micro-batch.
             number: of the micro-batch.
-            params: to evaluate by; None: train by own ones.
+            params: the parameters to evaluate; None: train this shard's own.
 
         Returns:
-            What the next shard needs; from the last shard what `Pieces.outcome` or `Pieces.values` gives.
+            The inputs of the next shard; of the last shard, the value of `Pieces.outcome` or `Pieces.values`.
         """
         h, known = self._pieces.inputs(split, indices) if before is None else before.to_here(timeout=self._timeout)
         training = params is None
@@ -115,11 +114,11 @@ class Shard:
     def _result(self, outputs: Tensor, split: str, indices: Tensor, known: int) -> Any:
         if not self._ends:
             return outputs.cpu(), known
-        judge = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
-        return to_cpu(judge(outputs[:, known:], split, indices))
+        compute = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
+        return to_cpu(compute(outputs[:, known:], split, indices))
 
     def _watch(self, number: int, outputs: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Notes when the backward pass comes to this shard, and when it has computed the latest gradient."""
+        """Records when the backward pass reaches this shard, and when it has computed the latest gradient."""
 
         def note(gradient: Tensor) -> None:
             now = time.perf_counter()
@@ -130,16 +129,16 @@ class Shard:
             tensor.register_hook(note)
 
     def collect(self, ctx: int) -> None:
-        """Takes the gradients that a backward pass has left in its context."""
-        found = autograd.get_gradients(ctx)
+        """Takes the gradients of a backward pass from its context."""
+        gradients = autograd.get_gradients(ctx)
         for number, copies in self._copies.items():
             self._sums[number] = {
-                name: found[copy] if copy in found else torch.zeros_like(copy) for name, copy in copies.items()
+                name: gradients[copy] if copy in gradients else torch.zeros_like(copy) for name, copy in copies.items()
             }
         self._copies = {}
 
     def prepare(self, counts: Sequence[int], rate: float) -> str | None:
-        """Makes the gradient of the step, to be applied at `rate`; the name of a parameter whose one is not finite."""
+        """Sets the gradients and the learning rate of a step; returns a parameter whose gradient is not finite."""
         sums, self._sums = self._sums, {}
         for name, gradient in self._reduce([sums[number] for number in sorted(sums)], counts).items():
             if not torch.isfinite(gradient).all():
@@ -149,22 +148,22 @@ class Shard:
             group["lr"] = rate
         return None
 
-    def cost(self) -> Share:
-        """Since it was last asked: seconds of training, and bytes of gradients sent back to the shard before."""
-        share = Share(self._seconds + _covered(self._backward.values()), self._sent_back)
+    def cost(self) -> WorkerCost:
+        """Since the last call: seconds of training, and bytes of gradients sent back to the previous shard."""
+        cost = WorkerCost(self._seconds + _covered(self._backward.values()), self._sent_back)
         self._seconds, self._backward, self._sent_back = 0.0, {}, 0
-        return share
+        return cost
 
     def state(self) -> State:
         saved = self._optimizer.state_dict()
-        kept = {name: saved["state"][i] for i, name in enumerate(self._params) if i in saved["state"]}
+        per_param = {name: saved["state"][i] for i, name in enumerate(self._params) if i in saved["state"]}
         group = {key: value for key, value in saved["param_groups"][0].items() if key != "params"}
-        state = State({name: value.detach() for name, value in self._params.items()}, kept, group)
+        state = State({name: value.detach() for name, value in self._params.items()}, per_param, group)
         return State(*to_cpu(tuple(state)))
 
 
 def _covered(windows: Any) -> float:
-    """Seconds that lie in at least one window."""
+    """Seconds that are in at least one window."""
     covered, until = 0.0, 0.0
     for began, ended in sorted(windows):
         covered += max(0.0, ended - max(began, until))

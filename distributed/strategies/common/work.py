@@ -1,4 +1,7 @@
-"""What a strategy carries, in words that need no knowledge of learning."""
+"""The types of the strategies: the work that they distribute, the plan that they get, and `Strategy` itself.
+
+None of them knows of learning.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,8 +16,10 @@ Tensors = dict[str, Tensor]
 
 
 class Stage(Protocol):
-    """One of the steps that a network is a sequence of, with the names of its parameters: `apply(params, h, known)`
-    takes what the stage before gave, and a number that comes with the inputs."""
+    """One step of a network that is a sequence of steps, with the names of its parameters.
+
+    `apply(params, h, known)` gets the outputs `h` of the previous stage, and a number that comes with the inputs.
+    """
 
     @property
     def name(self) -> str: ...
@@ -27,12 +32,12 @@ class Stage(Protocol):
 
 
 class Pieces(NamedTuple):
-    """A network, its loss and its optimiser, as what can be computed in different places.
+    """A network, its loss and its optimiser in pieces that different workers can compute.
 
     `inputs(split, indices)` gives the first stage's input [1, known + n, …] and the number `known` that all stages
-    get. From the last one's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
-    `outcome` what `Work.loss` gives; `faults` is what `Work.diagnose` would give, made of these values. `start(params)`
-    makes an optimiser; `sizes` are the parameters' numbers of elements.
+    get. From the last stage's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
+    `outcome` gives the same as `Work.loss`. From these values `faults` gives the same as `Work.diagnose`.
+    `start(params)` makes an optimiser. `sizes` are the parameters' numbers of elements.
     """
 
     stages: Sequence[Stage]
@@ -48,14 +53,13 @@ class Pieces(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What any worker can compute of a chunk, all pure functions, and the device that it computes on.
+    """Pure functions that any worker can compute on a chunk, and the device that it computes on.
 
-    `map(params, indices, step)` gives sums over the chunk's samples, nested in any way, the gradients among
-    them; `evaluate(params, split, indices)` gives a value per sample, and so does `diagnose(params, indices, step)`,
-    which looks for the samples with which something is wrong. Where the loss has a graph,
-    `loss(params, indices, step)` gives its sum over the chunk, with the graph, and whatever else
-    `result(gradients, rest)` needs to make of it what `map` gives. `plain` says that no gradient is taken
-    inside the loss; `pieces` are given where the network can be cut.
+    `map(params, indices, step)` gives sums over the chunk's samples, nested in any way, with the gradients among
+    them. `evaluate(params, split, indices)` gives a value per sample. `diagnose(params, indices, step)` gives the
+    fault of each sample, if any. If the loss has a graph, `loss(params, indices, step)` gives its sum over the chunk
+    with the graph, and the rest that `result(gradients, rest)` needs to give the same as `map`. `plain`: no gradient is
+    taken inside the loss. `pieces`: set if the network can be cut.
     """
 
     map: Callable[[Tensors, Tensor, int], Any]
@@ -69,8 +73,8 @@ class Work(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a strategy is made for: what is computed, by how many workers, how the numbers of the chunks are dealt
-    out, and what makes one gradient of the chunks'."""
+    """What a strategy needs to know: the work, the number of workers, the partitioner of the chunk numbers, and the
+    reducer of the chunks' gradients."""
 
     work: Work
     workers: int
@@ -79,23 +83,23 @@ class Plan(NamedTuple):
 
     @property
     def only_adds(self) -> bool:
-        """Whether the reducer wants no more than the sum of the chunks' results, and how many samples that is."""
+        """Whether the reducer needs only the sum of the chunks' results and the number of samples."""
         return self.reduce in (mean_of_sums, add_up)
 
 
 class Close(Protocol):
     def __call__(self, failure: BaseException | None = None) -> None:
-        """Ends the session. With `failure`, the others are as_metrics to stop at once."""
+        """Ends the session. With `failure`, the other workers stop at once."""
         ...
 
 
-def as_it_is(value: Any) -> Any:
-    """What a world with one driver makes of the driver's word."""
+def identity(value: Any) -> Any:
+    """`agree` and `share` of a strategy with a single driver: its own value is the value of all drivers."""
     return value
 
 
 class Strategy(NamedTuple):
-    """How chunks travel: see `metalearn.types.Strategy`."""
+    """A way to distribute chunks over workers; for the fields see `metalearn.types.Strategy`."""
 
     drives: bool
     map: Callable[[Tensors, Sequence[Tensor], int], list[Any]]
@@ -103,21 +107,21 @@ class Strategy(NamedTuple):
     diagnose: Callable[[Tensors, Sequence[Tensor], int], Tensors]
     cost: Callable[[], dict[str, float]]
     close: Close
-    agree: Callable[[bool], bool] = as_it_is
-    share: Callable[[bytes], bytes] = as_it_is
+    agree: Callable[[bool], bool] = identity
+    share: Callable[[bytes], bytes] = identity
     owner: Any = None
 
 
 Connect = Callable[[], Strategy]
-"""What a strategy's factory returns: its settings are checked, nothing is started yet."""
+"""What a strategy's factory returns. The settings are checked; the call starts the strategy."""
 
 
-def diagnosed(work: Work, params: Tensors, chunk: Tensor, step: int, rank: int) -> Tensors:
-    """What a worker finds wrong with a chunk, beside its rank."""
-    found = work.diagnose(params, chunk, step)
-    return found | {"worker": torch.full((len(chunk),), rank)}
+def diagnose_chunk(work: Work, params: Tensors, chunk: Tensor, step: int, rank: int) -> Tensors:
+    """The faults of a chunk's samples, and the rank of the worker that computed them."""
+    faults = work.diagnose(params, chunk, step)
+    return faults | {"worker": torch.full((len(chunk),), rank)}
 
 
 def join(values: Sequence[Tensors]) -> Tensors:
-    """Per-sample values of several chunks, one after the other."""
+    """Joins the per-sample values of several chunks, in their order."""
     return {name: torch.cat([value[name] for value in values]) for name in values[0]}

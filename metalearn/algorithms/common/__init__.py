@@ -1,1 +1,1 @@
-"""What the algorithms share: losses and gradients, inner optimisers, kinds of learners."""
+"""The code that algorithms share: losses and gradients, inner optimisers, kinds of learners."""

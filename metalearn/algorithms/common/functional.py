@@ -10,11 +10,11 @@ from metalearn.nn import laid_out
 from metalearn.types import ChunkResult, Episode, Metrics, Params
 
 Outcome = Callable[[Params, Episode, int], Metrics]
-"""From meta-parameters, episode and step to values per task [t], `loss` among them with its graph."""
+"""`outcome(params, episode, step)`: the values per task [t]; their `loss` has a graph."""
 
 
 def objective(outputs: Tensor, y: Tensor) -> Metrics:
-    """What a prediction is worth, per task [t], as the kind of target decides.
+    """The loss and the metrics of predictions, per task [t]; the type of the targets decides which.
 
     Classes (`y` [t, n] integers; `outputs` [t, n, ways] logits): mean cross-entropy as `loss`, and
     `accuracy`. Regression (`y` [t, n, d]): mean squared error as `loss` and `mse`.
@@ -67,16 +67,16 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
 
 
 def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps: int) -> tuple[Params, Tensor]:
-    """Solves A x = b for every task by itself (Hestenes and Stiefel 1952), from x = 0.
+    """Solves A x = b from x = 0, for every task by itself (Hestenes and Stiefel 1952).
 
     Args:
-        product: v ↦ A v, with A symmetric, and positive definite where it is to be solved.
+        product: v ↦ A v. A must be symmetric; only a system with a positive definite A is solved.
         right: b, each [t, …].
-        steps: at most so many; a task stays where it is once its residual is zero, or a direction shows that its A is
-            not positive definite.
+        steps: the most steps. A task stops early if its residual is zero, or if a direction shows that its A is not
+            positive definite.
 
     Returns:
-        x, and ‖A x − b‖ / ‖b‖ [t], computed anew.
+        x, and ‖A x − b‖ / ‖b‖ [t], which is computed from x at the end.
     """
     x = {name: torch.zeros_like(value) for name, value in right.items()}
     residual, direction = right, right
@@ -102,10 +102,10 @@ def _dot(a: Params, b: Params) -> Tensor:
 
 
 def _along(start: Params, direction: Params, lengths: Tensor) -> Params:
-    """start + length · direction, each task with a length of its own [t]."""
+    """start + length · direction; each task has its own length [t]."""
     return {name: p + lengths.view(-1, *[1] * (p.dim() - 1)) * direction[name] for name, p in start.items()}
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is."""
+    """a / b, and 0 where b is 0."""
     return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))

@@ -1,7 +1,7 @@
-"""Inner optimisers and the descent that they steer, one task beside the other; all of it can be differentiated.
+"""Inner optimisers, and descent by them, for all tasks of a chunk at once. Both can be differentiated.
 
-Each optimiser is what torch's of the same name computes, written as a pure function: from gradients and state to
-the directions that are subtracted, times the rate, and the new state.
+Each optimiser computes what torch's of the same name does, as a pure function: from gradients and state it gives the
+directions and the new state. A step subtracts the rate times the directions.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ TaskLoss = Callable[[Params, int], Tensor]
 """Per-task losses [t] of per-task parameters, at an inner step (from 0)."""
 
 Rate = float | Params
-"""One for all, or one for every parameter, of a shape that broadcasts to its."""
+"""One rate for all parameters, or one for each, of a shape that broadcasts to the parameter's."""
 
 State = dict[str, Params]
 
 
 class InnerOptimizer(NamedTuple):
-    """`start(params)` gives the state before the first step; `direct(grads, state, step)` the directions to go
-    against, and the new state. Steps count from 0."""
+    """`start(params)` gives the state before the first step. `direct(grads, state, step)` gives the directions, which a
+    step subtracts, and the new state. Steps count from 0."""
 
     start: Callable[[Params], State]
     direct: Callable[[Params, State, int], tuple[Params, State]]
@@ -114,10 +114,10 @@ def descent(
     steps: int,
     order: int,
 ) -> Iterator[Params]:
-    """Descent on a loss, one task beside the other: yields `params`, then the parameters after each step.
+    """Descent on the losses of all tasks at once: yields `params`, then the parameters after each step.
 
-    `order` says how far one may differentiate through the steps: 2, exactly; 1, taking each step's
-    gradient for a constant (first-order MAML); 0, not at all (evaluation: no graph is kept).
+    `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant
+    (first-order MAML). 0: there is none, and no graph is kept (evaluation).
     """
     yield params
     state = optimizer.start(params)
@@ -126,15 +126,15 @@ def descent(
             params = leaves(params)
         with torch.enable_grad():
             total = loss(params, step).sum()
-            found = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
+            grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
         with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
-            directions, state = optimizer.direct(dict(zip(params, found, strict=True)), state, step)
+            directions, state = optimizer.direct(dict(zip(params, grads, strict=True)), state, step)
             params = _moved(params, directions, rate(step))
         yield params
 
 
 def last(path: Iterator[Params]) -> Params:
-    """Where a path ends; of what comes before nothing is kept."""
+    """The end of a path; the parameters before it are not kept."""
     for end in path:
         final = end
     return final
@@ -151,6 +151,6 @@ def _zeros(params: Params) -> Params:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """√x, with the derivative 0 at 0, where it has none: a parameter without a gradient stays where it is."""
-    some = squares > 0
-    return torch.where(some, torch.where(some, squares, 1.0).sqrt(), 0.0)
+    """√x, whose derivative at 0 is taken as 0: a parameter without a gradient does not move."""
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

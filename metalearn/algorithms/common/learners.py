@@ -1,4 +1,4 @@
-"""What algorithms are made of: learners that adapt by descent, and learners that compare features."""
+"""The kinds of learners: those that adapt by descent, and those that compare features."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,15 +12,15 @@ from metalearn.errors import ConfigError
 from metalearn.types import Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
 
 RATE = "inner_lr."
-"""What the names of learned inner rates begin with."""
+"""The prefix of the names of learned inner rates."""
 
 Init = Callable[[Generator], Params]
 
 Evaluate = Callable[[Params, Episode], Metrics]
 
 InnerPath = Callable[[Params, Batch, int, int], Iterator[Params]]
-"""`path(params, support, steps, order)`: from meta-parameters to those of every task, before the first inner step
-and after each, differentiable to the order that `metalearn.algorithms.common.inner.descent` explains."""
+"""`path(params, support, steps, order)` yields the parameters of every task, before the first inner step and after
+each. `metalearn.algorithms.common.inner.descent` explains `order`."""
 
 Compare = Callable[[Params, Batch, Tensor], Tensor]
 """`compare(params, support, x)`: logits [t, n, ways] of the queries `x`."""
@@ -47,8 +47,8 @@ def gradient_learner(
         eval_steps: inner steps in validation and test.
         inner_steps: inner steps in meta-training.
         order: 2, or 1 for first-order meta-gradients.
-        init: draws the meta-parameters, where they are not the model's.
-        outcome: per-task query `loss` [t] with its graph and metrics beside it, where the meta-loss is another.
+        init: draws the meta-parameters, if they are not those of the model.
+        outcome: gives the values per task, if the meta-loss is not the query loss after the last step.
     """
 
     def after_the_last_step(params: Params, episode: Episode, step: int) -> Metrics:
@@ -102,7 +102,7 @@ def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int) -> None
 
 
 def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
-    """An algorithm that adapts in closed form: its meta-loss is the cross-entropy of what `compare` gives."""
+    """An algorithm that adapts in closed form: its meta-loss is the cross-entropy of the logits of `compare`."""
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
@@ -136,7 +136,7 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
     """
     if support.y.is_floating_point():
         raise ConfigError(
-            "algorithm: it tells classes apart, and this dataset's targets are real numbers; type algorithm=maml"
+            "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
         )
     return torch.nn.functional.one_hot(support.y).to(dtype)
 
@@ -145,7 +145,7 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def features_and_head(model: Model) -> tuple[Apply, Stage]:
-    """What the last layer is given, and that layer.
+    """The function that computes the inputs of the last layer, and that layer.
 
     Raises:
         ValueError: the model does not end in a linear layer.
@@ -159,7 +159,7 @@ def features_and_head(model: Model) -> tuple[Apply, Stage]:
 
 
 def without_head(model: Model) -> Init:
-    """Draws the model's parameters, but for the head's."""
+    """Draws the model's parameters, without those of the head."""
     _, head = features_and_head(model)
 
     def init(generator: Generator) -> Params:
@@ -169,10 +169,10 @@ def without_head(model: Model) -> Init:
 
 
 def prefixed(prefix: str, params: Params) -> Params:
-    """The same under longer names."""
+    """The same tensors; every name gets the prefix."""
     return {f"{prefix}{name}": value for name, value in params.items()}
 
 
 def part(prefix: str, params: Params) -> Params:
-    """Those that bear the prefix, without it."""
+    """The tensors whose names have the prefix, under names without it."""
     return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}

@@ -1,1 +1,1 @@
-"""What the models share: networks as sequences of stages, and any nn.Module as pure functions."""
+"""The code that models share: networks as sequences of stages, and any nn.Module as pure functions."""

@@ -1,9 +1,9 @@
-"""A network written as an `nn.Module`, as pure functions: its weights come from outside, for every task its own."""
+"""An `nn.Module` as pure functions: its weights come from outside, and each task has its own."""
 
 import copy
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -23,73 +23,52 @@ Make = Callable[[], nn.Module]
 
 
 def model_of(make: Make, *, name: str, channels: int, image_size: int, transductive: bool, advice: str) -> Model:
-    """A network that takes images [n, channels, h, w] and gives [n, ways], as a model; parameters bear the module's
-    names.
+    """A network that takes images [n, channels, h, w] and gives [n, ways], as a model. The parameters have the names
+    of the module.
 
-    Convolutions and batch norms are computed by our layers where these can; `note` says how many cannot. Batch
-    norm keeps no running statistics: a batch is normalised by its own, or by its support set's, and in either case
-    one differentiates through them. Dropout and stochastic depth are off, so that equal inputs give equal outputs
-    on every worker. Tasks are computed in turn. It cannot be cut into stages; its head is the `nn.Linear` that gives
-    the outputs, if one does.
+    Our layers compute convolutions and batch norms, where they can; `Model.note` names the others. Batch norm keeps no
+    running statistics: it normalises by those of the batch or of the support set, and derivatives go through them.
+    Dropout and stochastic depth are off, so that equal inputs give equal outputs on every worker. Tasks are computed
+    one after the other. The model has no stages. If an `nn.Linear` gives the outputs, it is the head.
 
     Args:
         make: gives a fresh network.
-        name: what to call it in errors.
-        channels: that it takes; images of one channel are repeated.
+        name: the name of the network in errors.
+        channels: channels of an image that the network takes; an image of one channel is repeated.
         image_size: height and width of an image, in pixels.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
-        advice: what to type where it cannot take such images.
+        advice: what to type if the network cannot take such images.
 
     Raises:
-        ValueError: images that the network cannot take, outputs that are not [n, ways], a parameter that has no part
-            in them, or a layer that remembers batches.
+        ValueError: the network cannot take such images, its outputs are not [n, ways], they do not depend on one of
+            its parameters, or one of its layers remembers batches.
     """
     network = _fresh(make, seed=0)
     note = _make_pure(network, name, transductive)
     activations, last = _tried(network, name, (channels, image_size, image_size), advice)
     shared = _names(network)
-    ends = _ends(network, last, shared, torch.rand(2, channels, image_size, image_size, generator=Generator()))
-    names = list(dict.fromkeys(shared.values()))
-    buffers = dict(network.named_buffers())
-    network.to("meta")  # its weights always come from outside
+    head = _find_head(network, last, shared, torch.rand(2, channels, image_size, image_size, generator=Generator()))
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
+    forward = _forward(network, channels, shared, head, list(norms.values()))
 
     def init(generator: Generator) -> Params:
         seed = int(torch.randint(2**63 - 1, (), generator=generator))
         return {parameter: value.detach() for parameter, value in _fresh(make, seed).named_parameters()}
 
-    def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
-        images = x.expand(-1, -1, channels, -1, -1)
-        fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
-        used = [name for name in names if not (features and ends is not None and name in ends.stage.params)]
-        weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
-        # The fused kernels of attention have no second derivative.
-        with busy, sdpa_kernel(SDPBackend.MATH):
-            for norm in norms.values():
-                norm.known = known
-            if ends is not None:
-                ends.layer.passes = features
-            outputs = []
-            for of_task, images_of_task in zip(weights, images, strict=True):
-                by_name = dict(zip(used, of_task, strict=True))
-                everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
-                outputs.append(functional_call(network, fixed | everywhere, (images_of_task,), tie_weights=False))
-            return torch.stack(outputs)
-
     def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
-        return one_after_the_other((Stage(name, tuple(names), forward),), ignores_support=transductive)
+        stage = Stage(name, tuple(dict.fromkeys(shared.values())), forward)
+        return one_after_the_other((stage,), ignores_support=transductive)
 
     scales = [shared[f"{path}.{parameter}"] for path in norms for parameter in ("weight", "bias")]
     model = Model(init, whole(forward), transductive, activations, note=note, norms=tuple(dict.fromkeys(scales)))
-    if ends is None:
+    if head is None:
         return model
-    return model._replace(features=whole(partial(forward, features=True)), head=ends.stage)
+    return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
 
 
 class _Conv(nn.Conv2d):
-    """A convolution computed by ours, whose second derivative is fast."""
+    """A convolution by our own layer, whose second derivative is fast."""
 
     def forward(self, x: Tensor) -> Tensor:
         stride, padding = self.stride[0], cast(tuple[int, int], self.padding)[0]
@@ -100,7 +79,7 @@ class _Conv(nn.Conv2d):
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """A batch norm by the statistics of the first `known` samples, 0 meaning all."""
+    """A batch norm by the statistics of the first `known` samples; 0 means all."""
 
     known: int
 
@@ -113,8 +92,8 @@ class _BatchNorm(nn.BatchNorm2d):
         return y[0].permute(0, 3, 1, 2)
 
 
-class _Head(nn.Linear):
-    """The last layer; it can let its input through."""
+class _HeadLayer(nn.Linear):
+    """The last layer. If `passes` is true, it returns its input."""
 
     passes: bool
 
@@ -122,57 +101,87 @@ class _Head(nn.Linear):
         return x if self.passes else super().forward(x)
 
 
-class _Ends(NamedTuple):
-    """The head of a network: the layer, and what computes it for every task."""
+class _Head(NamedTuple):
+    """The head of a network: the layer, and the stage that computes it with the weights of every task."""
 
-    layer: _Head
+    layer: _HeadLayer
     stage: Stage
 
 
 class _HardSigmoid(nn.Hardsigmoid):
-    """Without torch's own function, which has no second derivative."""
+    """Computed without torch's own function, which has no second derivative."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu6(x + 3) / 6
 
 
+def _forward(
+    network: nn.Module, channels: int, shared: Mapping[str, str], head: _Head | None, norms: Sequence[_BatchNorm]
+) -> Callable[..., Tensor]:
+    """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
+    names = list(dict.fromkeys(shared.values()))
+    buffers = dict(network.named_buffers())
+    network.to("meta")
+    busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
+
+    def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
+        images = x.expand(-1, -1, channels, -1, -1)
+        fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
+        used = [name for name in names if not (features and head is not None and name in head.stage.params)]
+        weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
+        # The fused kernels of attention have no second derivative.
+        with busy, sdpa_kernel(SDPBackend.MATH):
+            for norm in norms:
+                norm.known = known
+            if head is not None:
+                head.layer.passes = features
+            outputs = []
+            for of_task, images_of_task in zip(weights, images, strict=True):
+                by_name = dict(zip(used, of_task, strict=True))
+                everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
+                outputs.append(functional_call(network, fixed | everywhere, (images_of_task,), tie_weights=False))
+            return torch.stack(outputs)
+
+    return forward
+
+
 def _fresh(make: Make, seed: int) -> nn.Module:
-    """The network with weights drawn from `seed`; torch's global random numbers go on as if nothing had been."""
+    """The network with weights drawn from `seed`. The state of torch's global random numbers is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()
 
 
 def _names(network: nn.Module) -> dict[str, str]:
-    """Every path to a parameter, and the first of the paths to that same one."""
+    """For every path to a parameter, the first path to the same parameter."""
     first = {id(parameter): path for path, parameter in network.named_parameters()}
     return {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
 
 
-def _ends(network: nn.Module, path: str | None, shared: Mapping[str, str], images: Tensor) -> _Ends | None:
-    """The head, if the layer at `path` is one: a network may use it twice, change its outputs in place, or look at its
-    weights elsewhere."""
+def _find_head(network: nn.Module, path: str | None, shared: Mapping[str, str], images: Tensor) -> _Head | None:
+    """The head, if the layer at `path` is one. It is not if the network uses it twice, changes its outputs in place, or
+    uses its weights elsewhere."""
     layer = network.get_submodule(path) if path else None
     if path is None or layer is None or not _is(layer, nn.Linear):
         return None
     names = tuple(f"{path}.{parameter}" for parameter, _ in layer.named_parameters())
     if any(list(shared.values()).count(shared[name]) > 1 for name in names):
         return None
-    head: Any = layer
-    head.__class__, head.passes = _Head, False
-    if not _separable(network, head, images):
-        head.__class__ = nn.Linear
+    linear: Any = layer
+    linear.__class__, linear.passes = _HeadLayer, False
+    if not _separable(network, linear, images):
+        linear.__class__ = nn.Linear
         return None
 
     def apply(params: Params, features: Tensor, known: int) -> Tensor:
         logits = features @ params[names[0]].transpose(1, 2)
         return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
 
-    return _Ends(head, Stage("head", names, apply))
+    return _Head(linear, Stage("head", names, apply))
 
 
-def _separable(network: nn.Module, head: _Head, images: Tensor) -> bool:
-    """Whether the head's outputs for what it is given are the network's, and nothing else depends on its weights."""
+def _separable(network: nn.Module, head: _HeadLayer, images: Tensor) -> bool:
+    """Whether the outputs of the head are those of the network, and nothing else depends on the head's weights."""
     weights = [parameter.detach().clone() for parameter in head.parameters()]
     with torch.no_grad():
         outputs = network(images)
@@ -189,10 +198,11 @@ def _separable(network: nn.Module, head: _Head, images: Tensor) -> bool:
 
 
 def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
-    """Changes, in place, what is random, overwrites its input, remembers batches or has one derivative only; and has
-    our layers compute what they can, by exchanging the class. Returns what the user should know of the rest."""
+    """Changes layers in place, so that none is random, overwrites its input, remembers batches or has one derivative
+    only. Gives convolutions and batch norms the class of our layers, if these can compute them. Returns `Model.note`,
+    which names the other convolutions."""
     network.eval()
-    theirs, convolutions = [], 0
+    by_torch, convolutions = [], 0
     for path, layer in network.named_modules():
         if hasattr(layer, "inplace"):
             layer.inplace = False
@@ -208,22 +218,23 @@ def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
             if _ours(layer):
                 layer.__class__ = _Conv
             else:
-                theirs.append(path)
-    if not theirs:
+                by_torch.append(path)
+    if not by_torch:
         return ""
     return (
-        f"{name}: {len(theirs)} of {convolutions} convolutions are computed by torch, whose second derivative is slow, "
-        f"for their groups, dilation, padding or class: {', '.join(theirs[:3])}{', …' if len(theirs) > 3 else ''}"
+        f"{name}: {len(by_torch)} of {convolutions} convolutions are computed by torch, whose second derivative is "
+        f"slow, for their groups, dilation, padding or class: "
+        f"{', '.join(by_torch[:3])}{', …' if len(by_torch) > 3 else ''}"
     )
 
 
 def _is(layer: Any, kind: type[nn.Module]) -> bool:
-    """Whether it is that very class, not one derived from it, and nothing hangs on its calls."""
+    """Whether the layer is of exactly this class, and has no hooks."""
     return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _ours(layer: nn.Conv2d) -> bool:
-    """Whether our convolution can do it."""
+    """Whether our convolution can compute it."""
     return (
         _is(layer, nn.Conv2d)
         and not isinstance(layer.padding, str)
@@ -236,7 +247,7 @@ def _ours(layer: nn.Conv2d) -> bool:
 
 
 def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
-    """Raises ValueError for a norm that is not ours and mixes the batches, or the samples, that must stay apart."""
+    """Raises ValueError for a norm, not ours, that mixes batches, or mixes samples that must not see each other."""
     what = f"{name}: its layer {path} ({type(layer).__name__})"
     if layer.track_running_stats:
         raise ValueError(
@@ -250,11 +261,11 @@ def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
 
 
 def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: str) -> tuple[int, str | None]:
-    """The floats that one image leaves behind in the layers of a network, and the path of the layer that gives the
-    outputs. Tried without computing anything, on the meta device; and where that is not possible, in earnest.
+    """The number of floats that one image leaves in the layers of the network, and the path of the layer that gives the
+    outputs. The trial runs on the meta device, which computes nothing. If that fails, it runs on the CPU.
 
     Raises:
-        ValueError: it cannot take such images, does not give [n, ways], or has a parameter that is not used.
+        ValueError: the network cannot take such images, does not give [n, ways], or has a parameter that is not used.
     """
     failures = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
     try:
@@ -289,8 +300,8 @@ def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | 
         for hook in hooks:
             hook.remove()
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(images):
-        found = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ValueError(f"{name}: gives {found} for {len(images)} images, and must give a tensor [n, ways]")
+        given = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ValueError(f"{name}: gives {given} for {len(images)} images, and must give a tensor [n, ways]")
     parameters = dict(network.named_parameters())
     grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
     unused = [path for path, grad in zip(parameters, grads, strict=True) if grad is None]

@@ -1,15 +1,30 @@
-"""A network as a sequence of stages, the last of which is its head."""
+"""A network as a sequence of stages; the last stage is its head."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor
 
+from metalearn.nn import linear
 from metalearn.types import Apply, Model, Params, Stage
 
 
+def _head(params: Params, features: Tensor, known: int) -> Tensor:
+    return linear(features, params["head.weight"], params["head.bias"])
+
+
+HEAD = Stage("head", ("head.weight", "head.bias"), _head)
+"""A linear head for features [t, n, d]."""
+
+
+def draw_head(ways: int, features: int, generator: Generator) -> Params:
+    """The parameters of `HEAD`."""
+    weight = torch.empty(ways, features).normal_(0, 0.01, generator=generator)
+    return {"head.weight": weight, "head.bias": torch.zeros(ways)}
+
+
 def one_after_the_other(stages: Sequence[Stage], *, ignores_support: bool) -> Apply:
-    """The stages in sequence; normalised by the support set's statistics unless they ignore them."""
+    """Applies the stages in sequence. The support set's statistics normalise, unless the stages ignore them."""
 
     def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         known = 0 if ignores_support or support_x is None else support_x.shape[1]
@@ -29,11 +44,11 @@ def staged_model(
     activations: int,
     norms: Sequence[str] = (),
 ) -> Model:
-    """A model of stages; the last one is the head, a linear layer.
+    """A model of stages; the last stage is the head, a linear layer.
 
     Args:
         init: draws the parameters.
-        stages: from images to logits; the last but one gives features [t, n, d].
+        stages: from inputs to outputs; the last but one gives features [t, n, d].
         transductive: normalise a batch by its own statistics, not by the support set's.
         activations: as in `Model`.
         norms: as in `Model`.

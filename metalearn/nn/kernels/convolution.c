@@ -1,7 +1,7 @@
-/* Convolution with kernels of its own for every task: the product, and its derivatives by images and by kernels.
+/* Convolution with separate kernels for every task: the product, and its derivatives by images and by kernels.
  *
- * Every tap of a kernel joins pairs of pixels, one of the input and one of the output; the product is a sum over taps
- * of small matrix products over these pairs. So nothing is gathered in memory, and padding costs nothing.
+ * Every tap of a kernel joins pairs of pixels: one of the input, one of the output. The product is a sum over taps of
+ * small matrix products over these pairs. So nothing is gathered in memory, and padding costs nothing.
  */
 
 #include <stdlib.h>
@@ -9,11 +9,12 @@
 
 #include "kernels.h"
 
-/* Pixels whose products are added up before the next block's: with their inputs and outputs they fit the cache. */
+/* Pixels of a block. All its products are added up before the next block: its inputs and outputs fit the cache. */
 enum { BLOCK_PIXELS = 64 };
 
 /* For every tap of the kernel, the pairs (input pixel, output pixel) that it joins in a group of samples, in the
- * order of the output rows; `first[tap][row]` is where a row's pairs begin. Offsets are those of a pixel's channels. */
+ * order of the output rows. The pairs of a row begin at `first[tap][row]`. `in` and `out` are offsets of a pixel's
+ * channels. */
 struct pairs { int64_t group, rows, block; int32_t *in, *out, *first; };
 
 static struct pairs make_pairs(const struct geometry *g) {
@@ -22,7 +23,7 @@ static struct pairs make_pairs(const struct geometry *g) {
     p.group = BLOCK_PIXELS / pixels > 1 ? BLOCK_PIXELS / pixels : 1;
     if (p.group > g->samples) p.group = g->samples;
     int64_t in = g->height * g->width * g->inputs, out = pixels * g->outputs, image = in > out ? in : out;
-    while (p.group > 1 && p.group * image > INT32_MAX) p.group--;  /* offsets are of 32 bits */
+    while (p.group > 1 && p.group * image > INT32_MAX) p.group--;  /* offsets have 32 bits */
     p.rows = p.group * g->out_height;
     p.block = BLOCK_PIXELS / g->out_width > 1 ? BLOCK_PIXELS / g->out_width : 1;
     int64_t capacity = taps * p.group * pixels;
@@ -48,14 +49,14 @@ static struct pairs make_pairs(const struct geometry *g) {
     return p;
 }
 
-/* The tap's pairs whose output rows lie in [from, to). */
+/* The number of pairs of a tap whose output rows lie in [from, to), and the first of them. */
 INLINE int32_t pairs_of(const struct pairs *p, int64_t tap, int64_t from, int64_t to, int32_t *start) {
     const int32_t *first = p->first + tap * (p->rows + 1);
     *start = first[from];
     return first[to] - first[from];
 }
 
-/* c[ci[r]] += a[ai[r]] · b for some rows r; a row of c has vectors × LANES numbers. */
+/* c[ci[r]] += a[ai[r]] · b for a few rows r; a row of c has vectors × LANES numbers. */
 INLINE void rows_tile(const int rows, const int vectors, int64_t depth, const REAL *a, const int32_t *ai, REAL *c,
                       const int32_t *ci, const REAL *b, int64_t width) {
     vector sum[ROWS][VECTORS];
@@ -74,7 +75,7 @@ INLINE void rows_tile(const int rows, const int vectors, int64_t depth, const RE
         EACH(v, vectors) store(c + ci[r] + v * LANES, sum[r][v]);
 }
 
-/* c[r] += Σ over pairs p of a[ai[p]][r] · b[bi[p]] for some rows r of c. */
+/* c[r] += Σ over pairs p of a[ai[p]][r] · b[bi[p]] for a few rows r of c. */
 INLINE void outer_tile(const int rows, const int vectors, int64_t pairs, const REAL *a, const int32_t *ai,
                        const REAL *b, const int32_t *bi, REAL *c, int64_t width) {
     vector sum[ROWS][VECTORS];
@@ -91,7 +92,7 @@ INLINE void outer_tile(const int rows, const int vectors, int64_t pairs, const R
         EACH(v, vectors) store(c + r * width + v * LANES, sum[r][v]);
 }
 
-/* Calls TILE(rows, vectors) with both numbers known to the compiler. */
+/* Calls TILE(rows, vectors) with constants, so that the compiler knows both numbers. */
 #define WITH_ROWS(rows, vectors, TILE)                                                                              \
     switch (rows) {                                                                                                 \
         case 1: TILE(1, vectors); break;                                                                            \
@@ -106,18 +107,18 @@ INLINE void outer_tile(const int rows, const int vectors, int64_t pairs, const R
     else if (vectors == 2) { WITH_ROWS(rows, 2, TILE) }                                                             \
     else { WITH_ROWS(rows, 1, TILE) }
 
-/* The next block of columns: VECTORS of them, or 2, or 1. */
+/* How many vectors the next block of columns has: VECTORS, or 2, or 1. */
 INLINE int vectors_left(int64_t columns) {
     return columns >= VECTORS * LANES ? VECTORS : columns >= 2 * LANES ? 2 : 1;
 }
 
-/* As many tiles as needed, of nearly the same number of rows. */
+/* How many rows the next tile has, if all tiles have nearly the same number. */
 INLINE int next_rows(int64_t left) {
     int64_t tiles = (left + ROWS - 1) / ROWS;
     return (int)((left + tiles - 1) / tiles);
 }
 
-/* c[ci] += a[ai] · b over a list of pairs; a's rows have `depth` numbers, c's `width`. */
+/* c[ci] += a[ai] · b over a list of pairs; a row of a has `depth` numbers, a row of c has `width`. */
 static void add_rows(int64_t pairs, int64_t depth, int64_t width, const REAL *a, const int32_t *ai, REAL *c,
                      const int32_t *ci, const REAL *b) {
     for (int64_t column = 0; column < width;) {
@@ -157,15 +158,15 @@ struct convolution {
     REAL *result;
 };
 
-/* The group of samples that a unit stands for: its first sample, and how many output rows it has. */
+/* The group of samples of a unit: its first sample, and its number of output rows. */
 INLINE int64_t group_of(const struct convolution *c, int64_t unit, int64_t *sample) {
     *sample = unit / c->groups * c->g->samples + unit % c->groups * c->pairs.group;
     int64_t left = c->g->samples - unit % c->groups * c->pairs.group;
     return (left < c->pairs.group ? left : c->pairs.group) * c->g->out_height;
 }
 
-/* The product, or backwards the input gradient, of a group of samples: rows of one side times a tap's kernel are added
- * to rows of the other. */
+/* The product of a group of samples, or with `backward` the input gradient: rows of one side, times the kernel of a
+ * tap, are added to rows of the other side. */
 static void rows_unit(const struct convolution *c, int64_t unit, const int backward) {
     const struct geometry *g = c->g;
     int64_t sample, rows = group_of(c, unit, &sample), taps = tap_count(g);
@@ -189,7 +190,7 @@ static void rows_unit(const struct convolution *c, int64_t unit, const int backw
 static void product_unit(const void *job, int64_t unit) { rows_unit(job, unit, 0); }
 static void input_gradient_unit(const void *job, int64_t unit) { rows_unit(job, unit, 1); }
 
-/* All taps of a task, or one of them where there are more threads than tasks. */
+/* The weight gradient of all taps of a task; if there are more threads than tasks, of one tap. */
 static void weight_gradient_unit(const void *job, int64_t unit) {
     const struct convolution *c = job;
     const struct geometry *g = c->g;
@@ -219,7 +220,7 @@ static void convolve(struct convolution c, int64_t units, int64_t threads, unit_
     free(c.pairs.in);
 }
 
-/* y = x ∗ w; weight_step is 0 where all tasks share one kernel. */
+/* y = x ∗ w; weight_step is 0 if all tasks share one kernel. */
 void product(const struct geometry *g, const REAL *x, const REAL *weight, int64_t weight_step, REAL *y,
              int64_t threads) {
     convolve((struct convolution){.g = g, .weight_step = weight_step, .x = x, .weight = weight, .result = y}, 0,

@@ -1,9 +1,10 @@
-/* What the kernels share: vectors, and work in units.
+/* Shared by the kernels: vectors, and units of work.
  *
- * All arrays are dense, the last index the fastest: images [task][sample][row][column][channel], kernels
- * [task][kernel row][kernel column][input channel][output channel]. Compiled once with REAL=float, once with
- * REAL=double. The work is cut into units that write to places of their own, each in a fixed order, so that the
- * number of threads changes no bit. Channels that vectors run over are multiples of LANES: the caller sees to it.
+ * All arrays are dense; the last index is the fastest: images [task][sample][row][column][channel], kernels
+ * [task][kernel row][kernel column][input channel][output channel]. The code is compiled with REAL=float and with
+ * REAL=double. The work is divided into units. Each unit computes in a fixed order, and no two write to the same place,
+ * so that the number of threads changes no bit. If vectors run over channels, the number of channels must be a multiple
+ * of LANES; the caller ensures this.
  */
 
 #ifndef KERNELS_H
@@ -27,19 +28,19 @@ typedef __typeof__((vector){0} > (vector){0}) mask;
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A loop that is unrolled whole, so that the arrays in it become registers. */
+/* A loop that is fully unrolled, so that the arrays in it become registers. */
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 
 INLINE vector load(const REAL *p) { return *(const vector *)p; }
 INLINE void store(REAL *p, vector v) { *(vector *)p = v; }
 
-/* Of a convolution. */
+/* A convolution. */
 struct geometry { int64_t tasks, samples, height, width, inputs, out_height, out_width, outputs, kernel_height,
                   kernel_width, stride, padding; };
 
 INLINE int64_t tap_count(const struct geometry *g) { return g->kernel_height * g->kernel_width; }
 
-/* Calls body(job, unit) for every unit, on so many threads; returns when all are done. */
+/* Calls body(job, unit) for every unit, on `threads` threads, and returns when all units are done. */
 typedef void (*unit_body)(const void *job, int64_t unit);
 void for_each_unit(int64_t units, int64_t threads, unit_body body, const void *job);
 

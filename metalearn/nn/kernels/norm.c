@@ -1,18 +1,18 @@
-/* Batch norm with a leaky ReLU behind it, by the statistics of each task's own rows, or of its first ones, to its second
- * derivative. */
+/* Batch norm with a leaky ReLU behind it, and its first and second derivatives. Statistics are those of all rows of a
+ * task, or of its first rows. */
 
 #include "kernels.h"
 
-/* Rows of a long column that are summed before they join the others, which keeps the rounding small. */
+/* Rows of a block. Long columns are summed block by block, which keeps the rounding small. */
 enum { BLOCK_ROWS = 32 };
 
-/* Vectors of a row that are computed together: what lies side by side in memory is read in one go. */
+/* Vectors of a row that are computed together: neighbours in memory are read at once. */
 enum { WIDE = 4 };
 
 /* x [task][rows][channels]. With x̂ = (x − mean) · rstd and z = γ x̂ + β, y = z where z > 0, else slope · z: slope 0
- * is the ReLU, slope 1 none at all. Statistics are those of the first `measured` rows, [task][channels]; γ and β step from
- * task to task by scale_step, which is 0 where all tasks share them. Below, Σ is a sum over all rows and Σ′ one over the
- * measured rows, m of them; terms in braces are there in these only. */
+ * is the ReLU, slope 1 is no activation. The statistics [task][channels] are those of the first `measured` rows. γ and
+ * β of two tasks are scale_step apart; it is 0 if all tasks share them. Below, Σ is a sum over all rows, and Σ′ is a
+ * sum over the m measured rows. Terms in braces belong to measured rows only. */
 struct norm {
     int64_t tasks, rows, measured, channels, scale_step;
     REAL epsilon, slope;
@@ -32,7 +32,7 @@ INLINE vector reciprocal_root(vector x) {
     return x;
 }
 
-/* The columns of a unit: some vectors' width, of one task. */
+/* The columns of a unit: a few vectors of one task. */
 struct columns { int64_t at, stat, scale; vector mean[WIDE], rstd[WIDE], slant[WIDE], shift[WIDE]; };
 
 INLINE void find_columns(const struct norm *n, int64_t task, int64_t column, struct columns *c) {
@@ -50,7 +50,7 @@ INLINE void load_columns(const struct norm *n, const int wide, struct columns *c
     }
 }
 
-/* Where the block of rows that begins at `from` ends; the measured rows and the others have blocks of their own. */
+/* The end of the block of rows that begins at `from`. No block holds both measured and other rows. */
 INLINE int64_t block_end(const struct norm *n, int64_t from) {
     int64_t end = from < n->measured ? n->measured : n->rows;
     return from + BLOCK_ROWS < end ? from + BLOCK_ROWS : end;
@@ -129,10 +129,11 @@ INLINE void norm_backward_columns(const struct norm *n, const int wide, struct c
         }
 }
 
-/* The backward pass of norm_backward: from the cotangents v of gx, v_scale of γ's gradient and v_shift of β's to those
- * of gy, x and γ. With G = Σ g / m, S = Σ g x̂ / m, V = Σ′ v / m, U = Σ′ v x̂ / m, C = Σ v g / m − V G − U S and
- * q = (v_scale − γ rstd U) g − {γ rstd S v}: ggy = y′(z) (γ rstd (v − V − x̂ U) + v_scale x̂ + v_shift),
- * h_scale = m · rstd · C, hx = rstd (q − {Σ q / m} − {x̂ Σ q x̂ / m}) − {γ rstd² C x̂}. */
+/* The backward pass of norm_backward. It takes the cotangents v of gx, v_scale of the gradient of γ and v_shift of that
+ * of β, and gives the cotangents of gy, x and γ. With G = Σ g / m, S = Σ g x̂ / m, V = Σ′ v / m, U = Σ′ v x̂ / m,
+ * C = Σ v g / m − V G − U S and q = (v_scale − γ rstd U) g − {γ rstd S v}:
+ * ggy = y′(z) (γ rstd (v − V − x̂ U) + v_scale x̂ + v_shift), h_scale = m · rstd · C,
+ * hx = rstd (q − {Σ q / m} − {x̂ Σ q x̂ / m}) − {γ rstd² C x̂}. */
 INLINE void norm_second_columns(const struct norm *n, const int wide, struct columns *c) {
     const REAL *x = n->x + c->at, *gy = n->gy + c->at, *v_x = n->v + c->at;
     const REAL m = (REAL)n->measured;
@@ -186,7 +187,7 @@ INLINE void norm_second_columns(const struct norm *n, const int wide, struct col
 #undef STORE_ROWS
 }
 
-/* A norm and how many vectors wide its units are: WIDE, or fewer where there would be fewer units than threads. */
+/* A norm, and the width of its units in vectors: WIDE, or less if there would be fewer units than threads. */
 struct job { const struct norm *norm; int wide; };
 
 static int64_t units_of(const struct job *j) {
@@ -200,7 +201,8 @@ static struct job divided(const struct norm *n, int64_t threads) {
     return j;
 }
 
-/* One function of a whole norm from that of some columns: a unit's vectors together, and singly those left over. */
+/* Defines a function of a whole norm by that of some columns. The vectors of a full unit are computed together; those
+ * of other units, one by one. */
 #define DEFINE_NORM(NAME)                                                                                           \
     static void NAME##_unit(const void *job, int64_t unit) {                                                        \
         const struct job *j = job;                                                                                  \

@@ -1,4 +1,5 @@
-/* Units of work on threads: those of the OpenMP that torch has loaded, since a second one would fight it for cores. */
+/* Units of work on threads. The threads are those of torch's OpenMP: a second OpenMP would compete with it for the
+ * cores. */
 
 #include <stddef.h>
 

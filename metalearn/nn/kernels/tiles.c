@@ -1,8 +1,8 @@
-/* Convolution as in convolution.c, in bfloat16 by AMX tiles: operands are rounded to nearest even, their products
- * summed in float32, and the sums stay so. Numbers of channels are multiples of EDGE.
+/* Convolution as in convolution.c, in bfloat16 by AMX tiles: operands are rounded to nearest even, their products are
+ * summed in float32, and the sums stay float32. Numbers of channels are multiples of EDGE.
  *
- * Images are rounded once, between margins of zeros, and lie so that the windows of neighbours are neighbours: tiles
- * are loaded from there, and a sum runs over all taps and channels before it leaves its tile.
+ * Images are rounded once, and get margins of zeros. They are arranged so that windows of neighbouring pixels are
+ * neighbours in memory; tiles are loaded from there. A sum runs over all taps and channels before it leaves its tile.
  */
 
 #ifdef __linux__
@@ -21,12 +21,11 @@
 
 typedef uint16_t brain;  /* a bfloat16 */
 
-/* A tile has EDGE rows: of DEPTH operands, or of EDGE sums. In a right operand two rows of numbers share one of a
- * tile's, pair by pair. Two of its tiles lie side by side, step by step: a panel of 2 × steps tiles, or of steps tiles
- * where one is left over. */
+/* A tile has EDGE rows: of DEPTH operands, or of EDGE sums. In a right operand, two rows of numbers share one row of a
+ * tile, pair by pair. A panel has two tiles for every step, side by side, or one if only one is left. */
 enum { EDGE = 16, DEPTH = 32, TILE = EDGE * DEPTH, PANEL = 2 * EDGE, ROW_BYTES = 64 };
 
-/* Pixels of a group of samples: few tiles are not full, and all that is packed of a group stays in the second cache. */
+/* Pixels of a group of samples. With so many, most tiles are full, and the packed group fits the second-level cache. */
 enum { GROUP_PIXELS = 256 };
 
 enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };  /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
@@ -47,7 +46,7 @@ static void *room(int64_t bytes) { return aligned_alloc(ROW_BYTES, upwards(bytes
 
 INLINE __m512i rounded(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-/* Pairs of one number of the first half and one of the second. */
+/* Pairs of numbers: one of the first half, one of the second half. */
 INLINE __m512i paired(__m512i halves) {
     const __m512i order = _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
@@ -55,7 +54,7 @@ INLINE __m512i paired(__m512i halves) {
     return _mm512_permutexvar_epi16(order, halves);
 }
 
-/* Transposes 16 × 16 numbers: quarters of rows are brought together by their loads, then exchanged within. */
+/* Transposes 16 × 16 numbers: loads bring quarters of rows together, then numbers are exchanged within. */
 INLINE void transpose(const float *const row[EDGE], int64_t at, __m512 column[EDGE]) {
     EACH(quarter, 4) {
         __m512 part[4];
@@ -75,7 +74,7 @@ INLINE void transpose(const float *const row[EDGE], int64_t at, __m512 column[ED
     }
 }
 
-/* Half of a right operand's tile: EDGE rows of numbers as they lie, or EDGE columns. */
+/* Packs half of a tile of a right operand: EDGE rows of numbers, or with `columns` EDGE columns. */
 INLINE void pack_half(const float *const row[EDGE], int64_t at, const int columns, brain *to) {
     __m512 packed[EDGE];
     if (columns) transpose(row, at, packed);
@@ -83,10 +82,10 @@ INLINE void pack_half(const float *const row[EDGE], int64_t at, const int column
     EACH(pair, EDGE / 2) _mm512_store_si512(to + pair * DEPTH, paired(rounded(packed[2 * pair], packed[2 * pair + 1])));
 }
 
-/* How many tiles a panel has that begins at `first` of `count` columns. */
+/* How many tiles side by side a panel has, if it begins at column `first` of `count`. */
 INLINE int64_t tiles_at(int64_t first, int64_t count) { return least(2, (count - first) / EDGE); }
 
-/* Sums stay in the tiles 0 to 3, `rows` × `columns` of them. */
+/* The sums are `rows` × `columns` of the tiles 0 to 3. */
 INLINE void no_sums(const int rows, const int columns) {
     _tile_zero(0);
     if (columns > 1) _tile_zero(1);
@@ -101,7 +100,7 @@ INLINE void load_sums(const int rows, const int columns, const float *sums, int6
     if (rows > 1 && columns > 1) _tile_loadd(3, sums + EDGE * width + EDGE, width * sizeof(float));
 }
 
-/* A step: two tiles of a, whose rows are a_row bytes apart, times one of a panel of b. */
+/* One step: tiles of a, whose rows are a_row bytes apart, times tiles of a panel of b. */
 INLINE void add_products(const int rows, const int columns, const brain *a, const brain *a_next, int64_t a_row,
                          const brain *b) {
     _tile_loadd(4, a, a_row);
@@ -121,16 +120,16 @@ INLINE void store_sums(const int rows, const int columns, float *sums, int64_t w
     if (rows > 1 && columns > 1) _tile_stored(3, sums + EDGE * width + EDGE, width * sizeof(float));
 }
 
-/* Calls TILES(rows, columns) with both numbers known to the compiler. */
+/* Calls TILES(rows, columns) with constants, so that the compiler knows both numbers. */
 #define WITH_TILES(rows, columns, TILES)                                                                            \
     if (rows > 1 && columns > 1) TILES(2, 2);                                                                       \
     else if (rows > 1) TILES(2, 1);                                                                                 \
     else if (columns > 1) TILES(1, 2);                                                                              \
     else TILES(1, 1);
 
-/* Images in bfloat16, between margins of zeros that let no window leave them. A pixel has `depth` numbers, its channels
- * and zeros. Where windows are some pixels apart, so many of the rows and columns follow each other in a plane of their
- * own: there windows of neighbours are neighbours. A plane holds all samples. */
+/* Images in bfloat16, with margins of zeros so wide that no window leaves them. A pixel has `depth` numbers: its
+ * channels, then zeros. If windows are `apart` pixels apart, a plane has every apart-th row and column: there, windows
+ * of neighbouring pixels are neighbours. A plane holds all samples. */
 struct images { int64_t height, width, channels, depth, top, left, apart, plane_height, plane_width, samples; };
 
 INLINE int64_t image_size(const struct images *i) { return i->height * i->width * i->channels; }
@@ -139,7 +138,7 @@ INLINE int64_t images_size(const struct images *i) {  /* with room for a tile th
     return i->apart * i->apart * i->samples * plane_size(i) + EDGE * i->depth;
 }
 
-/* Where a pixel of the first sample is, by row and column with the margins. */
+/* The offset of a pixel of the first sample; row and column count from the margin. */
 INLINE int64_t pixel_at(const struct images *i, int64_t y, int64_t x) {
     int64_t plane = y % i->apart * i->apart + x % i->apart;
     return plane * i->samples * plane_size(i) + (y / i->apart * i->plane_width + x / i->apart) * i->depth;
@@ -153,7 +152,7 @@ INLINE void round_pixel(const struct images *i, const float *from, brain *to) {
                             rounded(_mm512_loadu_ps(from + i->channels - EDGE), _mm512_setzero_ps()));
 }
 
-/* The pixels of a row of a plane. */
+/* Rounds the pixels of a row of a plane. */
 static void round_row(const struct images *i, const float *from, int64_t column, brain *to) {
     for (int64_t x = 0; x < i->plane_width; x++, column += i->apart, to += i->depth)
         if (from && column >= 0 && column < i->width) round_pixel(i, from + column * i->channels, to);
@@ -170,15 +169,15 @@ static void round_image(const struct images *i, const float *from, brain *to) {
         }
 }
 
-/* EDGE pixels that lie side by side in the images: where they begin, and where the sums of their windows go, or -1. */
+/* EDGE neighbouring pixels of the images: where they begin, and the result pixels of their windows, or -1. */
 struct tile { int32_t in, out[EDGE]; };
 
-/* Pixels of a result whose sums run over the same taps: all of them in a product, and in an input gradient those at the
- * same place between strides. shift[t] leads from where a window begins to what tap[t] meets; `kernels` is where theirs
- * are in a packed set. */
+/* Pixels of a result whose sums run over the same taps. In a product these are all pixels; in an input gradient, those
+ * at the same place between strides. shift[t] is the offset from the begin of a window to the pixel of tap[t];
+ * `kernels` is the offset of their kernels in a packed set. */
 struct class { int64_t tiles, taps, steps, kernels; int32_t *tap, *shift; struct tile *tile; };
 
-/* A product, or backwards an input gradient, of `source` and kernels; packed into tiles these are of kernel_size. */
+/* A product of `source` and kernels, or with `backward` an input gradient. A packed set of kernels has kernel_size. */
 struct rows_job {
     const struct geometry *g;
     struct images in;
@@ -189,7 +188,7 @@ struct rows_job {
     float *result;
 };
 
-/* Whether the k-th row or column of a kernel joins a pixel of the source to a class's first one, and to which. */
+/* Whether the k-th row or column of a kernel joins the first pixel of a class to one of the source, and to which. */
 INLINE int joins(const struct rows_job *j, int64_t first, int64_t k, int64_t *at) {
     int64_t back = first + j->g->padding - k;
     *at = j->backward ? back / j->g->stride : first - j->g->padding + k;
@@ -240,7 +239,7 @@ static void make_classes(struct rows_job *j) {
     }
 }
 
-/* The t-th tap of all classes, from a set of kernels: read in the order in which it lies. */
+/* Packs the kernel of the t-th tap of all classes; it is read in memory order. */
 static void pack_kernel(const struct rows_job *j, int64_t t, const float *weight, brain *to) {
     int64_t channels = j->in.channels, width = j->out_channels;
     const struct class *c = j->class;
@@ -262,7 +261,7 @@ static void pack_kernel(const struct rows_job *j, int64_t t, const float *weight
     }
 }
 
-/* The sums of a tile's windows, and of the next one's. */
+/* The sums of the windows of a tile, and with two `rows` of the next tile. */
 INLINE void multiply_windows(const int rows, const int columns, const struct rows_job *j, const struct class *c,
                              const struct tile *tile, const brain *images, const brain *kernels, float *sums) {
     int64_t depth = j->in.depth;
@@ -275,7 +274,7 @@ INLINE void multiply_windows(const int rows, const int columns, const struct row
     store_sums(rows, columns, sums, j->out_channels);
 }
 
-/* One or two tiles of pixels; of the result there are `pixels`. */
+/* Convolves one or two tiles of pixels. The result has `pixels` pixels. */
 static void convolve_tiles(const struct rows_job *j, const struct class *c, const struct tile *tile,
                            const brain *images, const brain *kernels, float *sums, int64_t pixels, float *result) {
     int64_t width = j->out_channels, rows = least(2, c->tile + c->tiles - tile);
@@ -300,7 +299,7 @@ static void pack_unit(const void *job, int64_t unit) {
     pack_kernel(j, unit % taps, j->weight + set * j->weight_step, j->kernels + set * j->kernel_size);
 }
 
-/* A group of a task's samples; `images` and `sums` are room for them. */
+/* Convolves a group of samples of a task; `images` and `sums` are work space. */
 static void convolve_group(const struct rows_job *j, int64_t task, int64_t group, const brain *kernels, brain *images,
                            float *sums) {
     int64_t first = group * j->in.samples, samples = least(j->in.samples, j->g->samples - first);
@@ -314,7 +313,7 @@ static void convolve_group(const struct rows_job *j, int64_t task, int64_t group
             convolve_tiles(j, c, tile, images, kernels + c->kernels, sums, pixels, result);
 }
 
-/* A group of samples. */
+/* One group of samples; its kernels are packed already. */
 static void group_unit(const void *job, int64_t unit) {
     const struct rows_job *j = job;
     int64_t task = unit / j->groups;
@@ -327,7 +326,7 @@ static void group_unit(const void *job, int64_t unit) {
     free(sums);
 }
 
-/* A task with kernels of its own, which are packed just before they are used. */
+/* One task; its kernels are packed just before their use. */
 static void task_unit(const void *job, int64_t task) {
     const struct rows_job *j = job;
     brain *images = room(images_size(&j->in) * sizeof(brain)), *kernels = room(j->kernel_size * sizeof(brain));
@@ -341,7 +340,7 @@ static void task_unit(const void *job, int64_t task) {
     free(sums);
 }
 
-/* Divides the samples into groups of about GROUP_PIXELS pixels, and into so many at least; returns their number. */
+/* Divides the samples into groups of about GROUP_PIXELS pixels, but at least `at_least`; returns their number. */
 static int64_t groups_of(int64_t samples, int64_t pixels, int64_t at_least, struct images *in) {
     int64_t fit = most(1, GROUP_PIXELS / pixels), groups = least(samples, most((samples + fit - 1) / fit, at_least));
     in->samples = (samples + groups - 1) / groups;
@@ -370,7 +369,7 @@ static struct images padded_images(const struct geometry *g, int64_t apart) {
                            (height + apart - 1) / apart, (width + apart - 1) / apart, g->samples};
 }
 
-/* y = x ∗ w; weight_step is 0 where all tasks share one kernel. */
+/* y = x ∗ w; weight_step is 0 if all tasks share one kernel. */
 void tiles_product(const struct geometry *g, const float *x, const float *weight, int64_t weight_step, float *y,
                    int64_t threads) {
     convolve((struct rows_job){.g = g, .in = padded_images(g, g->stride), .out_height = g->out_height,
@@ -391,9 +390,10 @@ void tiles_input_gradient(const struct geometry *g, const float *gy, const float
                                .result = gx}, threads);
 }
 
-/* A weight gradient: for every tap the images, transposed, times gy; group of samples by group, whatever the number of
- * threads. Both run over all places of a plane, `steps` × DEPTH of them; where no window begins, gy has zeros. A
- * channel of the images has `length` places: an odd number of DEPTH, so that channels fall on all sets of a cache. */
+/* A weight gradient: for every tap, the transposed images times gy. Groups of samples are added in order, whatever the
+ * number of threads. Both operands run over all `steps` × DEPTH places of a plane; if no window begins at a place, gy
+ * is zero there. A channel of the images has `length` places, an odd multiple of DEPTH: so channels use all sets of a
+ * cache. */
 struct weights_job {
     const struct geometry *g;
     struct images in;
@@ -416,7 +416,7 @@ INLINE void advance(const struct images *i, struct place *p) {
     p->sample++;
 }
 
-/* Pictures of height × width pixels, of which every apart-th row and column lies in a plane, from y and x on. */
+/* Images of height × width pixels. A plane has every apart-th of their rows and columns, beginning with y and x. */
 struct view { const float *from; int64_t samples, height, width, channels, apart, y, x; };
 
 /* The pixels at the next DEPTH places of a plane, or zeros. */
@@ -457,7 +457,7 @@ static void pack_results(const struct weights_job *j, const struct view *v, brai
     }
 }
 
-/* The images and gy of a group of a task's samples. */
+/* Packs the images and gy of a group of samples of a task. */
 static void pack_group(const struct weights_job *j, int64_t task, int64_t group, brain *to) {
     const struct geometry *g = j->g;
     int64_t first = group * j->in.samples, samples = least(j->in.samples, g->samples - first);
@@ -477,7 +477,7 @@ static void pack_group_unit(const void *job, int64_t unit) {
     pack_group(j, unit / j->groups, unit % j->groups, j->packed + unit * packed_size(j));
 }
 
-/* gw [rows][columns] tiles += sums over a group, or = where it is the first. */
+/* Adds the sums over a group to `rows` × `columns` tiles of gw; the first group sets them. */
 INLINE void multiply_places(const int rows, const int columns, const struct weights_job *j, int first, const brain *a,
                             const brain *b, float *gw) {
     if (first) no_sums(rows, columns);
@@ -487,7 +487,7 @@ INLINE void multiply_places(const int rows, const int columns, const struct weig
     store_sums(rows, columns, gw, j->g->outputs);
 }
 
-/* What a group adds to a tap's kernel. */
+/* Adds a group to the kernel of a tap. */
 static void add_group(const struct weights_job *j, int64_t task, int64_t tap, int first, const brain *packed) {
     int64_t inputs = j->g->inputs, outputs = j->g->outputs, stride = j->g->stride;
     int64_t y = tap / j->g->kernel_width, x = tap % j->g->kernel_width, plane = y % stride * stride + x % stride;
@@ -503,7 +503,7 @@ static void add_group(const struct weights_job *j, int64_t task, int64_t tap, in
         }
 }
 
-/* All taps of a task, each group packed just before it is used. */
+/* All taps of one task; each group is packed just before its use. */
 static void kernels_unit(const void *job, int64_t task) {
     const struct weights_job *j = job;
     brain *packed = room(packed_size(j) * sizeof(brain));
@@ -517,7 +517,7 @@ static void kernels_unit(const void *job, int64_t task) {
     free(packed);
 }
 
-/* A tap of a task whose groups are packed. */
+/* One tap of a task; its groups are packed already. */
 static void tap_unit(const void *job, int64_t unit) {
     const struct weights_job *j = job;
     int64_t task = unit / tap_count(j->g), tap = unit % tap_count(j->g);

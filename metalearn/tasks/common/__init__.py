@@ -1,1 +1,1 @@
-"""What the task sources share: drawing of episodes and samples, reading of files, the cache."""
+"""What the task sources share: they draw episodes and samples, read files, and use the cache."""

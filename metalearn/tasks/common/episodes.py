@@ -1,7 +1,7 @@
-"""Makes few-shot episodes; what the task sources share.
+"""What an episode is, and how the task sources draw one.
 
-Nothing here keeps state: task number i of a split is drawn from a generator seeded by (seed, split, i),
-so that any worker can make any task, and a resumed run meets the tasks it would have met.
+Nothing here keeps state. Task number i of a split is drawn from a generator seeded by (seed, split, i). So any worker
+can make any task, and a resumed run draws the same tasks as a run that was never stopped.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,53 +18,77 @@ from metalearn.types import Batch, Episode, TaskSource, Unit
 SPLITS = {"train": 0, "val": 1, "test": 2}
 
 Images = NDArray[np.uint8]
-TaskSeeds = Callable[[str, int], np.random.Generator]
+TaskGenerator = Callable[[str, int], np.random.Generator]
 
 
-def task_generators(seed: int, eval_seed: int) -> TaskSeeds:
-    """(split, index) → the generator of that task. Training depends on `seed`; validation and test
-    only on `eval_seed`, so that every run is judged by the same tasks.
+class Seeds(NamedTuple):
+    """Training is drawn from `seed`; validation and test only from `eval_seed`, so they are the same in every run."""
 
-    Raises:
-        ValueError: a negative seed.
-    """
-    whole_number("seed", seed, at_least=0)
-    whole_number("eval_seed", eval_seed, at_least=0)
-
-    def generator(split: str, index: int) -> np.random.Generator:
-        if split not in SPLITS:
-            raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
-        root = seed if split == "train" else eval_seed
-        return np.random.default_rng((root, SPLITS[split], index))
-
-    return generator
+    seed: int
+    eval_seed: int
 
 
-class Shape(NamedTuple):
-    """Of an episode: classes, and support and query pictures of each."""
+class EpisodeShape(NamedTuple):
+    """An episode has `ways` classes; of each class it has `shots` support pictures and `queries` query pictures."""
 
     ways: int
     shots: int
     queries: int
 
 
+class EpisodeSpec(NamedTuple):
+    """The episodes of a dataset: `ways`, `shots` and `queries` as in `EpisodeShape`.
+
+    A training episode has `train_ways` classes and `train_queries` query pictures of each class; None means the same
+    number as in validation and test.
+    """
+
+    ways: int
+    shots: int
+    queries: int
+    train_ways: int | None = None
+    train_queries: int | None = None
+
+
 class Classes(NamedTuple):
-    """The classes of a split: how many; how many pictures the smallest has; and the pictures of number `label`,
-    uint8 [n, h, w] or [n, h, w, 3]."""
+    """The `size` classes of a split. The smallest class has `fewest` pictures; `pictures(label)` gives those of class
+    number `label`, uint8 [n, h, w] or [n, h, w, 3]."""
 
     size: int
     fewest: int
     pictures: Callable[[int], Images]
 
 
-def shapes_of(
-    ways: int, shots: int, queries: int, train_ways: int | None = None, train_queries: int | None = None
-) -> dict[str, Shape]:
-    """The shape of each split's episodes; `train_ways` and `train_queries` are for training, None meaning the same.
+def check_seeds(seeds: Seeds) -> None:
+    """Raises ValueError for a negative seed."""
+    whole_number("seed", seeds.seed, at_least=0)
+    whole_number("eval_seed", seeds.eval_seed, at_least=0)
+
+
+def task_generator(seeds: Seeds) -> TaskGenerator:
+    """(split, index) → the generator that draws this task.
+
+    Raises:
+        ValueError: a negative seed.
+    """
+    check_seeds(seeds)
+
+    def generator(split: str, index: int) -> np.random.Generator:
+        if split not in SPLITS:
+            raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
+        root = seeds.seed if split == "train" else seeds.eval_seed
+        return np.random.default_rng((root, SPLITS[split], index))
+
+    return generator
+
+
+def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
+    """The shape of each split's episodes.
 
     Raises:
         ValueError: a number out of range.
     """
+    ways, shots, queries, train_ways, train_queries = episode
     whole_number("ways", ways, at_least=2)
     whole_number("shots", shots, at_least=1)
     whole_number("queries", queries, at_least=1)
@@ -72,23 +96,24 @@ def shapes_of(
         whole_number("train_ways", train_ways, at_least=2)
     if train_queries is not None:
         whole_number("train_queries", train_queries, at_least=1)
-    judged = Shape(ways, shots, queries)
-    trained = Shape(train_ways or ways, shots, train_queries or queries)
-    return {split: trained if split == "train" else judged for split in SPLITS}
+    evaluation = EpisodeShape(ways, shots, queries)
+    training = EpisodeShape(train_ways or ways, shots, train_queries or queries)
+    return {split: training if split == "train" else evaluation for split in SPLITS}
 
 
-def check_filled(shapes: Mapping[str, Shape], counts: Mapping[str, tuple[int, int]], group: str = "") -> None:
-    """Checks that a split of (classes, pictures of its smallest class) fills its episodes; `group` stands before the
-    names of keys.
+def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[int, int]], group: str = "") -> None:
+    """Checks that every split fills its episodes; `counts` are (classes, pictures of the smallest class) of each split.
+
+    A message puts `group` before the names of keys.
 
     Raises:
         ValueError: too few classes, or too few pictures of a class.
     """
-    judged = shapes["test"]
+    evaluation = shapes["test"]
     for split, (ways, shots, queries) in shapes.items():
         classes, pictures = counts[split]
-        enough_classes(f"{group}train_ways" if ways != judged.ways else f"{group}ways", ways, split, classes)
-        name = f"{group}train_queries" if queries != judged.queries else f"{group}queries"
+        enough_classes(f"{group}train_ways" if ways != evaluation.ways else f"{group}ways", ways, split, classes)
+        name = f"{group}train_queries" if queries != evaluation.queries else f"{group}queries"
         if shots + queries > pictures:
             advice = f"{name}={pictures - shots}" if pictures > shots else f"{group}shots={max(1, pictures - queries)}"
             raise ValueError(
@@ -106,10 +131,11 @@ def draw_images(
     per_class: int,
     rotations: bool,
 ) -> Images:
-    """`per_class` different pictures of each of `ways` different classes: [ways, per_class, h, w], or with a last
-    dimension of colours.
+    """Draws `ways` different classes and `per_class` different pictures of each: [ways, per_class, h, w] or
+    [ways, per_class, h, w, 3].
 
-    With `rotations` every drawn class is turned as a whole by a random multiple of 90°.
+    `class_images(label)` gives the pictures of a class; there are `classes` of them. With `rotations`, all pictures of
+    a drawn class are turned by the same random multiple of 90°.
     """
     chosen = rng.choice(classes, ways, replace=False)
     turns = rng.integers(0, 4, ways) if rotations else np.zeros(ways, np.int64)
@@ -122,7 +148,8 @@ def draw_images(
 
 
 def turned(pictures: Images, quarters: int) -> Images:
-    """[n, h, w, …] turned by some quarters: a view, what `np.rot90` gives over axes (1, 2) in a tenth of its time."""
+    """`pictures` [n, h, w, …] turned by `quarters` of 90°: the same view as `np.rot90` over axes (1, 2), ten times as
+    fast."""
     if quarters == 0:
         return pictures
     if quarters == 1:
@@ -135,7 +162,7 @@ def turned(pictures: Images, quarters: int) -> Images:
 def image_episode(drawn: Images, *, shots: int) -> Episode:
     """`drawn` uint8 [t, ways, shots + queries, h, w] or […, h, w, 3] → an episode of images [t, n, c, h, w] in [0, 1].
 
-    The label of a class is its place among the ways.
+    A class's label is its index among the ways.
     """
     tasks, ways = drawn.shape[:2]
     pictures = torch.from_numpy(drawn).to(torch.float32).div_(255)
@@ -151,8 +178,8 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 
 class _PictureTasks:
     def __init__(
-        self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, Shape], rotations: bool,
-        generator: TaskSeeds,
+        self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
+        generator: TaskGenerator,
     ) -> None:  # fmt: skip
         self._load, self._shapes, self._rotations, self._generator = load, shapes, rotations, generator
         self._splits: Mapping[str, Classes] | None = None
@@ -182,22 +209,20 @@ class _PictureTasks:
 
 def picture_tasks(
     load: Callable[[], Mapping[str, Classes]],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, EpisodeShape],
     *,
     rotations: bool,
-    seed: int,
-    eval_seed: int,
+    seeds: Seeds,
 ) -> TaskSource:
     """A source of few-shot classification tasks.
 
     Args:
-        load: gives the classes of the splits `train`, `val` and `test`, when the first task is asked for.
-        shapes: of each split's episodes.
-        rotations: turn each drawn class by a random multiple of 90°, in every split alike.
-        seed, eval_seed: what training tasks, and what validation and test tasks, are drawn from.
+        load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
+        shapes: the shape of each split's episodes.
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
 
     Raises:
-        ValueError: a negative seed, or `rotations` that is not true or false.
+        ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    return _PictureTasks(load, shapes, rotations, task_generators(seed, eval_seed))
+    return _PictureTasks(load, shapes, rotations, task_generator(seeds))

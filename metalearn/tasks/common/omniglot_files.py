@@ -1,4 +1,4 @@
-"""Finds and reads Omniglot's pictures, be they in the published folders or still in their archives."""
+"""Finds and reads Omniglot's pictures, in the published folders or in the published archives."""
 
 import os
 import zipfile
@@ -14,10 +14,10 @@ _DEPTH = 5
 
 
 class Drawings(NamedTuple):
-    """One of the two collections of pictures.
+    """One of the two collections of pictures, in the archive or folder `where`.
 
-    `drawings(character)` lists the pictures of "images_background/Alphabet/character01", in order;
-    `read(path)` gives the bytes of one; `where` is the file or folder that they come from.
+    `drawings(character)` lists the paths of a character's pictures, in order; a character is named as
+    "images_background/Alphabet/character01". `read(path)` gives the bytes of one picture.
     """
 
     where: Path
@@ -26,10 +26,10 @@ class Drawings(NamedTuple):
 
 
 def find_collections(root: Path) -> dict[str, Drawings]:
-    """The collections found under `root`, by name; an archive is preferred to a folder.
+    """The collections under `root`, by name. If there is an archive and a folder, the archive is taken.
 
     Raises:
-        DataError: an archive that is damaged.
+        DataError: a damaged archive.
     """
     folders: dict[str, Path] = {}
     archives: dict[str, Path] = {}
@@ -44,8 +44,8 @@ def find_collections(root: Path) -> dict[str, Drawings]:
         subfolders.sort()
         if len(here.relative_to(root).parts) >= _DEPTH:
             subfolders.clear()
-    found = {name: _folder(path) for name, path in folders.items()}
-    return found | {name: _archive(path) for name, path in archives.items()}
+    unpacked = {name: _folder(path) for name, path in folders.items()}
+    return unpacked | {name: _archive(path) for name, path in archives.items()}
 
 
 def _folder(path: Path) -> Drawings:

@@ -1,5 +1,5 @@
-"""Pictures in folders, a class a folder: found, decoded once, and kept as one array in a cache file, which all workers
-of a host map into memory."""
+"""Finds pictures in folders, one folder for each class, and decodes them once. One array in a cache file keeps them;
+all workers of a host map it into memory."""
 
 import hashlib
 import logging
@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from metalearn.checks import whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.episodes import Classes, Images, Shape, check_filled
+from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
 
 SUFFIXES = tuple(
     f".{name}"
@@ -27,30 +27,30 @@ SUFFIXES = tuple(
     )
 )  # fmt: skip
 DECODER = 1
-"""Version of what decoding makes of a picture: raise it when that changes, and old caches are left alone."""
+"""Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
 
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
 _THREADS = 8
 _NAMED = 5
-"""So many of what is wrong are named, the rest is counted."""
+"""A message names this many of the files or folders that are wrong, and counts the others."""
 
 log = logging.getLogger(__name__)
 
 
 class Folder(NamedTuple):
-    """A folder with pictures: their paths and those of its other files, from the root that was searched."""
+    """The paths, from the root, of a folder's `pictures` and of its `others`, the files that are not pictures."""
 
     pictures: list[str]
     others: list[str]
 
 
 def first_few(names: Sequence[str]) -> str:
-    """The first names, and an ellipsis where there are more."""
+    """The first names, and an ellipsis if there are more."""
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file's name is that of a picture."""
+    """Whether the name of a file ends like that of a picture."""
     return name.lower().endswith(SUFFIXES)
 
 
@@ -58,13 +58,12 @@ def is_picture(name: str) -> bool:
 
 
 def picture_folders(root: Path) -> dict[str, Folder]:
-    """Every folder below `root` that holds pictures itself, at any depth, by its path from there.
+    """Every folder that holds pictures itself, at any depth below `root`, by its path from `root`.
 
-    Hidden files and folders are passed over, and what file managers leave behind.
+    Hidden files and folders, and files that file managers leave behind, are ignored.
 
     Raises:
-        DataError: a root that is missing or holds no pictures, a folder that cannot be read, or one that is met twice
-            by links.
+        DataError: `root` is missing or holds no pictures, a folder cannot be read, or links lead to a folder twice.
     """
     if not root.is_dir():
         raise DataError(f"dataset.root={root}: there is no such folder; type dataset.root=/path/to/pictures")
@@ -73,18 +72,18 @@ def picture_folders(root: Path) -> dict[str, Folder]:
         raise DataError(f"dataset.root={root}: {error.filename} cannot be read: {error.strerror}") from error
 
     folders: dict[str, Folder] = {}
-    met: dict[str, str] = {}
+    visited: dict[str, str] = {}
     for path, subfolders, files in os.walk(root, followlinks=True, onerror=refuse):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        first = met.setdefault(os.path.realpath(path), path)
+        first = visited.setdefault(os.path.realpath(path), path)
         if first != path:
-            raise DataError(f"dataset.root={root}: {path} and {first} are the same folder; take the link away")
+            raise DataError(f"dataset.root={root}: {path} and {first} are the same folder; remove the link")
         name = Path(path).relative_to(root).as_posix()
         before = "" if name == "." else f"{name}/"
-        seen = sorted(f for f in files if not f.startswith(".") and f.lower() not in _LEFT_BY_SYSTEMS)
-        pictures = [f"{before}{file}" for file in seen if is_picture(file)]
+        visible = sorted(f for f in files if not f.startswith(".") and f.lower() not in _LEFT_BY_SYSTEMS)
+        pictures = [f"{before}{file}" for file in visible if is_picture(file)]
         if pictures:
-            folders[name] = Folder(pictures, [f"{before}{file}" for file in seen if not is_picture(file)])
+            folders[name] = Folder(pictures, [f"{before}{file}" for file in visible if not is_picture(file)])
     if not folders:
         raise DataError(
             f"dataset.root={root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
@@ -97,12 +96,12 @@ def only_pictures(root: Path, folders: Mapping[str, Folder]) -> dict[str, list[s
     """The pictures of every class.
 
     Raises:
-        DataError: folders that hold something else too.
+        DataError: a folder holds other files too.
     """
     others = [file for folder in folders.values() for file in folder.others]
     if others:
         raise DataError(
-            f"dataset.root={root}: {len(others)} files among the pictures are none, by their names: "
+            f"dataset.root={root}: {len(others)} files in class folders do not have the names of pictures: "
             f"{first_few(others)}; take them out of the class folders"
         )
     return {name: folder.pictures for name, folder in folders.items()}
@@ -112,14 +111,14 @@ def only_pictures(root: Path, folders: Mapping[str, Folder]) -> dict[str, list[s
 
 
 def picture(path: Path, size: int, channels: int) -> Images:
-    """One picture, uint8 [size, size] or [size, size, 3]: its shorter side reduced (or enlarged) to `size` by the
-    Lanczos filter, the middle of the longer side.
+    """Reads a picture: uint8 [size, size] or [size, size, 3].
 
-    Turned as its EXIF says; what is transparent becomes white; of several frames the first is taken.
+    The Lanczos filter reduces (or enlarges) its shorter side to `size`; of the longer side, the middle is kept. The
+    picture is turned as its EXIF says. Transparent pixels become white. Of several frames, the first is read.
 
     Raises:
-        Exception: of any type, where it cannot be read.
-        ValueError: values of 32 bits.
+        Exception: of any type, if it cannot be read.
+        ValueError: its values have 32 bits.
     """
     with Image.open(path) as opened:
         ImageOps.exif_transpose(opened, in_place=True)
@@ -128,7 +127,7 @@ def picture(path: Path, size: int, channels: int) -> Images:
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """The picture without transparency, in one of the modes that convert to L and RGB as they should."""
+    """The picture without transparency, in a mode that Pillow converts to L and RGB correctly."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))  # 65535 becomes 255
     if image.mode in ("I", "F"):
@@ -146,7 +145,7 @@ def _reason(error: Exception) -> str:
 
 
 def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
-    """All pictures, uint8 `shape`."""
+    """All pictures, uint8 [len(files), size, size] or [len(files), size, size, 3]."""
     log.info(
         "decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, np.prod(shape) / 1e6
     )
@@ -165,39 +164,42 @@ def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
     if broken:
         raise DataError(
             f"dataset.root={root}: {len(broken)} of {len(files)} pictures cannot be read: {first_few(broken)}; repair "
-            "them or take them away"
+            "or remove them"
         )
     return pictures
 
 
 def _digest(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> str:
-    """Of all that decides what is decoded; of the files it takes names, sizes and times of change for the contents."""
-    known = hashlib.sha256(f"{DECODER} {PIL.__version__} {shape} {root.resolve()}".encode(errors="surrogateescape"))
+    """A digest of everything that the decoded array depends on. Names, sizes and times of change stand for the contents
+    of the files."""
+    digest = hashlib.sha256(f"{DECODER} {PIL.__version__} {shape} {root.resolve()}".encode(errors="surrogateescape"))
     for file in files:
         try:
             status = (root / file).stat()
-            known.update(os.fsencode(f"\n{file}\0{status.st_size} {status.st_mtime_ns}"))
-        except OSError:  # which decoding will report
-            known.update(os.fsencode(f"\n{file}"))
-    return known.hexdigest()[:24]
+            digest.update(os.fsencode(f"\n{file}\0{status.st_size} {status.st_mtime_ns}"))
+        except OSError:  # decoding will report it
+            digest.update(os.fsencode(f"\n{file}"))
+    return digest.hexdigest()[:24]
 
 
 # Checking
 
 
 def check_picture_shape(image_size: int, channels: int) -> None:
-    """Raises ValueError for what pictures cannot be decoded to."""
+    """Raises ValueError for a size or a number of channels that pictures cannot be decoded to."""
     whole_number("image_size", image_size, at_least=8)
     if isinstance(channels, bool) or channels not in (1, 3):
         raise ValueError(f"channels={channels!r}: must be 1 (grey) or 3 (red, green, blue); type channels=3")
 
 
-def _check_enough(root: Path, splits: Mapping[str, Mapping[str, Collection[str]]], shapes: Mapping[str, Shape]) -> None:
+def _check_enough(
+    root: Path, splits: Mapping[str, Mapping[str, Collection[str]]], shapes: Mapping[str, EpisodeShape]
+) -> None:
     single = [name for classes in splits.values() for name, files in classes.items() if len(files) < 2]
     if single:
         raise DataError(
-            f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one to learn "
-            f"from and one to judge by: {first_few(single)}; take these folders away or add pictures"
+            f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for its "
+            f"support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
         )
     counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
     try:
@@ -209,31 +211,32 @@ def _check_enough(root: Path, splits: Mapping[str, Mapping[str, Collection[str]]
             for name, files in classes.items()
             if len(files) < shapes[split].shots + shapes[split].queries
         ]
-        named = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
-        raise DataError(f"{error}. This is dataset.root={root}{named}") from error
+        which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
+        raise DataError(f"{error}. This is dataset.root={root}{which}") from error
 
 
 def decoded_classes(
     name: str,
     root: Path,
     splits: Mapping[str, Mapping[str, Sequence[str]]],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, EpisodeShape],
     *,
     image_size: int,
     channels: int,
 ) -> dict[str, Classes]:
-    """The classes of every split, in the order of their names, from the cache where they are there.
+    """The classes of every split, in the order of their names; from the cache if they are there.
 
     Args:
-        name: what the cache file's name begins with.
+        name: the beginning of the cache file's name.
         root: the folder from which the paths of pictures start.
         splits: split → class → its pictures; no class is in two splits, no split is empty.
-        shapes: of each split's episodes.
-        image_size: height and width that pictures are brought to.
+        shapes: the shape of each split's episodes.
+        image_size: height and width of the decoded pictures.
         channels: 1 (grey) or 3.
 
     Raises:
-        DataError: too few classes or pictures for the episodes; pictures that cannot be read, counted and named.
+        DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them
+            and names the first.
     """
     _check_enough(root, splits, shapes)
     members = {label: files for classes in splits.values() for label, files in classes.items()}
@@ -241,17 +244,17 @@ def decoded_classes(
     files = [file for label in labels for file in members[label]]
     shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
     cache_name = f"{name}-{_digest(root, files, shape)}"
-    pictures = cached_array(cache_name, shape, lambda: _decode(root, files, shape))
+    pictures = cached_array(cache_name, shape, lambda: _decode(root, files, shape), title=str(root))
     ends = accumulate((len(members[label]) for label in labels), initial=0)
-    place = dict(zip(labels, pairwise(ends), strict=True))
+    range_of = dict(zip(labels, pairwise(ends), strict=True))
 
     def part(classes: Mapping[str, Sequence[str]]) -> Classes:
-        places = [place[label] for label in sorted(classes)]
+        ranges = [range_of[label] for label in sorted(classes)]
 
         def class_pictures(label: int) -> Images:
-            first, end = places[label]
+            first, end = ranges[label]
             return pictures[first:end]
 
-        return Classes(len(places), min(map(len, classes.values())), class_pictures)
+        return Classes(len(ranges), min(map(len, classes.values())), class_pictures)
 
     return {split: part(classes) for split, classes in splits.items()}

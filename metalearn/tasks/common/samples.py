@@ -1,7 +1,7 @@
-"""Plain samples, for learners that do not adapt; what the sources of labelled pictures share.
+"""Plain samples, for learners that do not adapt.
 
-Nothing here keeps state: training sample number i is the (i mod n)-th of the permutation that (seed, i div n) draws,
-so that any worker can make any micro-batch, and a resumed run meets the samples it would have met.
+Nothing here keeps state. Of n training samples, number i is the (i mod n)-th of the permutation that (seed, i div n)
+draws. So any worker can make any micro-batch, and a resumed run draws the same samples as a run that was never stopped.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import whole_number
-from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.episodes import SPLITS, Images, Seeds, check_seeds
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 _ORDER, _KNOWN = 1, 2
-"""Last words of the generators' seeds, which keep them apart from each other and from those of the tasks."""
+"""The last numbers of the generators' seeds. They keep the generators apart from each other and from those of tasks."""
 
 
 class Labelled(NamedTuple):
@@ -35,12 +35,11 @@ class _Samples:
         classes: int,
         *,
         known: int,
-        seed: int,
-        eval_seed: int,
+        seeds: Seeds,
     ) -> None:
         self._classes = classes
         self._load, self._sizes = load, sizes
-        self._known, self._seed, self._eval_seed = known, seed, eval_seed
+        self._known, self._seeds = known, seeds
         self._splits: Mapping[str, Labelled] | None = None
         self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
         self._support: Batch | None = None
@@ -64,7 +63,7 @@ class _Samples:
         if epoch and split != "train":
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
         if (split, epoch) not in self._orders:
-            root = self._seed if split == "train" else self._eval_seed
+            root = self._seeds.seed if split == "train" else self._seeds.eval_seed
             order = np.random.default_rng((root, SPLITS[split], epoch, _ORDER)).permutation(size)
             self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
             self._orders[split, epoch] = order
@@ -79,9 +78,9 @@ class _Samples:
         return Batch(x.unsqueeze(0), torch.from_numpy(classes[numbers]).unsqueeze(0))
 
     def _known_samples(self) -> Batch:
-        """Training samples spread over the whole set, the same whatever was trained on."""
+        """Training samples drawn from the whole set, the same for every `seed`."""
         if self._support is None:
-            rng = np.random.default_rng((self._eval_seed, SPLITS["train"], 0, _KNOWN))
+            rng = np.random.default_rng((self._seeds.eval_seed, SPLITS["train"], 0, _KNOWN))
             chosen = rng.permutation(self._sizes["train"])[: self._known]
             self._support = self._batch("train", chosen.tolist())
         return self._support
@@ -96,26 +95,23 @@ def samples(
     classes: int,
     *,
     known: int,
-    seed: int,
-    eval_seed: int,
+    seeds: Seeds,
 ) -> TaskSource:
     """A source of plain samples.
 
     Args:
-        load: reads the splits `train`, `val` and `test`, when the first sample is asked for.
+        load: reads the splits `train`, `val` and `test`; called once, for the first sample.
         sizes: samples of each split.
-        classes: how many there are.
-        known: training samples that come along with validation and test samples, for normalisation statistics.
-        seed: what the order of training is drawn from.
-        eval_seed: what the order of validation and test is drawn from, and which samples are known.
+        classes: the number of classes.
+        known: how many training samples are the support set in validation and test, for normalisation statistics.
+        seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
 
     Raises:
-        ValueError: a negative seed, or a number of samples that cannot be had.
+        ValueError: a negative seed, or `known` is not between 1 and the number of training samples.
     """
-    whole_number("seed", seed, at_least=0)
-    whole_number("eval_seed", eval_seed, at_least=0)
+    check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _Samples(load, sizes, classes, known=known, seed=seed, eval_seed=eval_seed)
+    return _Samples(load, sizes, classes, known=known, seeds=seeds)
 
 
 class _Pretraining:
@@ -139,17 +135,17 @@ class _Pretraining:
 
 
 def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
-    """Training samples of the one; validation and test tasks of the other."""
+    """Trains on `samples`; validates and tests on `tasks`."""
     return _Pretraining(samples, tasks)
 
 
-def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, seed: int, eval_seed: int) -> TaskSource:
+def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, seeds: Seeds) -> TaskSource:
     """A source of training samples only: every drawing of `load()` [classes, drawings, h, w].
 
     Args:
-        load: gives the pictures when the first sample is asked for.
-        classes, drawings: how many there are.
-        seed, eval_seed: as for `samples`.
+        load: gives the pictures; called once, for the first sample.
+        classes, drawings: the number of classes, and of the drawings of each class.
+        seeds: as for `samples`.
 
     Raises:
         ValueError: a negative seed.
@@ -161,11 +157,11 @@ def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, see
         return {"train": Labelled(pictures.reshape(-1, *pictures.shape[2:]), labels)}
 
     sizes = {"train": classes * drawings, "val": 0, "test": 0}
-    return samples(split, sizes, classes, known=1, seed=seed, eval_seed=eval_seed)
+    return samples(split, sizes, classes, known=1, seeds=seeds)
 
 
 def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[str, int]:
-    """Samples of each split where so many of every class's drawings train and validate, and the rest test.
+    """The samples of each split, if `train` drawings of every class train, `val` validate and the rest test.
 
     Raises:
         ValueError: a split would be empty.

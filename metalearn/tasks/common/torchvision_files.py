@@ -1,4 +1,4 @@
-"""Data sets that torchvision knows, read from their published files, which it may download."""
+"""Reads the published files of datasets by torchvision, which may download them."""
 
 import fcntl
 from pathlib import Path
@@ -7,14 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
+from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled
 
 TEST = 10_000
-"""Pictures of the test set, of every data set here."""
+"""Pictures in the test set of every dataset here."""
 
 
 class Published(NamedTuple):
-    """A data set: torchvision's name for it, its files in `folder`, and what its pictures are like."""
+    """A dataset: torchvision's `name` for it, the names of its `files` in `folder`, the number of pictures in its
+    training set, and the `size` (height and width) and `channels` of a picture."""
 
     name: str
     folder: str
@@ -24,39 +26,40 @@ class Published(NamedTuple):
     channels: int
 
 
-class Found(NamedTuple):
-    """The training set, the test set, and the names of the classes in the order of their numbers."""
+class Contents(NamedTuple):
+    """The training set, the test set, and the `names` of the classes in the order of their numbers."""
 
     train: Labelled
     test: Labelled
     names: list[str]
 
 
-def _read(published: Published, root: Path, download: bool) -> Found:
+def _read(published: Published, root: Path, download: bool) -> Contents:
     import torchvision  # takes a second
 
     shape = (published.size, published.size) if published.channels == 1 else (published.size, published.size, 3)
     names: list[str] = []
     parts = []
     for train, count in ((True, published.train), (False, TEST)):
-        # The CIFAR sets unpickle their files, but first compare their md5: only the published bytes are unpickled.
+        # torchvision unpickles the files of CIFAR, but compares their md5 first: only published bytes are unpickled.
         read = getattr(torchvision.datasets, published.name)(str(root), train=train, download=download)
         part = Labelled(np.asarray(read.data), np.asarray(read.targets, np.int64))
         if part.pictures.shape != (count, *shape) or part.classes.shape != (count,):
             what = "training" if train else "test"
-            found = f"{part.pictures.shape} and {len(part.classes)} labels"
-            raise DataError(f"the {what} set should be {(count, *shape)} and {count} labels, and is {found}")
+            actual = f"{part.pictures.shape} and {len(part.classes)} labels"
+            raise DataError(f"the {what} set should be {(count, *shape)} and {count} labels, and is {actual}")
         parts.append(part)
         names = list(map(str, read.classes))
-    return Found(parts[0], parts[1], names)
+    return Contents(parts[0], parts[1], names)
 
 
-def read_published(published: Published, root: Path, download: bool) -> Found:
-    """The whole data set; downloaded, by one process at a time, where it cannot be read.
+def read_published(published: Published, place: DataPlace) -> Contents:
+    """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it.
 
     Raises:
-        DataError: files missing or damaged, and `download` false or of no avail.
+        DataError: files are missing or damaged, and are not downloaded.
     """
+    root = Path(place.root)
     advice = (
         f"Put {published.files}, unpacked, into {root / published.folder}, or name the folder that holds "
         f"{published.folder}: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
@@ -64,7 +67,7 @@ def read_published(published: Published, root: Path, download: bool) -> Found:
     try:
         return _read(published, root, download=False)
     except Exception as error:  # torchvision raises many types for broken files
-        if not download:
+        if not place.download:
             raise DataError(
                 f"dataset.root={root}: {published.name} is not there or damaged ({error!r}). {advice}; "
                 "or type dataset.download=true"
@@ -76,6 +79,6 @@ def read_published(published: Published, root: Path, download: bool) -> Found:
             return _read(published, root, download=True)
     except Exception as error:  # the network fails in many ways
         raise DataError(
-            f"dataset.root={root}: {published.name} is not there or damaged, and a download did not help ({error!r}). "
+            f"dataset.root={root}: {published.name} is not there or damaged, and the download failed ({error!r}). "
             f"{advice}"
         ) from error

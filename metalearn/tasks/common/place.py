@@ -1,0 +1,11 @@
+"""Where the files of a dataset are."""
+
+from typing import NamedTuple
+
+
+class DataPlace(NamedTuple):
+    """The files of a dataset lie in the folder `root`. With `download`, torchvision fetches them if they are missing or
+    cannot be read."""
+
+    root: str
+    download: bool

@@ -1,0 +1,57 @@
+"""What a user sees of the program beside its runs: the first line, help in a pipe, configs of an earlier version."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metalearn.config.compose import compose_config, differences, to_container
+from metalearn.config.help import config_page
+from metalearn.config.saved import MOVED, with_present_targets
+from tests.runs import ROOT
+
+pytestmark = pytest.mark.thorough
+
+SAVED = json.loads((Path(__file__).parent / "saved_config.json").read_text())
+"""The config in a checkpoint's meta.json, written before modules moved into rooms."""
+
+
+def test_the_run_is_announced_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "run=first"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert run.stderr.splitlines()[0] == "maml_glyphs: starting in outputs/maml_glyphs/first"
+    assert "no torch here" in run.stderr
+
+
+def test_help_may_be_cut_by_its_reader() -> None:
+    for program in ("train.py", "scripts/evaluate.py"):
+        command = [sys.executable, str(ROOT / program), "--help"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()  # as `head` does once it has enough
+            assert process.stderr.read() == ""
+            assert process.wait(60) == 0
+
+
+def test_a_config_saved_by_an_earlier_version_is_the_same_run() -> None:
+    overrides = ["experiment=maml_glyphs", "trainer.steps=40", "trainer.val_every=20", "checkpoint.every=20"]
+    now = to_container(compose_config(overrides).config)
+    assert differences(SAVED, now)
+    assert not differences(with_present_targets(SAVED), now)
+
+
+def test_every_moved_target_leads_somewhere() -> None:
+    for now in MOVED.values():
+        assert (ROOT / f"{now.rstrip('.').replace('.', '/')}.py").is_file()
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    page = (ROOT / "docs/config.md").read_text()
+    assert page == config_page(), "type python scripts/make_config_page.py"
+    assert "| `dataset.train_ways` | `null` |" in page
