@@ -11,7 +11,8 @@ from metalearn.config.help import help_text
 from metalearn.program.job import Job, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
 from metalearn.program.process import announce, set_up_process, set_up_torch
-from metalearn.program.with_hydra import check_sweep, run_by_hydra, sweep_job
+from metalearn.program.sweep import run_sweep
+from metalearn.program.with_hydra import run_by_hydra
 from metalearn.runs.signals import INTERRUPTED
 
 PROGRAM = Path(__file__).resolve()
@@ -35,15 +36,14 @@ def run_command(argv: Sequence[str]) -> int:
         return OK
     sys.argv = [sys.argv[0], *argv]  # where Hydra looks
     if arguments.multirun:
-        check_sweep(PROGRAM, arguments.overrides)
-        return run_by_hydra(lambda c: exit_code_of(lambda: run_job(sweep_job(c, PROGRAM), in_sweep=True)), sweep=True)
+        return run_sweep(PROGRAM, arguments.overrides, run_job, main)
     composed = compose_config(arguments.overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
-        return run_by_hydra(lambda config: OK, sweep=False)
-    return run_job(to_job(*composed, PROGRAM, arguments.overrides), in_sweep=False)
+        return run_by_hydra(lambda config: OK)
+    return run_job(to_job(*composed, PROGRAM, arguments.overrides))
 
 
-def run_job(job: Job, *, in_sweep: bool) -> int:
+def run_job(job: Job) -> int:
     """One run, as its launcher or as one of its ranks; returns the exit code."""
     announce(job)
     set_up_process(job.config.threads)
@@ -64,6 +64,9 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
         return OK
     if state is None and folder.is_finished(job.run_dir, job.config):
         return OK
+    if folder.is_paused(job.run_dir):
+        print(f"paused: remove {job.run_dir / folder.STOP}, and the same command resumes the run")
+        return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
     if job.workers > 1 and not started_as_rank():
         return ranks.start_workers(job, state)
@@ -72,9 +75,9 @@ def run_job(job: Job, *, in_sweep: bool) -> int:
     log_to_terminal()  # the launcher has logged what was checked above
     with folder.lock(job.run_dir):
         state = folder.inspect(job.run_dir, job.config)  # another process may have held the folder and gone on
-        if in_sweep:
+        if job.in_sweep:
             return ranks.lead(job, parts, state)
-        return run_by_hydra(lambda config: ranks.lead(job, parts, state), sweep=False)
+        return run_by_hydra(lambda config: ranks.lead(job, parts, state))
 
 
 if __name__ == "__main__":

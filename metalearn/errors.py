@@ -11,3 +11,11 @@ class DataError(ValueError):
 
 class RunError(RuntimeError):
     """A run that cannot continue: exit code 1."""
+
+
+class DivergedError(RunError):
+    """A run whose loss or gradient is not finite; `step` was not applied."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step

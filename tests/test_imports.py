@@ -1,6 +1,8 @@
 """The rule of the house: imports point one way, and only named files may call what is dangerous."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted([*ROOT.glob("distributed/**/*.py"), *ROOT.glob("metalearn/**/*.py")])
+SEARCH = sorted([*ROOT.glob("sweeps/**/*.py"), *ROOT.glob("hydra_plugins/**/*.py")])
 
 MAY_IMPORT = {
     "metalearn/types.py": set(),
@@ -56,6 +59,19 @@ def test_imports_point_one_way(path: Path) -> None:
             assert all(any(m == a or m.startswith(f"{a}.") for a in allowed) for m in own), own
 
 
+@pytest.mark.parametrize("path", SEARCH, ids=name_of)
+def test_sweeps_know_neither_torch_nor_what_is_trained(path: Path) -> None:
+    assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "metalearn", "distributed")}
+
+
+def test_the_plugin_and_the_first_files_of_a_sweep_import_no_optuna() -> None:
+    """Hydra loads every plugin at every start; and a nursery is forked before optuna may start threads."""
+    names = ("hydra_plugins.async_sweeper.async_sweeper", "sweeps.sweep", "sweeps.islands", "sweeps.report")
+    program = f"import sys, {', '.join(names)}; print(sorted({{'optuna', 'torch', 'matplotlib'}} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "[]\n", run.stdout + run.stderr
+
+
 @pytest.mark.parametrize(
     "room", ["metalearn/algorithms", "metalearn/tasks", "metalearn/models", "distributed/strategies"]
 )
@@ -69,7 +85,7 @@ def test_siblings_do_not_import_each_other(room: str) -> None:
 
 def test_objects_are_looked_up_by_name_in_two_places_and_nothing_unsafe_is_called_anywhere() -> None:
     lookups = []
-    for path in [*FILES, ROOT / "train.py"]:
+    for path in [*FILES, *SEARCH, ROOT / "train.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)

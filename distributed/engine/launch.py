@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, Protocol
 
 from distributed.engine.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
 
@@ -57,10 +58,75 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+class Process(Protocol):
+    """What the launcher needs of a rank's process."""
+
+    def poll(self) -> int | None:
+        """The exit code, below 0 for a signal; None while it runs."""
+        ...
+
+    def send_signal(self, sig: int) -> None:
+        """Does nothing if the process has ended."""
+        ...
+
+
+class _Fork:
+    """A fork of this process that runs a function and ends with its exit code.
+
+    This process must not have threads that hold locks, nor have used a GPU.
+    """
+
+    def __init__(self, run: Callable[[], int], environment: dict[str, str]) -> None:
+        self._code: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # the launcher's handlers are not the rank's
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become_rank(run, environment, signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+    def _become_rank(
+        self, run: Callable[[], int], environment: dict[str, str], signals: set[signal.Signals]
+    ) -> NoReturn:
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            os.environ.clear()
+            os.environ.update(environment)
+            code = run()
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
 def launch(
-    command: Sequence[str], config: LaunchConfig, *, max_restarts: int = 0, say: Callable[[str], None] = print
+    command: Sequence[str] | Callable[[], int],
+    config: LaunchConfig,
+    *,
+    max_restarts: int = 0,
+    say: Callable[[str], None] = print,
 ) -> int:
-    """Runs `command` once for each rank and waits.
+    """Runs `command` once for each rank and waits. A function runs in forks of this process, see `_Fork`.
 
     SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. On other hosts
     these signals kill this host's ranks. If a rank fails, the launcher ends the other ranks and starts all of
@@ -73,7 +139,7 @@ def launch(
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
     """
     stopping: list[int] = []
-    ranks: list[subprocess.Popen[bytes]] = []
+    ranks: list[Process] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         stopping.append(number)
@@ -95,9 +161,9 @@ def launch(
 
 
 def _run_once(
-    command: Sequence[str],
+    command: Sequence[str] | Callable[[], int],
     config: LaunchConfig,
-    ranks: list[subprocess.Popen[bytes]],
+    ranks: list[Process],
     stopping: list[int],
     say: Callable[[str], None],
 ) -> int:
@@ -111,7 +177,7 @@ def _run_once(
                 return 128 + stopping[0]
             fds = (listener.fileno(),) if listener is not None and local_rank == 0 else ()
             environment = _environment(config, local_rank, port, fds)
-            ranks.append(subprocess.Popen(command, env=environment, pass_fds=fds))
+            ranks.append(_start(command, environment, fds, listener))
         if listener is not None:
             listener.close()  # the first rank has its own copy
         if stopping:  # a signal came while the last rank was being started
@@ -121,6 +187,23 @@ def _run_once(
         if listener is not None:
             listener.close()
         _stop_ranks(ranks)
+
+
+def _start(
+    command: Sequence[str] | Callable[[], int],
+    environment: dict[str, str],
+    fds: Sequence[int],
+    listener: socket.socket | None,
+) -> Process:
+    if not callable(command):
+        return subprocess.Popen(command, env=environment, pass_fds=fds)
+
+    def run() -> int:
+        if listener is not None and not fds:
+            listener.close()  # it is the first rank's
+        return command()
+
+    return _Fork(run, environment)
 
 
 def _listen(config: LaunchConfig) -> socket.socket:
@@ -148,9 +231,7 @@ def _environment(config: LaunchConfig, local_rank: int, port: int, fds: Sequence
     )
 
 
-def _wait_for_ranks(
-    ranks: list[subprocess.Popen[bytes]], config: LaunchConfig, stopping: list[int], say: Callable[[str], None]
-) -> int:
+def _wait_for_ranks(ranks: list[Process], config: LaunchConfig, stopping: list[int], say: Callable[[str], None]) -> int:
     """Waits until all ranks have ended, or one has failed; returns the exit code of the job."""
     while True:
         codes = [process.poll() for process in ranks]
@@ -180,7 +261,7 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
-def _stop_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _stop_ranks(ranks: list[Process]) -> None:
     """Stops the ranks that still run: SIGTERM first, SIGKILL after a grace period. The period is short if the first
     rank has ended, since the other ranks serve only that one."""
     patience = GRACE_SECONDS if ranks and ranks[0].poll() is None else END_SECONDS

@@ -46,6 +46,16 @@ def folder_name(overrides: str) -> str:
     return f"{overrides[: _LONGEST_FOLDER_NAME - 9]}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
 
 
+def trial_folder(overrides: str, number: int, study: str | None) -> str:
+    """The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides."""
+    return folder_name(overrides) if study is None else f"trial_{number:04d}"
+
+
+def study_folder(study: str | None) -> str:
+    """What follows the experiment's folder: that of the study, if there is one."""
+    return "" if study is None else f"/{study}"
+
+
 def run_group(experiment: str, algorithm: str, dataset: str) -> str:
     """The name of the folder that holds a run's folder: the experiment.
 
@@ -56,6 +66,8 @@ def run_group(experiment: str, algorithm: str, dataset: str) -> str:
 
 
 OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+OmegaConf.register_new_resolver("trial_folder", trial_folder, replace=True)
+OmegaConf.register_new_resolver("study_folder", study_folder, replace=True)
 OmegaConf.register_new_resolver("run_group", run_group, replace=True)
 
 
@@ -137,6 +149,21 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
         except (HydraException, AssertionError) as error:  # a glob, or an interval without steps
             raise ConfigError(f"{override.input_line}: must list its values; type {key}=A,B") from error
     return [list(job) for job in itertools.product(*values)]
+
+
+def compose_sweeper(overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys below `hydra.sweeper` that the overrides ask for.
+
+    Raises:
+        ConfigError: an override that cannot be read, or a key that the sweeper does not have.
+    """
+    fixed = [str(override.input_line) for override in parsed(overrides) if not override.is_sweep_override()]
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            sweeper = compose("config", overrides=fixed, return_hydra_config=True).hydra.sweeper
+            return to_container(sweeper)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error)) from error
 
 
 def groups() -> dict[str, list[str]]:
@@ -283,8 +310,9 @@ def nearest(name: str, names: Sequence[str]) -> str:
 def _without_experiment(choices: list[str]) -> DictConfig:
     """The chosen options as their own files have them, without the experiment: the keys that exist."""
     chosen = compose("config", overrides=choices, return_hydra_config=True).hydra.runtime.choices
-    plain = [f"{group}={option}" for group, option in chosen.items() if group in groups() and group != "experiment"]
-    return compose("config", overrides=[*plain, "~experiment"])
+    known = groups()
+    plain = [f"{group}={option}" for group, option in chosen.items() if group in known and option is not None]
+    return compose("config", overrides=[*(p for p in plain if not p.startswith("experiment=")), "~experiment"])
 
 
 def keys_of(node: DictConfig, prefix: str = "") -> set[str]:

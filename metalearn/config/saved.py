@@ -23,6 +23,12 @@ OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "resume", 
 LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
+FREE_KEYS = (
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
+    "dataset.download", "trainer.steps",
+)  # fmt: skip
+"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+
 MOVED = {
     "metalearn.inner.": "metalearn.algorithms.common.inner.",
     "metalearn.optimizers.": "metalearn.training.optimizers.",

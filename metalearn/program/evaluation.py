@@ -55,7 +55,7 @@ def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str
     params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)
     check_tasks(parts, params, request.split)
     if job.workers > 1 and not started_as_rank():
-        return ranks.start_ranks(job, [str(program), *arguments], max_restarts=0)
+        return ranks.start_ranks(job, arguments, max_restarts=0)
     if int(os.environ.get("RANK", 0)) > 0:
         return ranks.serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()

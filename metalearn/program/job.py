@@ -1,6 +1,6 @@
 """One run as the command line asks for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +11,11 @@ from metalearn.config.compose import CONF
 
 
 class Job(NamedTuple):
-    """One run: its config, folder and experiment, the program and overrides that repeat it, and its number of
-    workers."""
+    """One run: its config, folder and experiment; the program and overrides that repeat it; and its number of workers.
+
+    `in_sweep` says that it is one of a multirun, for which Hydra has made the folder. `fork` runs the program with new
+    arguments in a fork of this process; it is None where that cannot be done.
+    """
 
     config: DictConfig
     run_dir: Path
@@ -20,6 +23,8 @@ class Job(NamedTuple):
     program: Path
     overrides: list[str]
     workers: int
+    in_sweep: bool = False
+    fork: Callable[[Sequence[str]], int] | None = None
 
 
 def to_job(config: DictConfig, run_dir: Path, experiment: str, program: Path, overrides: Sequence[str]) -> Job:

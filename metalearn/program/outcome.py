@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from metalearn.errors import ConfigError, DataError, RunError
 
@@ -15,14 +16,26 @@ _OWN_RANK_SECONDS = 10.0
 log = logging.getLogger("metalearn")
 
 
+class Ending(NamedTuple):
+    """An exit code, and the error behind it where there is one."""
+
+    code: int
+    error: str = ""
+
+
 def exit_code_of(run: Callable[[], int]) -> int:
     """What `run` returns. If it raises an error that needs no traceback: reports it and gives its exit code."""
+    return ending_of(run).code
+
+
+def ending_of(run: Callable[[], int]) -> Ending:
+    """As `exit_code_of`, with the error's message."""
     try:
-        return run()
+        return Ending(run())
     except (ConfigError, DataError) as error:
-        return report_error(error, BAD_CONFIG)
+        return Ending(report_error(error, BAD_CONFIG), str(error))
     except RunError as error:
-        return report_error(error, FAILED)
+        return Ending(report_error(error, FAILED), str(error))
 
 
 def report_error(error: BaseException, code: int) -> int:

@@ -1,6 +1,7 @@
 """What is set up in every process before it computes: threads, memory, network, torch."""
 
 import ctypes
+import logging
 import os
 import sys
 
@@ -18,6 +19,15 @@ def announce(job: Job) -> None:
     """Prints at once which run is about to start, since importing torch takes seconds; once for all ranks."""
     if int(os.environ.get("RANK", 0)) == 0 and not started_by_launcher():
         print(f"{job.experiment}: starting in {job.run_dir}", file=sys.stderr, flush=True)
+
+
+def log_sweep() -> None:
+    """Sends the log messages of a sweep to stderr."""
+    logger = logging.getLogger("sweeps")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def set_up_process(threads: int) -> None:

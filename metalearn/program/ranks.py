@@ -5,20 +5,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from distributed.engine.launch import CannotListenError, LaunchConfig, launch
 from distributed.engine.session import StoppedByLeader
 from metalearn.config.check import started_as_rank
-from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job
 from metalearn.program.outcome import FAILED, OK, report_error
 from metalearn.program.parts import Parts, connect
-from metalearn.program.run import train_and_test
+from metalearn.program.run import result_of, train_and_test
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.logging import detach, log_to_file
 from metalearn.runs.signals import StopSignal
-from metalearn.training.loop import Stopped
+from metalearn.training.loop import Progress, Stopped
 from metalearn.types import Strategy
 
 log = logging.getLogger("metalearn")
@@ -31,24 +32,27 @@ def leads(job: Job) -> bool:
 
 def start_workers(job: Job, state: FolderState | None) -> int:
     """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
-    command = [str(job.program), *job.overrides]
+    overrides = list(job.overrides)
     if state is not None:
         with folder.lock(job.run_dir):  # reports a folder in use before any worker is started
             if state.rewinds and state.snapshot is not None:
                 checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
-                command.append("resume=auto")  # rewind once, not again at every restart
-    return start_ranks(job, command, max_restarts=job.config.launch.max_restarts)
+                overrides.append("resume=auto")  # rewind once, not again at every restart
+    return start_ranks(job, overrides, max_restarts=job.config.launch.max_restarts)
 
 
-def start_ranks(job: Job, command: Sequence[str], *, max_restarts: int) -> int:
-    """Runs a Python program, `command`, once for each worker of the job, and waits."""
+def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int:
+    """Runs the job's program with these arguments once for each worker of the job, and waits."""
+    command: Sequence[str] | Callable[[], int] = [sys.executable, str(job.program), *arguments]
+    if job.fork is not None:
+        command = partial(job.fork, arguments)
     settings = job.config.launch
     config = LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
         settings.master_port, settings.interface,
     )  # fmt: skip
     try:
-        return launch([sys.executable, *command], config, max_restarts=max_restarts, say=log.warning)
+        return launch(command, config, max_restarts=max_restarts, say=log.warning)
     except CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
 
@@ -62,11 +66,18 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
         assert strategy.drives
         code = OK
         try:
-            result = train_and_test(job, parts, state, strategy, lambda: stop.requested)
+            pause = job.run_dir / folder.STOP
+            result = train_and_test(job, parts, state, strategy, lambda: stop.requested or pause.exists())
             print(folder.run_report(job.run_dir, result))
         except Stopped as stopped:
+            code = stop.exit_code  # 0 if a file has asked for it
+            if not stop.requested:
+                folder.write_result(job.run_dir, result_of(job, "pruned", stopped.progress))
             log.info("%s", stopped)
-            code = stop.exit_code
+        except DivergedError as error:
+            folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
+            strategy.close(failure=error)
+            raise
         except BaseException as error:
             strategy.close(failure=error)
             raise

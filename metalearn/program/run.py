@@ -49,18 +49,23 @@ def train_and_test(
         write_table(job.run_dir / "test.csv", values)
         test = summary(values, run.evaluation.unit)
         run_log.evaluation(progress.step, "test", test)
-        result = {
-            "status": "completed", "experiment": job.experiment, "run": str(job.config.run),
-            "seed": job.config.seed, "steps": progress.step, "seconds": round(progress.seconds, 3),
-            "workers": job.workers, "val": progress.best, "test": test | {"transductive": parts.model.transductive},
-        }  # fmt: skip
+        result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.model.transductive}}
         figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
         run_log.result(dict(leaves(config)), figures)
     finally:
         run_log.close()
-    draw(job, parts, best.params)
+    if not job.in_sweep:
+        draw(job, parts, best.params)
     write_result(job.run_dir, result)
     return result
+
+
+def result_of(job: Job, status: str, progress: Progress) -> Result:
+    """The fields of result.json that every run has."""
+    return {
+        "status": status, "experiment": job.experiment, "run": str(job.config.run), "seed": job.config.seed,
+        "steps": progress.step, "seconds": round(progress.seconds, 3), "workers": job.workers, "val": progress.best,
+    }  # fmt: skip
 
 
 def follow(job: Job, parts: Parts, strategy: Strategy) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metalearn.config.compose import Config, differences, to_container
-from metalearn.config.saved import with_present_targets
+from metalearn.config.saved import FREE_KEYS, with_present_targets
 from metalearn.errors import ConfigError
 from metalearn.files import write_atomically
 from metalearn.runs.checkpoint import Snapshot, latest, read_named
@@ -18,11 +18,8 @@ from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 
 LOCK = ".lock"
 
-FREE_KEYS = (
-    "run", "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
-    "dataset.download", "trainer.steps",
-)  # fmt: skip
-"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+STOP = "stop"
+"""A run that finds a file of this name in its folder saves and pauses. Without the file, the same command resumes."""
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
@@ -85,6 +82,15 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """Writes result.json, whole or not at all."""
     write_atomically(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
+
+
+def is_paused(run_dir: Path) -> bool:
+    """Whether the run has paused for the file `STOP`, which is still there."""
+    try:
+        status = json.loads((run_dir / "result.json").read_text()).get("status")
+    except (FileNotFoundError, ValueError):
+        return False
+    return status == "pruned" and (run_dir / STOP).exists()
 
 
 def run_report(run_dir: Path, result: dict[str, Any]) -> str:

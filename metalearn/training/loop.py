@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.errors import RunError
+from metalearn.errors import DivergedError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.logging import RunLog
 from metalearn.runs.metrics import better, main_metric, summary
@@ -23,7 +23,11 @@ StartOptimizer = Callable[[Params], torch.optim.Optimizer]
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
-    """The run was asked to stop, and has saved."""
+    """The run was asked to stop, and has saved; `progress` is where it stands."""
+
+    def __init__(self, message: str, progress: "Progress") -> None:
+        super().__init__(message)
+        self.progress = progress
 
 
 class Learner(NamedTuple):
@@ -68,7 +72,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
 
     Raises:
         Stopped: `should_stop` returned true; a checkpoint of the last step done is saved.
-        RunError: a loss or gradient is not finite; the step is not applied.
+        DivergedError: a loss or gradient is not finite; the step is not applied.
     """
     (steps, batch, *_) = run.settings
     if run.strategy.owner is not None:
@@ -93,7 +97,8 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         if improved or stopping or run.checkpointer.due(step) or step == steps:
             run.checkpointer.save(snapshot(learner, progress, run.config), improved)
         if stopping:
-            raise Stopped(f"stopped after step {step}, which is saved; resume=auto, the default, goes on from there")
+            message = f"stopped after step {step}, which is saved; resume=auto, the default, goes on from there"
+            raise Stopped(message, progress)
     if progress.best is None:  # there was no step left to do
         progress, improved = validate(run, learner, progress)
         run.checkpointer.save(snapshot(learner, progress, run.config), improved)
@@ -110,7 +115,7 @@ def advance(
     where other workers own the parameters.
 
     Raises:
-        RunError: a loss or gradient is not finite; the step is not applied.
+        DivergedError: a loss or gradient is not finite; the step is not applied.
     """
     if run.strategy.owner is not None:
         try:
@@ -137,11 +142,11 @@ def update(learner: Learner, grads: Params, rate: float) -> None:
     learner.optimizer.step()
 
 
-def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> RunError:
+def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> DivergedError:
     """An error that names the task that spoils a step, and the worker that computes it."""
     diagnosis = run.strategy.diagnose(learner.params, tasks, step)
     cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)
-    return RunError(f"{cause}. The step is not applied, and the last checkpoint stands")
+    return DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step)
 
 
 def figures(results: Sequence[ChunkResult]) -> dict[str, float]:

@@ -1,0 +1,204 @@
+"""A multirun: its jobs are checked before the first one starts; then Hydra's sweeper runs each as a trial."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from metalearn.config.check import started_as_rank
+from metalearn.config.compose import compose_config, compose_sweeper, groups, quoted, resolved, sweep_jobs
+from metalearn.config.saved import FREE_KEYS
+from metalearn.errors import ConfigError
+from metalearn.program.job import Job, to_job
+from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, Ending, ending_of, exit_code_of
+from metalearn.program.process import log_sweep, set_up_process
+from metalearn.program.with_hydra import run_grid_by_hydra, run_trials_by_hydra
+from metalearn.runs.signals import STOPPED
+from sweeps.settings import settings_of
+from sweeps.space import SpaceError, ends_of
+from sweeps.sweep import Plan, plan_of
+
+PRELOAD = ("metalearn.program.preload",)
+
+RunJob = Callable[[Job], int]
+Main = Callable[[Sequence[str]], int]
+
+
+def run_sweep(program: Path, overrides: Sequence[str], run_job: RunJob, main: Main) -> int:
+    """Checks and runs a multirun; returns the exit code. `main` runs the program with other arguments.
+
+    Raises:
+        ConfigError: a job that is refused, a sweep that cannot be started, or torchrun has started this process.
+    """
+    if started_as_rank():
+        raise ConfigError(
+            "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
+            f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
+        )
+    sweeper = compose_sweeper(overrides)
+    if not str(sweeper.pop("_target_")).endswith(".AsyncSweeper"):
+        check_grid(program, overrides)
+        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
+    objective = check_trials(program, overrides, sweeper)
+    if objective is None:
+        return BAD_CONFIG
+    set_up_process(1)  # the process that imports torch and forks the trials inherits this
+    log_sweep()
+    attributes = {
+        "objective": objective,
+        "preload": PRELOAD,
+        "free_keys": FREE_KEYS,
+        "program": program.name,
+        "groups_of_sweeps": ("sweep",),
+    }
+    run_trials_by_hydra(lambda config: trial(config, program, run_job, main), attributes)
+    return OK
+
+
+def job_of(config: DictConfig, program: Path) -> Job:
+    """The job of a multirun that Hydra has made this config and folder for."""
+    from hydra.core.hydra_config import HydraConfig
+
+    own = HydraConfig.get()
+    folder = Path(own.runtime.output_dir)
+    overrides = [*own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
+    job = to_job(resolved(config), folder, own.runtime.choices["experiment"], program, overrides)
+    return job._replace(in_sweep=True)
+
+
+def trial(config: DictConfig, program: Path, run_job: RunJob, main: Main) -> dict[str, Any]:
+    """Runs one trial; what became of it: `status`, `exit` (code), `error`, and the fields of its result.json."""
+    folder = Path()
+
+    def run() -> int:
+        nonlocal folder
+        job = job_of(config, program)._replace(fork=partial(_rank, main) if _can_fork() else None)
+        folder = job.run_dir
+        return run_job(job)
+
+    ending = ending_of(run)
+    result = _result_in(folder) if ending.code in (OK, FAILED) else {}
+    return {**result, "status": _status(ending, result), "exit": ending.code, "error": ending.error}
+
+
+def _can_fork() -> bool:
+    """Whether ranks can be forks of this process: it is preloaded, and there is no GPU that it could have used."""
+    return PRELOAD[0] in sys.modules and not Path("/dev/nvidiactl").exists()
+
+
+def _rank(main: Main, arguments: Sequence[str]) -> int:
+    """In a fork: runs the program as a rank that knows nothing of the sweep."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    return main(arguments)
+
+
+def _result_in(folder: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return result
+
+
+def _status(ending: Ending, result: Mapping[str, Any]) -> str:
+    if ending.code in STOPPED:
+        return "stopped"
+    if ending.code == FAILED and result.get("status") != "diverged":
+        return "failed"
+    return "refused" if ending.code == BAD_CONFIG else str(result.get("status", "failed"))
+
+
+# Checks
+
+
+def check_grid(program: Path, overrides: Sequence[str]) -> None:
+    """Checks every job of a grid.
+
+    Raises:
+        ConfigError: as for a single run.
+    """
+    for job_overrides in sweep_jobs(overrides):
+        _assemble(program, job_overrides)
+
+
+def check_trials(program: Path, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str | None:
+    """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
+    import torch.
+
+    Returns:
+        The default objective; or None if the child has refused a job, and has reported why.
+
+    Raises:
+        ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
+    """
+    searched = [override for override in overrides if not override.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    others = [override for override in overrides if override not in searched]
+    try:
+        plan = plan_of(searched, sweeper["params"], lambda group: groups().get(group, []))
+        settings_of(sweeper, plan.space)
+    except SpaceError as error:
+        raise ConfigError(str(error)) from error
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = FAILED
+        try:
+            code = exit_code_of(lambda: _check(program, plan, others, sweeper["objective"], writer))
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        objective = pipe.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (OK, BAD_CONFIG):
+        raise ConfigError(f"the check of the trials has ended with exit code {code}")
+    return objective if code == OK else None
+
+
+def _check(program: Path, plan: Plan, others: Sequence[str], objective: Any, writer: int) -> int:
+    metric = ""
+    for params in _checked(plan):
+        parts = _assemble(program, [*others, *plan.overrides(params)])
+        metric = "mse" if parts.source.classes("val") is None else "accuracy"
+        _check_objective(objective, metric)
+    os.write(writer, f"val.{metric}".encode())
+    return OK
+
+
+def _checked(plan: Plan) -> Iterator[dict[str, Any]]:
+    """The first value of every dimension; then, one at a time, each other option or end."""
+    first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
+    yield first
+    for key, dimension in plan.space.items():
+        for value in ends_of(dimension)[1:]:
+            yield first | {key: value}
+
+
+def _check_objective(objective: Any, metric: str) -> None:
+    fields = [f"{split}.{name}" for split in ("val", "test") for name in (metric, "loss", "ci95")]
+    allowed = [*fields, "seconds", "steps"]
+    for name in [objective] if isinstance(objective, str) else objective or []:
+        if name not in allowed:
+            raise ConfigError(
+                f"hydra.sweeper.objective={name}: result.json has no such number for this dataset; allowed: "
+                f"{', '.join(allowed)}"
+            )
+
+
+def _assemble(program: Path, overrides: Sequence[str]) -> Any:
+    job = to_job(*compose_config(overrides), program, overrides)
+    set_up_process(job.config.threads)
+    from metalearn.program.parts import assemble  # imports torch, after the line above
+
+    return assemble(job)

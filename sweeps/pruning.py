@@ -1,0 +1,68 @@
+"""Pruning: reads the metrics that trials write, asks the pruner, and asks a trial to stop by a file in its folder."""
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from sweeps.study import Study
+
+STOP_FILE = "stop"
+"""A run that finds this file in its folder saves, and stops as pruned. Remove it, and the same command resumes."""
+
+
+class Watch:
+    """Looks at the trials under way.
+
+    Args:
+        study: gets the values that the trials report.
+        pruner: decides.
+        folder_of: from a trial's number to its folder.
+        metric: a field of the validation lines in metrics.jsonl, such as `accuracy`.
+        progress: is told each new value: number, step, value.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        pruner: optuna.pruners.BasePruner | None,
+        folder_of: Callable[[int], Path],
+        metric: str,
+        progress: Callable[[int, int, float], None],
+    ) -> None:
+        self._study, self._pruner, self._folder_of = study, pruner, folder_of
+        self._metric, self._progress = metric, progress
+        self._read: dict[int, int] = {}
+
+    def start(self, number: int) -> None:
+        """A trial is about to start: it must not find the request to stop of an earlier controller."""
+        (self._folder_of(number) / STOP_FILE).unlink(missing_ok=True)
+        self._read[number] = 0
+
+    def look(self, running: Collection[int]) -> None:
+        """Gives the study what is new, and stops the trials that the pruner would stop."""
+        for number in running:
+            folder = self._folder_of(number)
+            for step, value in self._new_values(number, folder):
+                self._progress(number, step, value)
+                if self._pruner is None:
+                    continue
+                self._study.report(number, step, value)
+                if self._study.should_prune(number, self._pruner):
+                    (folder / STOP_FILE).touch()
+
+    def _new_values(self, number: int, folder: Path) -> list[tuple[int, float]]:
+        """The validations that have been written whole since the last look."""
+        try:
+            with (folder / "metrics.jsonl").open("rb") as file:
+                file.seek(self._read[number])
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read[number] += len(whole)
+        rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        values = [(row["step"], row.get(self._metric)) for row in rows if row.get("split") == "val"]
+        return [(step, float(value)) for step, value in values if value is not None]

@@ -1,0 +1,146 @@
+"""The keys below `hydra.sweeper`, checked before anything is made."""
+
+import importlib.util
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from sweeps import islands as evolution
+from sweeps.islands import Islands
+from sweeps.outcome import direction_of
+from sweeps.space import Space, SpaceError, size
+from sweeps.terms import Direction
+
+SAMPLERS = ("tpe", "islands", "random", "grid", "cmaes", "gp")
+PRUNERS = ("none", "median", "hyperband")
+DIRECTIONS = ("minimize", "maximize")
+
+PACKAGES = {"cmaes": ("optuna", "cmaes"), "gp": ("optuna", "torch", "scipy")}
+"""What these samplers need; the others need optuna."""
+
+POPULATION = 10
+"""Parents of an island where `hydra.sweeper.islands.pop_size` is not given."""
+
+
+class Settings(NamedTuple):
+    """How to search. `objective` is None where the task returns the value itself."""
+
+    sampler: str
+    n_trials: int | None
+    n_jobs: int
+    objective: list[str] | None
+    directions: list[Direction]
+    pruner: str
+    seed: int
+    study_name: str
+    storage: str | None
+    max_failure_rate: float
+    max_retries: int
+    warm: bool
+    preload: list[str]
+    islands: Islands
+
+
+def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = None) -> Settings:
+    """The settings that the keys below `hydra.sweeper` describe.
+
+    Args:
+        given: the keys with their values.
+        space: what is searched.
+        objective: what is searched for where the key `objective` is not given.
+
+    Raises:
+        SpaceError: a value that is not allowed, or a package that is missing; the message names the key.
+    """
+    keys: dict[str, Any] = {
+        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in given.items()
+    }
+    for key, least in (("n_jobs", 1), ("max_retries", 0), ("seed", 0)):
+        _at_least(key, keys[key], least)
+    if keys["n_trials"] is not None:
+        _at_least("n_trials", keys["n_trials"], 1)
+    rate = keys["max_failure_rate"]
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise SpaceError(f"hydra.sweeper.max_failure_rate={rate!r}: must be from 0 to 1; type 0.1")
+    _one_of("warm", keys["warm"], (True, False))
+    _one_of("pruner", keys["pruner"], PRUNERS)
+    sampler = _sampler(keys["sampler"], keys["n_trials"], space)
+    objectives = _objectives(keys["objective"], objective)
+    directions = _directions(keys["direction"], objectives)
+    if len(directions) > 1 and (sampler in ("islands", "cmaes") or keys["pruner"] != "none"):
+        what = f"pruner={keys['pruner']}" if keys["pruner"] != "none" else f"sampler={sampler}"
+        raise SpaceError(f"hydra.sweeper.{what}: searches for one objective, and there are {len(directions)}")
+    return Settings(
+        sampler, keys["n_trials"], keys["n_jobs"], objectives, directions, keys["pruner"], keys["seed"],
+        str(keys["study_name"]), keys["storage"], float(rate), keys["max_retries"], keys["warm"],
+        list(keys["preload"]), _islands(keys["islands"], keys["seed"], keys["n_jobs"]),
+    )  # fmt: skip
+
+
+def _sampler(given: str | None, n_trials: int | None, space: Space) -> str:
+    countable = size(space) is not None
+    sampler = given or ("grid" if countable and n_trials is None else "tpe")
+    _one_of("sampler", sampler, SAMPLERS)
+    if sampler == "grid" and not countable:
+        raise SpaceError(
+            "hydra.sweeper.sampler=grid: an interval has no last value; type range(start,stop,step) in its place, or "
+            "hydra.sweeper.sampler=tpe hydra.sweeper.n_trials=20"
+        )
+    if sampler != "grid" and n_trials is None:
+        raise SpaceError(
+            f"hydra.sweeper.n_trials=null: sampler={sampler} needs a number of trials; type hydra.sweeper.n_trials=20"
+        )
+    for package in PACKAGES.get(sampler, ("optuna",)):
+        if importlib.util.find_spec(package) is None:
+            raise SpaceError(
+                f"hydra.sweeper.sampler={sampler}: needs the package {package}; type pip install {package}"
+            )
+    return sampler
+
+
+def _objectives(given: Any, default: str | None) -> list[str] | None:
+    if given is None:
+        return None if default is None else [default]
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise SpaceError(f"hydra.sweeper.objective={given!r}: must be a field of the result, or a list of fields; "
+                         "type hydra.sweeper.objective=val.accuracy")  # fmt: skip
+    return names
+
+
+def _directions(given: Any, objectives: list[str] | None) -> list[Direction]:
+    if given is None:
+        return [direction_of(name) for name in objectives] if objectives else ["minimize"]
+    directions: list[Any] = [given] if isinstance(given, str) else list(given)
+    for direction in directions:
+        _one_of("direction", direction, DIRECTIONS)
+    if objectives and len(directions) != len(objectives):
+        raise SpaceError(
+            f"hydra.sweeper.direction={given}: {len(objectives)} objectives need as many directions; type "
+            f"hydra.sweeper.direction=[{','.join(map(direction_of, objectives))}]"
+        )
+    return directions
+
+
+def _islands(given: Mapping[str, Any], seed: int, n_jobs: int) -> Islands:
+    keys = {"seed": seed, "pop_size": POPULATION, **given}
+    keys.setdefault("island_size", evolution.slots_per_island(n_jobs, int(keys.get("num_islands", 1))))
+    try:
+        return evolution.islands(**keys)
+    except (TypeError, ValueError) as error:
+        raise SpaceError(f"hydra.sweeper.islands.{error}") from error
+
+
+def _one_of(key: str, value: object, allowed: Collection[object]) -> None:
+    if value not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise SpaceError(
+            f"hydra.sweeper.{key}={value}: must be one of {names}; type hydra.sweeper.{key}={next(iter(allowed))}"
+        )
+
+
+def _at_least(key: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        example = f"type hydra.sweeper.{key}={max(least, 1)}"
+        raise SpaceError(f"hydra.sweeper.{key}={value!r}: must be a whole number of at least {least}; {example}")

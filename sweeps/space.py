@@ -1,0 +1,149 @@
+"""The search space: what the sweep overrides of a command line say, in Hydra's own syntax.
+
+`key=a,b`, `key=choice(a,b)`, `key=glob(*)` and config groups are categories. `key=range(start,stop,step)` has Hydra's
+meaning: `stop` is not among the values. `key=interval(low,high)` is a number between both ends; in
+`int(interval(low,high))` it is whole. `tag(log, interval(…))` is searched on a logarithmic scale.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.types import (
+    Glob,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    Transformer,
+)
+
+Value = str | int | float
+"""A parameter's value. Of categories it is the text that stands on the right of the override."""
+
+Params = dict[str, Value]
+
+
+class SpaceError(ValueError):
+    """A sweep override that describes no space."""
+
+
+class Category(NamedTuple):
+    """One of some texts."""
+
+    options: tuple[str, ...]
+
+
+class Number(NamedTuple):
+    """A number from `low` to `high`, both included; with `step`, one of low, low + step, …, high."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    whole: bool = False
+
+
+Dimension = Category | Number
+Space = dict[str, Dimension]
+
+
+def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) -> Dimension:
+    """The dimension that a sweep override spans; `options` gives those of a config group, for `glob`.
+
+    Raises:
+        SpaceError: an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list.
+    """
+    value: Any = override.value()
+    if isinstance(value, IntervalSweep):
+        return _interval(override, value)
+    if isinstance(value, RangeSweep) and not value.shuffle:
+        return _range(override, value)
+    if isinstance(value, Glob):
+        names = tuple(value.filter(list(options(override.key_or_group))))
+    else:
+        names = tuple(dict.fromkeys(map(str, override.sweep_iterator(transformer=Transformer.encode))))
+    if not names:
+        raise SpaceError(f"{override.input_line}: has no values")
+    return Category(names)
+
+
+def _interval(override: Override, value: IntervalSweep) -> Number:
+    low, high = value.start, value.end
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        raise SpaceError(f"{override.input_line}: an interval needs two finite ends; type interval(0.1,1.0)")
+    if low >= high:
+        swapped = f"; type interval({high},{low})" if low > high else ""
+        raise SpaceError(f"{override.input_line}: the interval is empty: {low} must be below {high}{swapped}")
+    log = "log" in value.tags
+    if log and low <= 0:
+        raise SpaceError(f"{override.input_line}: a logarithmic interval must begin above 0; it begins at {low}")
+    whole = isinstance(low, int) and isinstance(high, int)
+    return Number(low, high, log=log, whole=whole)
+
+
+def _range(override: Override, value: RangeSweep) -> Dimension:
+    start, stop, step = value.start, value.stop, value.step
+    if start is None or stop is None or not step:
+        raise SpaceError(f"{override.input_line}: a range needs a start, a stop and a step that is not 0")
+    count = math.ceil((stop - start) / step - 1e-12)
+    if count < 1:
+        raise SpaceError(f"{override.input_line}: the range is empty: {stop} is not among its values")
+    whole = all(isinstance(number, int) for number in (start, stop, step))
+    ends = sorted((start, start + (count - 1) * step))
+    if count == 1:
+        return Category((str(start),))
+    return Number(ends[0], ends[1], log="log" in value.tags, step=abs(step), whole=whole)
+
+
+def as_overrides(params: Mapping[str, Value]) -> list[str]:
+    """The overrides that choose these values."""
+    return [f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in params.items()]
+
+
+def size(space: Space) -> int | None:
+    """How many combinations there are; None if they cannot be counted."""
+    counts = []
+    for dimension in space.values():
+        if isinstance(dimension, Category):
+            counts.append(len(dimension.options))
+        elif dimension.step is not None:
+            counts.append(steps_of(dimension) + 1)
+        elif dimension.whole:
+            counts.append(int(dimension.high - dimension.low) + 1)
+        else:
+            return None
+    return math.prod(counts)
+
+
+def steps_of(number: Number) -> int:
+    """How many steps lie between both ends of a number with a step."""
+    assert number.step is not None
+    return round((number.high - number.low) / number.step)
+
+
+def ends_of(dimension: Dimension) -> tuple[Value, ...]:
+    """The values by which a dimension is checked before a sweep: every option; both ends of a number."""
+    return (
+        dimension.options
+        if isinstance(dimension, Category)
+        else (_value(dimension, dimension.low), _value(dimension, dimension.high))
+    )
+
+
+def _value(number: Number, value: float) -> Value:
+    return int(value) if number.whole else float(value)
+
+
+def to_plain(space: Space) -> dict[str, Any]:
+    """The space as nested plain values, for the journal."""
+    return {
+        key: list(dimension.options) if isinstance(dimension, Category) else dimension._asdict()
+        for key, dimension in space.items()
+    }
+
+
+def from_plain(plain: Mapping[str, Any]) -> Space:
+    """What `to_plain` was given."""
+    return {
+        key: Number(**value) if isinstance(value, Mapping) else Category(tuple(value)) for key, value in plain.items()
+    }

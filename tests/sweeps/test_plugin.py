@@ -1,0 +1,44 @@
+"""Hydra's own suites for launchers and sweepers, with the sweeper `async` and two slots."""
+
+import pytest
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.test_utils.launcher_common_tests import (
+    BatchedSweeperTestSuite,
+    IntegrationTestSuite,
+    LauncherTestSuite,
+)
+from omegaconf import DictConfig
+
+from tests.runs import ROOT
+
+# the suites' applications leave it to Hydra whether to change the working folder, of which it warns
+pytestmark = pytest.mark.filterwarnings("ignore:.*change working directory:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def found_by_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suites start programs in folders of their own; they must find our plugin there."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+OVERRIDES = ["hydra/sweeper=async", "hydra.sweeper.n_jobs=2"]
+
+
+def test_hydra_discovers_the_sweeper() -> None:
+    assert "AsyncSweeper" in [plugin.__name__ for plugin in Plugins.instance().discover(Sweeper)]
+
+
+@pytest.mark.parametrize("launcher_name, overrides", [("basic", list(OVERRIDES))])
+class TestAsLauncher(LauncherTestSuite):
+    pass
+
+
+@pytest.mark.parametrize("launcher_name, overrides", [("basic", list(OVERRIDES))])
+class TestBatches(BatchedSweeperTestSuite):
+    pass
+
+
+@pytest.mark.parametrize("task_launcher_cfg, extra_flags", [(DictConfig({}), ["-m", *OVERRIDES])])
+class TestIntegration(IntegrationTestSuite):
+    pass

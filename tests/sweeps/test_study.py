@@ -1,0 +1,159 @@
+"""The study survives any cut: one test for each row of the crash table that the journal alone can show."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from optuna.samplers import RandomSampler
+
+from sweeps import islands
+from sweeps.samplers import combinations, sampler_of
+from sweeps.space import Category, Number, Space
+from sweeps.study import Study, StudyError
+from sweeps.terms import COMPLETED, DIVERGED, FAILED, PRUNED
+
+SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b")), "steps": Number(1, 9, whole=True)}
+SETTINGS = islands.islands(seed=0, pop_size=4)
+
+
+def opened(folder: Path, **identity: object) -> Study:
+    return Study(folder / "study.journal", "s", SPACE, ["minimize"], {"seed": 0, **identity})
+
+
+def asked(study: Study, name: str = "random") -> dict[int, dict[str, object]]:
+    """Asks for every waiting trial; their parameters by number."""
+    make = sampler_of(name, 0, study, SETTINGS)
+    params = {}
+    while (number := study.waiting()) is not None:
+        trial = study.ask(make(number))
+        params[trial.number] = trial.params
+    return params
+
+
+def test_a_torn_last_line_is_removed_and_the_total_is_exact(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.enqueue(5)
+    asked(study)
+    study.close()
+    journal = tmp_path / "study.journal"
+    whole = journal.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(ends[2], len(whole), 97):
+        journal.write_bytes(whole[:cut])
+        study = opened(tmp_path)
+        study.enqueue(5)
+        assert study.count() == 5
+        study.close()
+        assert journal.read_bytes().endswith(b"\n")
+        for line in journal.read_bytes().splitlines():
+            json.loads(line)
+
+
+def test_a_trial_cut_between_asking_and_its_last_parameter_keeps_those_it_has(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.enqueue(1)
+    whole = asked(study)[0]
+    study.close()
+    journal = tmp_path / "study.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]))  # the last line sets the last parameter
+    study = opened(tmp_path)
+    (trial,) = study.interrupted(lambda number: RandomSampler(seed=77))
+    assert trial.number == 0
+    assert {key: trial.params[key] for key in ("lr", "model")} == {key: whole[key] for key in ("lr", "model")}
+    assert 1 <= trial.params["steps"] <= 9
+    study.close()
+
+
+def test_a_trial_under_way_is_interrupted_and_a_told_one_is_not(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.enqueue(3)
+    params = asked(study)
+    study.tell(1, COMPLETED, (0.5,))
+    study.close()
+    study = opened(tmp_path)
+    again = study.interrupted(lambda number: RandomSampler(seed=number))
+    assert [(trial.number, trial.params) for trial in again] == [(0, params[0]), (2, params[2])]
+    assert [(trial.number, trial.values) for trial in study.finished()] == [(1, (0.5,))]
+    study.close()
+
+
+def test_parameters_depend_on_seed_and_number_and_not_on_restarts(tmp_path: Path) -> None:
+    study = opened(tmp_path / "once")
+    study.enqueue(6)
+    once = asked(study)
+    study.close()
+    for number in range(1, 7):
+        study = opened(tmp_path / "often")
+        study.enqueue(number)
+        asked(study)
+        study.close()
+    study = opened(tmp_path / "often")
+    assert {t.number: t.params for t in study.interrupted(lambda number: RandomSampler())} == once
+    assert len({json.dumps(params) for params in once.values()}) == 6
+    study.close()
+
+
+def test_two_controllers_cannot_hold_one_study(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(StudyError, match="another process is running this sweep"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path).close()
+
+
+def test_another_sweep_in_the_same_folder_is_refused_with_the_differences(tmp_path: Path) -> None:
+    opened(tmp_path, config={"steps": 3}).close()
+    with pytest.raises(StudyError, match=r"config\.steps: 3 → 4"):
+        opened(tmp_path, config={"steps": 4})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "values", "ends"),
+    [
+        (COMPLETED, (1.5,), (COMPLETED, (1.5,))),
+        (COMPLETED, (math.nan,), (DIVERGED, None)),
+        (COMPLETED, (math.inf,), (DIVERGED, None)),
+        (PRUNED, (0.25,), (PRUNED, (0.25,))),
+        (DIVERGED, None, (DIVERGED, None)),
+        (FAILED, None, (FAILED, None)),
+    ],
+)
+def test_only_a_completed_trial_with_a_finite_value_is_a_parent(
+    tmp_path: Path, outcome: str, values: tuple[float, ...] | None, ends: tuple[str, tuple[float, ...] | None]
+) -> None:
+    study = opened(tmp_path)
+    study.enqueue(2)
+    asked(study)
+    study.tell(1, outcome, values)
+    study.tell(0, COMPLETED, (2.0,))
+    study.close()
+    study = opened(tmp_path)
+    first, second = study.finished()
+    assert (first.number, first.told, second.number, second.told) == (1, 0, 0, 1)
+    assert (first.outcome, first.values) == ends
+    assert [trial.loss is not None for trial in study.losses()] == [outcome == COMPLETED and ends[0] == COMPLETED, True]
+    study.close()
+
+
+def test_islands_breed_the_same_child_whatever_was_asked_before(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.enqueue(8)
+    make = sampler_of("islands", 0, study, SETTINGS)
+    for number in range(6):
+        study.ask(make(number))
+        study.tell(number, COMPLETED, (float(number),))
+    child = study.ask(make(6)).params
+    assert child == islands.suggest(6, study.losses(), SPACE, SETTINGS)
+    study.close()
+
+
+def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
+    grid: Space = {"x": Category(("a", "b")), "n": Number(2, 8, step=3, whole=True)}
+    study = Study(tmp_path / "study.journal", "s", grid, ["minimize"], {})
+    wanted = [{"x": x, "n": n} for x in ("a", "b") for n in (2, 5, 8)]
+    for _ in range(2):
+        study.enqueue_grid(combinations(grid))
+    assert list(asked(study).values()) == wanted
+    study.close()

@@ -1,0 +1,298 @@
+"""Sweeps of the real program: exact totals, the bits of plain runs, kills of every kind of process, pauses."""
+
+import csv
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.runs import ROOT, Program, alive, metrics, slow, until
+
+pytestmark = pytest.mark.thorough
+
+FIXED = (
+    "experiment=maml_sinusoid", "trainer.meta_batch_size=8", "trainer.val_every=40", "trainer.val_tasks=20",
+    "trainer.test_tasks=20", "checkpoint.every=10", "logger.tensorboard=false",
+)  # fmt: skip
+SPACE = ("algorithm.inner_lr=tag(log,interval(1e-3,1e-1))", "trainer.steps=choice(40,120)")
+SEARCH = ("hydra/sweeper=async", "hydra.sweeper.sampler=random", "hydra.sweeper.n_trials=5", "hydra.sweeper.n_jobs=2")
+
+
+def sweep(folder: Path, *overrides: str, **extra: str) -> Program:
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *FIXED, *overrides, f"hydra.sweep.dir={folder}"]
+    return Program(command, folder.parent, extra)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def params(folder: Path) -> dict[str, bytes]:
+    """The parameters of every trial."""
+    return {
+        path.name: (path / "checkpoints/last/params.safetensors").read_bytes()
+        for path in sorted(folder.glob("trial_*"))
+    }
+
+
+def completed(folder: Path, *overrides: str, **extra: str) -> str:
+    outcome = sweep(folder, *overrides, **extra).wait()
+    assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
+    yield folder, completed(folder, *SPACE, *SEARCH)
+
+
+def test_every_trial_is_there_once_with_the_bits_of_a_plain_run(undisturbed: tuple[Path, str]) -> None:
+    folder, text = undisturbed
+    table = rows(folder)
+    assert [row["number"] for row in table] == ["0", "1", "2", "3", "4"]
+    assert {row["outcome"] for row in table} == {"completed"}
+    assert len({row["algorithm.inner_lr"] for row in table}) == 5
+    best = min(table, key=lambda row: float(row["val.mse"]))
+    results = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    assert results["best_value"] == float(best["val.mse"])
+    assert results["best_params"]["algorithm.inner_lr"] == float(best["algorithm.inner_lr"])
+    assert results["best_folder"] == f"trial_{int(best['number']):04d}" and results["trials"]["total"] == 5
+    assert f"the best configuration: {results['command']}" in text
+    assert (folder / "multirun.yaml").exists() and (folder / "plots/history.png").exists()
+
+    command = results["command"].split()
+    assert command[:2] == ["python", "train.py"] and command[-1] == "run=best"
+    plain = folder.parent / "plain"
+    outcome = Program(
+        [sys.executable, str(ROOT / "train.py"), *command[2:], f"hydra.run.dir={plain}"], folder.parent
+    ).wait()
+    assert outcome.code == 0, outcome.text
+    assert (plain / "checkpoints/last/params.safetensors").read_bytes() == params(folder)[results["best_folder"]]
+    assert not (folder / results["best_folder"] / "plots").exists()  # trials draw none
+
+
+def test_the_same_command_runs_nothing_again_and_a_larger_total_adds_trials(undisturbed: tuple[Path, str]) -> None:
+    folder, _ = undisturbed
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("trial_*/result.json")}
+    text = completed(folder, *SPACE, *SEARCH, "hydra.sweeper.n_trials=6")
+    assert "trial 5: starts" in text and "trial 4: starts" not in text
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(rows(folder)) == 6
+
+
+def test_another_space_in_the_same_folder_is_refused(undisturbed: tuple[Path, str]) -> None:
+    folder, _ = undisturbed
+    other = sweep(folder, "algorithm.inner_lr=interval(0.001,0.5)", *SEARCH).wait()
+    assert other.code == 2, other.text
+    assert "space.algorithm.inner_lr.high: 0.1 → 0.5" in other.text
+    assert "hydra.sweeper.study_name=NAME" in other.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("algorithm.inner_lr=interval(0.1,0.01)",), "0.1 must be below 0.01"),
+        (("algorithm.inner_lr=tag(log,interval(0,1))",), "must begin above 0"),
+        (("algorithm.iner_lr=interval(0.1,1)",), "did you mean algorithm.inner_lr"),
+        (("algorithm.inner_lr=interval(-1,1)",), "algorithm.inner_lr=-1.0"),
+        (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.sampler=tpee"), "hydra.sweeper.sampler=tpee"),
+        (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.objective=val.accuracy"), "allowed: val.mse"),
+        (("model=mlp,nope",), "model=nope: there is no such choice"),
+    ],
+)
+def test_a_sweep_that_cannot_run_makes_no_folder(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    outcome = sweep(tmp_path / "sweep", *SEARCH, *overrides).wait()
+    assert outcome.code == 2, outcome.text
+    assert message in outcome.text
+    assert not (tmp_path / "sweep").exists() and not (tmp_path / "outputs").exists()
+
+
+def test_equal_parameters_are_not_trained_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    search = (*SEARCH[:2], "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2")
+    completed(folder, "trainer.steps=40", "algorithm.inner_lr=choice(0.01,0.02)", *search)
+    table = rows(folder)
+    trained = [row for row in table if not row["same_as"]]
+    assert len(table) == 4 and len(trained) == len({row["algorithm.inner_lr"] for row in table}) <= 2
+    by_number = {row["number"]: row for row in table}
+    for row in table:
+        if row["same_as"]:
+            twin = by_number[row["same_as"]]
+            assert (row["val.mse"], row["algorithm.inner_lr"]) == (twin["val.mse"], twin["algorithm.inner_lr"])
+
+
+def test_a_diverged_and_a_refused_trial_do_not_end_the_sweep(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    options = ("hydra/sweeper=async", "hydra.sweeper.n_jobs=2")
+    completed(folder, "trainer.steps=40", "algorithm.inner_lr=1e30,0.01", *options)
+    table = {row["algorithm.inner_lr"]: row for row in rows(folder)}
+    assert table["1e+30"]["outcome"] == "diverged" and table["0.01"]["outcome"] == "completed"
+    result = json.loads((folder / "trial_0000/result.json").read_text())
+    assert result["status"] == "diverged" and result["steps"] < 40
+    assert yaml.safe_load((folder / "optimization_results.yaml").read_text())["best_trial"] == 1
+
+
+# Kills
+
+
+def tree(pid: int) -> list[int]:
+    """All processes below one, by generation."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *tree(child)]
+    return found
+
+
+def kill_some(program: Program, kind: str) -> None:
+    """SIGKILL to the controller, the nursery, or a trial's process."""
+    controller = program.process.pid
+    below = tree(controller)
+    victim = {"controller": [controller], "nursery": below[:1], "trial": below[1:2]}[kind]
+    everyone = [controller, *below]
+    for pid in victim:
+        os.kill(pid, signal.SIGKILL)
+    if kind != "trial":
+        deadline = time.monotonic() + 2
+        while any(alive(pid) for pid in everyone if pid != controller or kind == "controller"):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        program.process.wait(20) if kind == "controller" else None
+        assert not [pid for pid in below if alive(pid)], "orphans"
+
+
+def killed_sweep(folder: Path, kinds: list[str], seed: int, *overrides: str) -> None:
+    """Runs a sweep to its end, with a kill of each kind at a random moment on the way."""
+    rng = random.Random(seed)
+    for kind in kinds:
+        run_until_killed(sweep(folder, *SPACE, *SEARCH, *overrides), kind, rng.uniform(0, 4))
+    completed(folder, *SPACE, *SEARCH, *overrides)
+
+
+def run_until_killed(program: Program, kind: str, seconds: float) -> None:
+    """Kills a process so many seconds after the first trial has started, if the sweep lasts that long."""
+    try:
+        until(lambda: program.process.poll() is not None or "starts with" in program.said(), "a trial")
+        time.sleep(seconds)
+        if program.process.poll() is None and len(tree(program.process.pid)) > 1:
+            kill_some(program, kind)
+        if kind == "trial":
+            outcome = program.wait()
+            assert outcome.code == 0, outcome.text
+    finally:
+        program.kill()
+
+
+def assert_same(folder: Path, undisturbed: Path) -> None:
+    assert len(rows(folder)) == 5 and {row["outcome"] for row in rows(folder)} == {"completed"}
+    whole = params(undisturbed)
+    assert params(folder) == {name: whole[name] for name in params(folder)} and len(params(folder)) == 5
+    keys = ("number", "val.mse", "algorithm.inner_lr", "trainer.steps")
+    both = [[[row[key] for key in keys] for row in rows(where)[:5]] for where in (folder, undisturbed)]
+    assert both[0] == both[1]
+
+
+def test_kills_lose_no_trial_and_no_bit(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
+    killed_sweep(tmp_path / "sweep", ["controller", "nursery", "trial"], 1)
+    assert_same(tmp_path / "sweep", undisturbed[0])
+
+
+@slow
+def test_ten_kills_lose_no_trial_and_no_bit(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
+    kinds = ["controller", "trial", "nursery", "controller", "trial", "nursery", "controller", "controller", "nursery"]
+    killed_sweep(tmp_path / "sweep", [*kinds, "trial"], 2)
+    assert_same(tmp_path / "sweep", undisturbed[0])
+
+
+def test_a_stopped_sweep_saves_and_resumes(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
+    program = sweep(tmp_path / "sweep", *SPACE, *SEARCH)
+    until(lambda: any((tmp_path / "sweep").glob("trial_*/metrics.jsonl")), "a step")
+    program.process.send_signal(signal.SIGTERM)
+    outcome = program.wait()
+    assert outcome.code == 143, outcome.text
+    assert "the same command resumes the sweep" in outcome.text
+    completed(tmp_path / "sweep", *SPACE, *SEARCH)
+    assert_same(tmp_path / "sweep", undisturbed[0])
+
+
+# Pauses
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "ddp"])
+def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: str) -> None:
+    def run(name: str) -> Program:
+        own = ("trainer.steps=600", "workers=2", f"strategy={strategy}", "logger.every=1", "trainer.val_every=300")
+        return Program(
+            [sys.executable, str(ROOT / "train.py"), *FIXED, *own, "trainer.task_chunk=4", f"hydra.run.dir={name}"],
+            tmp_path,
+        )
+
+    paused = tmp_path / "paused"
+    program = run("paused")
+    until(lambda: len(metrics(paused)) > 3, "the first steps")
+    (paused / "stop").touch()
+    outcome = program.wait()
+    assert outcome.code == 0, outcome.text
+    result: dict[str, Any] = json.loads((paused / "result.json").read_text())
+    assert result["status"] == "pruned" and 3 < result["steps"] < 600
+    assert (paused / "checkpoints/last").resolve().name == f"step_{result['steps']:06d}"
+    again = run("paused").wait()
+    assert again.code == 0 and "paused: remove" in again.text
+    (paused / "stop").unlink()
+    for name in ("paused", "whole"):
+        outcome = run(name).wait()
+        assert outcome.code == 0, outcome.text
+    files = [(tmp_path / name / "checkpoints/last/params.safetensors").read_bytes() for name in ("paused", "whole")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("strategy", ["rpc", pytest.param("ddp", marks=slow)])
+def test_a_pruner_pauses_trials_of_two_workers(tmp_path: Path, strategy: str) -> None:
+    """Rates of 1e-9 learn nothing, so the median of the good ones is ahead of them."""
+    search = ("hydra/sweeper=async", "hydra.sweeper.pruner=median")  # which waits for five completed trials
+    rates = "optimizer.lr=" + ",".join(["0.01", "0.011", "0.012", "0.013", "0.014", "1e-9"])
+    own = ("trainer.steps=500", "trainer.val_every=50", "workers=2", f"strategy={strategy}", "trainer.task_chunk=4")
+    completed(tmp_path / "sweep", rates, *own, *search)
+    table = {row["optimizer.lr"]: row for row in rows(tmp_path / "sweep")}
+    assert table["1e-09"]["outcome"] == "pruned", table
+    assert json.loads((tmp_path / "sweep/trial_0005/result.json").read_text())["steps"] < 500
+    assert sum(row["outcome"] == "completed" for row in table.values()) >= 4
+
+
+# Other launchers
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_other_launchers_give_the_same_bits(tmp_path: Path, launcher: str, undisturbed: tuple[Path, str]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher" if launcher == "joblib" else "submitit")
+    completed(tmp_path / "sweep", *SPACE, *SEARCH[:2], "hydra.sweeper.n_trials=2", f"hydra/launcher={launcher}")
+    whole = params(undisturbed[0])
+    found = params(tmp_path / "sweep")
+    assert len(found) == 2 and found == {name: whole[name] for name in found}
+
+
+def test_a_sweep_of_two_workers_has_the_same_bits(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
+    completed(tmp_path / "sweep", *SPACE, *SEARCH[:2], "hydra.sweeper.n_trials=2", "workers=2")
+    whole = params(undisturbed[0])
+    found = params(tmp_path / "sweep")
+    assert len(found) == 2 and found == {name: whole[name] for name in found}
+    log = (tmp_path / "sweep/logs/trial_0000.log").read_text()
+    assert "2 workers" in log
+
+
+def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path / "sweep", "trainer.steps=4", "seed=0,1").wait()
+    assert outcome.code == 0, outcome.text
+    folders = [path.parent.name for path in (tmp_path / "sweep").glob("*/result.json")]
+    assert len(folders) == 2 and all("experiment=maml_sinusoid" in name for name in folders)
