@@ -25,6 +25,10 @@ _PR_SET_PDEATHSIG = 1
 _LARGEST_MESSAGE = 1 << 16
 
 
+class NurseryGoneError(RuntimeError):
+    """The process that forks the trials has died."""
+
+
 class Ended(NamedTuple):
     """A trial's process has ended: its exit code (below 0: the signal that killed it), and the trial's outcome where it
     lived to return one."""
@@ -72,7 +76,7 @@ class Slots:
         """The trials that have ended, after at most so many seconds.
 
         Raises:
-            RuntimeError: the nursery is gone.
+            NurseryGoneError: the nursery is gone, and its trials with it.
         """
         ended: list[Ended] = []
         self._socket.settimeout(seconds)
@@ -82,7 +86,7 @@ class Slots:
             except (TimeoutError, BlockingIOError):
                 break
             if not message:
-                raise RuntimeError("the process that starts the trials is gone; the same command resumes the sweep")
+                raise NurseryGoneError("the process that starts the trials is gone; the same command resumes the sweep")
             event = json.loads(message)
             number = event["number"]
             if "code" in event:

@@ -80,6 +80,12 @@ class Study:
                 storage=storage, study_name=name, directions=list(directions), load_if_exists=True
             )
 
+    def keep(self, name: str, value: int) -> int:
+        """The value that was noted under this name when the study was made; `value` in a new study."""
+        if name not in self._study.user_attrs:
+            self._study.set_user_attr(name, value)
+        return int(self._study.user_attrs[name])
+
     def close(self) -> None:
         """Lets another process hold the study."""
         self._held.close()

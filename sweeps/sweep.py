@@ -20,7 +20,7 @@ from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from sweeps.settings import Settings, settings_of
-from sweeps.slots import Slots
+from sweeps.slots import NurseryGoneError, Slots
 from sweeps.space import Space, SpaceError, as_overrides, dimension_of, to_plain
 
 JOURNAL = "study.journal"
@@ -105,7 +105,7 @@ def sweep(
         What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
 
     Raises:
-        SystemExit: 2 for a sweep that cannot be started, 130 or 143 for one that was stopped.
+        SystemExit: 1 if the nursery was killed, 2 if the sweep cannot be started, 130 or 143 if it was stopped.
         HydraException: more trials have failed than `max_failure_rate` allows.
     """
     task = Task.of(task_function)
@@ -123,6 +123,9 @@ def sweep(
     except SpaceError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except NurseryGoneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
 
 
 def _run(
@@ -142,6 +145,9 @@ def _run(
     except StudyError as error:
         raise SpaceError(str(error)) from error
     with closing(study):
+        # The law of exchanges must not change when the sweep resumes with other slots.
+        island_size = study.keep("island_size", chosen.islands.island_size)
+        chosen = chosen._replace(islands=chosen.islands._replace(island_size=island_size))
         (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config))
         if chosen.sampler == "grid" and chosen.n_trials is None:
             study.enqueue_grid(combinations(plan.space))

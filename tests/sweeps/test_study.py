@@ -157,3 +157,12 @@ def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
         study.enqueue_grid(combinations(grid))
     assert list(asked(study).values()) == wanted
     study.close()
+
+
+def test_the_size_of_an_island_stays_as_it_was_when_the_study_was_made(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    assert study.keep("island_size", 3) == 3
+    study.close()
+    study = opened(tmp_path)
+    assert study.keep("island_size", 1) == 3
+    study.close()

@@ -187,9 +187,9 @@ def run_until_killed(program: Program, kind: str, seconds: float) -> None:
         time.sleep(seconds)
         if program.process.poll() is None and len(tree(program.process.pid)) > 1:
             kill_some(program, kind)
-        if kind == "trial":
-            outcome = program.wait()
-            assert outcome.code == 0, outcome.text
+        outcome = program.wait()
+        assert outcome.code in (0, {"trial": 0, "nursery": 1, "controller": -signal.SIGKILL}[kind]), outcome.text
+        assert "Traceback" not in outcome.text
     finally:
         program.kill()
 
