@@ -1,7 +1,7 @@
 """Compares searches on functions whose minimum is known, as a Markdown table of the best loss.
 
     pip install optuna                                   the baseline TPE; nothing else needs it
-    python benchmarks/search.py --seeds 20 --jobs 4      50 minutes of CPU time, nearly all TPE's
+    python benchmarks/search.py --seeds 20 --jobs 4      40 minutes of CPU time, nearly all TPE's
 
 One trial runs at a time: every suggestion knows every earlier result.
 """

@@ -98,10 +98,10 @@ def identity_of(study: "optuna.Study") -> Mapping[str, Any]:
 
 def rebuild(folder: Path, study: "optuna.Study", identity: Mapping[str, Any]) -> list[Path]:
     """Writes the tables and plots; returns their files."""
-    from sweeps.study import _finished
+    from sweeps.study import finished_of
 
     frozen = study.get_trials(deepcopy=False)
-    trials = [_finished(trial) for trial in frozen if trial.state.is_finished()]
+    trials = [finished_of(trial) for trial in frozen if trial.state.is_finished()]
     directions = [direction.name.lower() for direction in study.directions]
     objectives = identity["objective"] or ["value"]
     count = identity["islands"].get("num_islands", 1) if identity["sampler"] == "islands" else 1

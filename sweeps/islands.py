@@ -12,10 +12,9 @@ never a parent and never leaves its island; in pollination a target drops one in
 import math
 import random
 from collections.abc import Iterable, Sequence
-from decimal import Decimal
 from typing import NamedTuple
 
-from sweeps.space import Category, Dimension, Number, Params, Space, Value, steps_of
+from sweeps.space import Category, Dimension, Number, Params, Space, Value, steps_of, value_at
 
 
 class Islands(NamedTuple):
@@ -250,9 +249,9 @@ def _uniform(rng: random.Random, dimension: Dimension) -> Value:
         return rng.uniform(low, high)
     steps = steps_of(number)
     if not number.log:
-        return _at(number, rng.randint(0, steps))
+        return value_at(number, rng.randint(0, steps))
     drawn = math.exp(rng.uniform(math.log(low), math.log(high + number.step)))
-    return _at(number, min(steps, int((drawn - low) / number.step)))
+    return value_at(number, min(steps, int((drawn - low) / number.step)))
 
 
 def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> float:
@@ -263,19 +262,12 @@ def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> fl
     else:
         moved = rng.gauss(value, (number.high - number.low) * sigma)
     inside = max(float(number.low), min(float(number.high), moved))
-    return inside if number.step is None else _at(number, round((inside - number.low) / number.step))
+    return inside if number.step is None else value_at(number, round((inside - number.low) / number.step))
 
 
 def _with_step(number: Number) -> Number:
     """A whole number without a step has the step 1."""
     return number._replace(step=1) if number.whole and number.step is None else number
-
-
-def _at(number: Number, index: int) -> int | float:
-    """The value after `index` steps from the low end, as the decimal that a person would write."""
-    assert number.step is not None
-    value = Decimal(repr(number.low)) + index * Decimal(repr(number.step))
-    return int(value) if number.whole else float(value)
 
 
 def _matrix(topology: Sequence[Sequence[int]] | None, count: int) -> tuple[tuple[int, ...], ...]:

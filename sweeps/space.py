@@ -7,6 +7,7 @@ meaning: `stop` is not among the values. `key=interval(low,high)` is a number be
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import (
@@ -85,14 +86,19 @@ def _range(override: Override, value: RangeSweep) -> Dimension:
     start, stop, step = value.start, value.stop, value.step
     if start is None or stop is None or not step:
         raise SpaceError(f"{override.input_line}: a range needs a start, a stop and a step that is not 0")
-    count = math.ceil((stop - start) / step - 1e-12)
+    first, end, by = (Decimal(repr(number)) for number in (start, stop, step))
+    count = math.ceil((end - first) / by)
     if count < 1:
         raise SpaceError(f"{override.input_line}: the range is empty: {stop} is not among its values")
     whole = all(isinstance(number, int) for number in (start, stop, step))
-    ends = sorted((start, start + (count - 1) * step))
+    low, high = sorted((first, first + (count - 1) * by))
+    log = "log" in value.tags
+    if log and low <= 0:
+        raise SpaceError(f"{override.input_line}: a logarithmic range must begin above 0; it begins at {low}")
     if count == 1:
         return Category((str(start),))
-    return Number(ends[0], ends[1], log="log" in value.tags, step=abs(step), whole=whole)
+    as_number = int if whole else float
+    return Number(as_number(low), as_number(high), log=log, step=abs(step), whole=whole)
 
 
 def as_overrides(params: Mapping[str, Value]) -> list[str]:
@@ -119,6 +125,13 @@ def steps_of(number: Number) -> int:
     """How many steps lie between both ends of a number with a step."""
     assert number.step is not None
     return round((number.high - number.low) / number.step)
+
+
+def value_at(number: Number, index: int) -> int | float:
+    """The value after `index` steps from the low end, as the decimal that a person would write."""
+    assert number.step is not None
+    value = Decimal(repr(number.low)) + index * Decimal(repr(number.step))
+    return int(value) if number.whole else float(value)
 
 
 def ends_of(dimension: Dimension) -> tuple[Value, ...]:

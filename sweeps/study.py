@@ -25,7 +25,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps import islands
-from sweeps.space import Category, Dimension, Number, Params, Space, steps_of
+from sweeps.space import Category, Dimension, Number, Params, Space, steps_of, value_at
 from sweeps.terms import COMPLETED, DIVERGED, FAILED, PRUNED, Direction, Finished, Trial, Values
 
 OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
@@ -174,7 +174,7 @@ class Study:
 
     def finished(self) -> list[Finished]:
         """The trials that have ended, in the order in which they were told."""
-        ended = [_finished(trial) for trial in self._trials() if trial.state.is_finished()]
+        ended = [finished_of(trial) for trial in self._trials() if trial.state.is_finished()]
         return sorted(ended, key=lambda trial: (trial.told, trial.number))
 
     def losses(self) -> list[islands.Finished]:
@@ -200,7 +200,8 @@ class Study:
         return self._trials()[number]._trial_id
 
 
-def _finished(trial: FrozenTrial) -> Finished:
+def finished_of(trial: FrozenTrial) -> Finished:
+    """A trial that has ended, as Optuna has it."""
     notes = trial.user_attrs
     values = tuple(trial.values) if trial.values is not None else tuple(notes.get(VALUES, ())) or None
     seconds = trial.duration.total_seconds() if trial.duration is not None else None
@@ -229,8 +230,7 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 def values_of(number: Number) -> list[int | float]:
     """All values of a number with a step."""
     assert number.step is not None
-    values = [number.low + step * number.step for step in range(steps_of(number) + 1)]
-    return [int(value) for value in values] if number.whole else values
+    return [value_at(number, index) for index in range(steps_of(number) + 1)]
 
 
 def _suggest(trial: optuna.trial.Trial, name: str, dimension: Dimension, drawn: BaseDistribution) -> Any:

@@ -156,7 +156,8 @@ def _run(
         else:
             study.enqueue(chosen.n_trials or 0)
         names = chosen.objective or ["value"]
-        view = View(study.count(), names, chosen.directions, chosen.n_jobs, study.finished())
+        islands = chosen.islands.num_islands if chosen.sampler == "islands" else 1
+        view = View(study.count(), names, chosen.directions, chosen.n_jobs, study.finished(), islands=islands)
         folder_of = _trial_folders(config, folder)
         records = Records(
             study,

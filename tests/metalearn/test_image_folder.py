@@ -242,6 +242,8 @@ def test_the_cache_file_that_is_read_is_named(
 ) -> None:
     root = tmp_path / "animals"
     put(root, ANIMALS)
+    # an earlier test in this process may have sent this logger elsewhere
+    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
     caplog.set_level(logging.INFO)
     source(root).episodes("train", torch.tensor([0]))

@@ -333,6 +333,8 @@ def test_a_root_that_is_not_read_is_named_beside_the_cache_file(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
+    # an earlier test in this process may have sent this logger elsewhere
+    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
     caplog.set_level(logging.INFO)
     np.lib.format.open_memmap(tmp_path / file, "w+", np.uint8, shape)

@@ -1,5 +1,7 @@
 """Hydra's own suites for launchers and sweepers, with the sweeper `async` and two slots."""
 
+from collections.abc import Iterator
+
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
@@ -8,6 +10,7 @@ from hydra.test_utils.launcher_common_tests import (
     IntegrationTestSuite,
     LauncherTestSuite,
 )
+from hydra.version import _UNSPECIFIED_, VersionBase
 from omegaconf import DictConfig
 
 from tests.runs import ROOT
@@ -17,9 +20,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*change working directory:UserW
 
 
 @pytest.fixture(autouse=True)
-def found_by_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suites start programs in folders of their own; they must find our plugin there."""
+def as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The suites want a Hydra that no earlier test has told a version; and the programs that they start in folders of
+    their own must find our plugin."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    before = VersionBase.instance()
+    VersionBase.set_instance(VersionBase.__new__(VersionBase))
+    VersionBase.instance().version_base = _UNSPECIFIED_
+    yield
+    VersionBase.set_instance(before)
 
 
 OVERRIDES = ["hydra/sweeper=async", "hydra.sweeper.n_jobs=2"]

@@ -509,9 +509,10 @@ def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path)
 
 
 def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
-    settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "island_size": 1, "migration_probability": 1.0}
+    settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "migration_probability": 1.0}
     identity = {"space": to_plain(SPACE), "objective": None, "sampler": "islands", "islands": settings}
     study = Study(tmp_path / "elsewhere.journal", "first", SPACE, ["minimize"], identity)
+    study.keep("island_size", 1)
     study.enqueue(4)
     for number in range(4):
         study.ask(optuna.samplers.RandomSampler(seed=number))

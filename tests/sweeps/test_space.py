@@ -33,6 +33,8 @@ def plan(*arguments: str, **params: str) -> dict[str, Dimension]:
         ("x=range(0,10,3)", Number(0, 9, step=3, whole=True)),
         ("x=range(5)", Number(0, 4, step=1, whole=True)),
         ("x=range(0,1,0.25)", Number(0, 0.75, step=0.25)),
+        ("x=range(0.3,1.2,0.3)", Number(0.3, 0.9, step=0.3)),
+        ("x=range(1.0,0.1,-0.1)", Number(0.2, 1.0, step=0.1)),
     ],
 )
 def test_a_dimension_is_what_hydra_means(override: str, dimension: Dimension) -> None:
@@ -52,6 +54,7 @@ def test_a_dimension_is_what_hydra_means(override: str, dimension: Dimension) ->
         ("x=interval(1,1)", "is empty"),
         ("x=tag(log,interval(0,1))", "must begin above 0"),
         ("x=range(3,3)", "the range is empty"),
+        ("x=tag(log,range(0,10))", "must begin above 0"),
     ],
 )
 def test_an_impossible_dimension_is_refused(override: str, message: str) -> None:

@@ -1,228 +1,22 @@
-"""What a sweep shows: its tables, its plots, and the view of a person while it runs."""
+"""The plots of a sweep."""
 
-import csv
-import heapq
-import io
-import logging
 import math
-import os
-import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sweeps.islands import Exchange
-from sweeps.space import Dimension, Number, Params, Space, Value
+from sweeps.space import Dimension, Number, Space, Value
 from sweeps.terms import COMPLETED, DIVERGED, FAILED, PRUNED, Finished
 
 if TYPE_CHECKING:
-    import optuna
-
-    from sweeps.study import Study
-
-OUTCOMES = (COMPLETED, PRUNED, DIVERGED, FAILED)
-
-log = logging.getLogger("sweeps")
+    pass
 
 
-def best_trials(trials: Iterable[Finished], directions: Sequence[str]) -> list[Finished]:
-    """The best completed trial, of equal ones the earliest; of several objectives the Pareto front, by number."""
-    completed = [trial for trial in trials if losses_of(trial, directions) is not None]
-    ranked = sorted(completed, key=lambda trial: (losses_of(trial, directions), trial.told))
-    if len(directions) == 1:
-        return ranked[:1]
-    front: list[Finished] = []
-    for trial in ranked:  # what beats a trial has a smaller key, and is on the front or beaten by it
-        if not any(_beats(other, trial, directions) for other in front):
-            front.append(trial)
-    return sorted(front, key=lambda trial: trial.number)
-
-
-def losses_of(trial: Finished, directions: Sequence[str]) -> tuple[float, ...] | None:
-    """The values of a completed trial with the sign that makes lower better."""
-    if trial.outcome != COMPLETED or trial.values is None:
-        return None
-    return tuple(
-        -value if direction == "maximize" else value for value, direction in zip(trial.values, directions, strict=True)
-    )
-
-
-def _beats(a: Finished, b: Finished, directions: Sequence[str]) -> bool:
-    first, second = losses_of(a, directions), losses_of(b, directions)
-    assert first is not None and second is not None
-    return first != second and all(x <= y for x, y in zip(first, second, strict=True))
-
-
-# Tables
-
-
-def write_tables(
-    folder: Path,
-    trials: Sequence[Finished],
-    objectives: Sequence[str],
-    directions: Sequence[str],
-    *,
-    total: int,
-    command: str | None,
-    islands: int = 1,
-    name: str = "optuna",
-    folder_of: Callable[[int], str] = str,
-) -> None:
-    """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
-
-    Args:
-        folder: of the sweep.
-        trials: all that have ended.
-        objectives: their names.
-        directions: `minimize` or `maximize` for each objective.
-        total: how many trials the sweep is to have.
-        command: the command that trains the best configuration.
-        islands: trial n belongs to island n mod `islands`; 1 leaves this column out.
-        name: of the sweeper.
-        folder_of: from a trial's number to its folder in the sweep's.
-    """
-    _write_atomically(folder / "trials.csv", _csv(trials, objectives, islands))
-    results = _results(trials, objectives, directions, total, command, name, folder_of)
-    _write_atomically(folder / "optimization_results.yaml", _yaml(results))
-
-
-def _csv(trials: Sequence[Finished], objectives: Sequence[str], islands: int) -> str:
-    ordered = sorted(trials, key=lambda trial: trial.number)
-    params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
-    lane = ["island"] if islands > 1 else []
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["number", "told", "outcome", *lane, *objectives, "seconds", "same_as", "failure", *params])
-    for trial in ordered:
-        writer.writerow([
-            trial.number, trial.told, trial.outcome, *([trial.number % islands] if lane else []),
-            *(trial.values or [""] * len(objectives)), trial.seconds, trial.same_as, " ".join(trial.failure.split()),
-            *(trial.params.get(key, "") for key in params),
-        ])  # fmt: skip
-    return text.getvalue()
-
-
-def _results(
-    trials: Sequence[Finished],
-    objectives: Sequence[str],
-    directions: Sequence[str],
-    total: int,
-    command: str | None,
-    name: str,
-    folder_of: Callable[[int], str],
-) -> dict[str, Any]:
-    best = best_trials(trials, directions)
-    results: dict[str, Any] = {"name": name}
-    if len(objectives) == 1:
-        trial = best[0] if best else None
-        results["best_params"] = _plain_params(trial.params) if trial else None
-        results["best_value"] = trial.values[0] if trial and trial.values else None
-        results["best_trial"] = trial.number if trial else None
-        results["best_folder"] = folder_of(trial.number) if trial else None
-    else:
-        results["solutions"] = [
-            {
-                "params": _plain_params(trial.params),
-                "values": list(trial.values or ()),
-                "trial": trial.number,
-                "folder": folder_of(trial.number),
-            }
-            for trial in best
-        ]
-    counts = Counter(trial.outcome for trial in trials)
-    return {
-        **results,
-        "command": command,
-        "objectives": dict(zip(objectives, directions, strict=True)),
-        "trials": {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}},
-    }
-
-
-def _plain_params(params: Params) -> dict[str, Any]:
-    return {key: _plain(value) if isinstance(value, str) else value for key, value in params.items()}
-
-
-@lru_cache(maxsize=4096)
-def _plain(text: str) -> str | int | float | bool | None:
-    """What Hydra reads in the text of an override, where that is one plain value; else the text."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        value: Any = OverridesParser.create().parse_override(f"key={text}").value()
-    except HydraException:
-        return text
-    return value if isinstance(value, str | int | float | None) else text
-
-
-def best_command(folder: Path, number: int) -> str | None:
-    """The command in optimization_results.yaml, where trial `number` is its best one."""
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        results = yaml.safe_load((folder / "optimization_results.yaml").read_text())
-    except (FileNotFoundError, ValueError, yaml.YAMLError):
-        return None
-    return results.get("command") if isinstance(results, dict) and results.get("best_trial") == number else None
-
-
-def _yaml(results: Mapping[str, Any]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(dict(results), sort_keys=False, allow_unicode=True, width=math.inf))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-# Importances
-
-
-_FEWEST, _FEWEST_TOP = 10, 5
-"""Importances need so many completed trials; at least so many of them count as the top ones."""
-
-
-def importances(study: "Study") -> dict[str, float] | None:
-    """The importances of a study's parameters, as `importances_of` computes them."""
-    return importances_of(study.optuna_study())
-
-
-def importances_of(study: "optuna.Study") -> dict[str, float] | None:
-    """How much each parameter decides whether a trial is among the best tenth, with the sum 1, the largest first.
-
-    None with fewer than 10 completed trials, with several objectives, or where no parameter matters.
-    Watanabe et al. 2023, "PED-ANOVA" (arXiv 2304.10255). With few trials the best five take the place of the tenth.
-    """
-    import optuna
-
-    completed = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-    if len(study.directions) > 1 or len(completed) < _FEWEST:
-        return None
-    top = max(0.1, _FEWEST_TOP / len(completed))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
-            raw = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
-        except Exception as error:  # a plot less must not end a sweep
-            log.warning("no importances: %s: %s", type(error).__name__, error)
-            return None
-    total = sum(raw.values())
-    if not (math.isfinite(total) and total > 0):
-        return None
-    ranked = sorted(raw.items(), key=lambda item: (-item[1], item[0]))
-    return {key: value / total for key, value in ranked}
-
-
-# Plots
-
+from sweeps.report.ranking import OUTCOMES, best_trials, losses_of
+from sweeps.report.words import count_text, number_text
 
 _BLUE, _ORANGE, _RED, _GREEN, _GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
 _STYLES = {COMPLETED: ("o", _BLUE), PRUNED: ("v", _ORANGE), DIVERGED: ("x", _RED), FAILED: ("P", "#444444")}
@@ -341,7 +135,9 @@ def _draw_history(axes: Any, ended: _Ended, objective: int, places: Mapping[int,
         axes.plot(
             [*x, len(places) + 0.5], [*y, y[-1]], drawstyle="steps-post", color=_GREEN, lw=1.6, label="best so far"
         )
-        axes.set_title(f"best {_number(y[-1])} (trial {steps[-1][0].number})", fontsize=9, loc="right", color=_GREEN)
+        axes.set_title(
+            f"best {number_text(y[-1])} (trial {steps[-1][0].number})", fontsize=9, loc="right", color=_GREEN
+        )
     else:
         _say(axes, "no completed trial has a value yet")
     _scale(axes.yaxis, [t.values[objective] for t in ended.trials if t.values], ended.directions[objective])
@@ -629,8 +425,8 @@ def _number_axis(name: str, low: float, high: float, log: bool, whole: bool = Fa
             return math.log(value / low) / math.log(high / low)
         return (value - low) / (high - low)
 
-    inner = [(height(tick) or 0.0, _number(tick)) for tick in _inner_ticks(low, high, log, whole)]
-    outer = [(0.5, _number(low))] if low == high else [(0.0, _number(low)), (1.0, _number(high))]
+    inner = [(height(tick) or 0.0, number_text(tick)) for tick in _inner_ticks(low, high, log, whole)]
+    outer = [(0.5, number_text(low))] if low == high else [(0.0, number_text(low)), (1.0, number_text(high))]
     label = _label(name, 19) + ("\n(log)" if log else "")
     return _Axis(label, [*outer, *(tick for tick in inner if 0.06 < tick[0] < 0.94)], height)
 
@@ -683,7 +479,7 @@ def _save(figure: Any, path: Path) -> Path:
 def _title(figure: Any, text: str, ended: _Ended) -> None:
     counts = Counter(trial.outcome for trial in ended.trials)
     parts = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
-    figure.suptitle(f"{text}\n{_count(len(ended.trials), 'trial')}{': ' if parts else ''}{parts}", fontsize=11)
+    figure.suptitle(f"{text}\n{count_text(len(ended.trials), 'trial')}{': ' if parts else ''}{parts}", fontsize=11)
 
 
 def _legend_below(figure: Any, panels: Iterable[Any]) -> None:
@@ -731,241 +527,3 @@ def _shortened(text: str, width: int) -> str:
 def _escaped(text: str) -> str:
     """Matplotlib would read what stands between two dollar signs as mathematics."""
     return text.replace("$", r"\$")
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-# The view of a running sweep
-
-
-class _Running(NamedTuple):
-    started: float
-    step: int | None = None
-    value: float | None = None
-
-
-_LATEST = 6
-"""So many ended trials stay in the table."""
-
-
-class View:
-    """Shows a running sweep: a live table on a terminal, log lines elsewhere. Call `refresh` about twice a second.
-
-    Args:
-        total: how many trials the sweep is to have.
-        objectives: their names.
-        directions: `minimize` or `maximize` for each objective.
-        slots: how many trials run at a time.
-        done: trials that ended in earlier sessions.
-        islands: trial n belongs to island n mod `islands`.
-        stream: where the table goes; stderr by default.
-        clock: seconds that never go back.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        objectives: Sequence[str],
-        directions: Sequence[str],
-        slots: int,
-        done: Sequence[Finished] = (),
-        *,
-        islands: int = 1,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._total, self._slots, self._islands, self._clock = total, slots, islands, clock
-        self._objectives, self._directions = tuple(objectives), tuple(directions)
-        self._ended = list(done)
-        self._best = best_trials(self._ended, self._directions)
-        self._elapsed = [trial.seconds for trial in done if trial.seconds is not None]
-        self._running: dict[int, _Running] = {}
-        stream = sys.stderr if stream is None else stream
-        self._stream = stream if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") else None
-        self._live: Any = None
-        self._undo: Callable[[], None] = lambda: None
-
-    def start(self, number: int, params: Params) -> None:
-        """A trial starts."""
-        self._running[number] = _Running(self._clock())
-        if self._stream is None:
-            settings = " ".join(f"{k}={_number(v) if isinstance(v, float) else v}" for k, v in params.items())
-            log.info("trial %d: starts with %s", number, settings or "the defaults")
-
-    def progress(self, number: int, step: int, value: float) -> None:
-        """A running trial has an intermediate value."""
-        if number in self._running:
-            self._running[number] = self._running[number]._replace(step=step, value=value)
-
-    def end(self, trial: Finished) -> None:
-        """A trial has ended, perhaps without a start: its values may be those of another trial."""
-        running = self._running.pop(trial.number, None)
-        # A trial that resumed may have waited for days between its two runs.
-        elapsed = self._clock() - running.started if running else trial.seconds
-        if elapsed is not None:
-            self._elapsed.append(elapsed)
-        shown = trial if trial.seconds is not None else trial._replace(seconds=elapsed)
-        self._ended.append(shown)
-        self._best = best_trials([*self._best, shown], self._directions)
-        if self._stream is None:
-            parts = [f"{_count_done(len(self._ended), self._total)}", *self._left()]
-            best = [_best_text(self._best, self._objectives, name=False)] if self._best else []
-            log.info("%s; %s", _ended_text(shown, self._objectives), "; ".join([*best, ", ".join(parts)]))
-
-    def refresh(self) -> None:
-        """Draws the table again."""
-        if self._stream is None:
-            return
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(file=self._stream), auto_refresh=False)
-            self._live.start()
-            self._live.console.show_cursor(True)  # a killed sweep must not leave a terminal without one
-            self._undo = _send_logs_to(sys.stderr)
-        self._live.update(self._table(self._live.console.size.height), refresh=True)
-
-    def close(self) -> None:
-        """Leaves the last table on the terminal."""
-        if self._live is not None:
-            self.refresh()
-            self._undo()
-            self._live.stop()
-            self._live = None
-            self._stream = None
-
-    def _left(self) -> list[str]:
-        """The estimated time left, if there is an estimate."""
-        now = self._clock()
-        running = [now - trial.started for trial in self._running.values()]
-        waiting = self._total - len(self._ended) - len(running)
-        seconds = seconds_left(self._elapsed, running, waiting, self._slots)
-        return [f"about {_rounded(seconds)} left"] if seconds is not None and (running or waiting > 0) else []
-
-    def _table(self, height: int) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        header = [
-            _count_done(len(self._ended), self._total),
-            *([_best_text(self._best, self._objectives, name=True)] if self._best else []),
-            f"{len(self._running)} of {_count(self._slots, 'slot')} busy",
-            *self._left(),
-        ]
-        table = Table(header_style="bold")
-        table.add_column("trial", justify="right")
-        table.add_column("state", max_width=40, overflow="ellipsis", no_wrap=True)
-        table.add_column("step", justify="right")
-        table.add_column(Text(" / ".join(self._objectives)), justify="right", max_width=30)
-        table.add_column("")
-        if self._islands > 1:
-            table.add_column("island", justify="right")
-        table.add_column("elapsed", justify="right")
-
-        def add(number: int, state: str, style: str, step: str, value: str, mark: str, elapsed: float | None) -> None:
-            lane = [str(number % self._islands)] if self._islands > 1 else []
-            took = "" if elapsed is None else _took(elapsed)
-            table.add_row(str(number), Text(state, style), step, value, Text(mark, "bold green"), *lane, took)
-
-        latest = self._ended[-_LATEST:]
-        room = max(1, height - 7 - len(latest))  # header, head of the table, borders, and the line for those left out
-        running = sorted(self._running.items())
-        now = self._clock()
-        for number, trial in running[:room]:
-            step = "" if trial.step is None else str(trial.step)
-            value = "" if trial.value is None else _number(trial.value)
-            add(number, "running", "cyan", step, value, "", now - trial.started)
-        if running:
-            table.add_section()
-        best = {trial.number for trial in self._best}
-        for ended in reversed(latest):
-            colour = {COMPLETED: "green", PRUNED: "yellow"}.get(ended.outcome, "red")
-            values = " / ".join(map(_number, ended.values or ()))
-            mark = "best" if ended.number in best else ""
-            add(ended.number, _state(ended), colour, "", values, mark, ended.seconds)
-        hidden = [Text(f"and {len(running) - room} more that run", "dim")] if len(running) > room else []
-        return Group(Text(" · ".join(header), "bold"), table, *hidden)
-
-
-def _send_logs_to(stream: TextIO) -> Callable[[], None]:
-    """Sends log lines for the terminal to `stream`, which writes them above a live table; returns what undoes this."""
-    handlers = [
-        handler
-        for handler in (*logging.getLogger().handlers, *log.handlers)
-        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.__stdout__, sys.__stderr__)
-    ]
-    before = [(handler, handler.setStream(stream)) for handler in handlers if handler.stream.isatty()]
-
-    def undo() -> None:
-        for handler, own in before:
-            if own is not None:
-                handler.setStream(own)
-
-    return undo
-
-
-def seconds_left(elapsed: Sequence[float], running: Sequence[float], waiting: int, slots: int) -> float | None:
-    """The estimated time until all trials have ended, if each takes the mean time. None before one has ended.
-
-    Args:
-        elapsed: seconds of the trials that have ended.
-        running: seconds since each running trial started.
-        waiting: how many trials have not started.
-        slots: how many run at a time.
-    """
-    if not elapsed:
-        return None
-    mean = sum(elapsed) / len(elapsed)
-    free = [max(0.0, mean - seconds) for seconds in running]
-    free += [0.0] * (slots - len(free))
-    heapq.heapify(free)
-    for _ in range(waiting):
-        heapq.heapreplace(free, free[0] + mean)
-    return max(free)
-
-
-def _count_done(done: int, total: int) -> str:
-    return f"{done} of {total} done"
-
-
-def _best_text(best: Sequence[Finished], objectives: Sequence[str], *, name: bool) -> str:
-    if len(objectives) > 1:
-        return f"Pareto front of {_count(len(best), 'trial')}"
-    assert best[0].values is not None
-    return f"best{' ' + objectives[0] if name else ''} {_number(best[0].values[0])} (trial {best[0].number})"
-
-
-def _ended_text(trial: Finished, objectives: Sequence[str]) -> str:
-    values = [f"{name} {_number(value)}" for name, value in zip(objectives, trial.values or (), strict=False)]
-    took = [] if trial.seconds is None else [_took(trial.seconds)]
-    return f"trial {trial.number}: " + ", ".join([_state(trial), *values, *took])
-
-
-def _state(trial: Finished) -> str:
-    notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
-    notes += [" ".join(trial.failure.split())] if trial.failure else []
-    return f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
-
-
-def _took(seconds: float) -> str:
-    """An elapsed time, exact enough to compare trials."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _rounded(seconds: float) -> str:
-    """An estimated time in the largest unit that fits."""
-    if seconds < 60:
-        return f"{math.ceil(seconds)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

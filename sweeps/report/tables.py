@@ -1,0 +1,141 @@
+"""The tables of a sweep: trials.csv and optimization_results.yaml."""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeps.space import Params
+from sweeps.terms import Finished
+
+if TYPE_CHECKING:
+    pass
+
+
+from sweeps.report.ranking import OUTCOMES, best_trials
+
+
+def write_tables(
+    folder: Path,
+    trials: Sequence[Finished],
+    objectives: Sequence[str],
+    directions: Sequence[str],
+    *,
+    total: int,
+    command: str | None,
+    islands: int = 1,
+    name: str = "optuna",
+    folder_of: Callable[[int], str] = str,
+) -> None:
+    """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
+
+    Args:
+        folder: of the sweep.
+        trials: all that have ended.
+        objectives: their names.
+        directions: `minimize` or `maximize` for each objective.
+        total: how many trials the sweep is to have.
+        command: the command that trains the best configuration.
+        islands: trial n belongs to island n mod `islands`; 1 leaves this column out.
+        name: of the sweeper.
+        folder_of: from a trial's number to its folder in the sweep's.
+    """
+    _write_atomically(folder / "trials.csv", _csv(trials, objectives, islands))
+    results = _results(trials, objectives, directions, total, command, name, folder_of)
+    _write_atomically(folder / "optimization_results.yaml", _yaml(results))
+
+
+def _csv(trials: Sequence[Finished], objectives: Sequence[str], islands: int) -> str:
+    ordered = sorted(trials, key=lambda trial: trial.number)
+    params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
+    lane = ["island"] if islands > 1 else []
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["number", "told", "outcome", *lane, *objectives, "seconds", "same_as", "failure", *params])
+    for trial in ordered:
+        writer.writerow([
+            trial.number, trial.told, trial.outcome, *([trial.number % islands] if lane else []),
+            *(trial.values or [""] * len(objectives)), trial.seconds, trial.same_as, " ".join(trial.failure.split()),
+            *(trial.params.get(key, "") for key in params),
+        ])  # fmt: skip
+    return text.getvalue()
+
+
+def _results(
+    trials: Sequence[Finished],
+    objectives: Sequence[str],
+    directions: Sequence[str],
+    total: int,
+    command: str | None,
+    name: str,
+    folder_of: Callable[[int], str],
+) -> dict[str, Any]:
+    best = best_trials(trials, directions)
+    results: dict[str, Any] = {"name": name}
+    if len(objectives) == 1:
+        trial = best[0] if best else None
+        results["best_params"] = _plain_params(trial.params) if trial else None
+        results["best_value"] = trial.values[0] if trial and trial.values else None
+        results["best_trial"] = trial.number if trial else None
+        results["best_folder"] = folder_of(trial.number) if trial else None
+    else:
+        results["solutions"] = [
+            {
+                "params": _plain_params(trial.params),
+                "values": list(trial.values or ()),
+                "trial": trial.number,
+                "folder": folder_of(trial.number),
+            }
+            for trial in best
+        ]
+    counts = Counter(trial.outcome for trial in trials)
+    return {
+        **results,
+        "command": command,
+        "objectives": dict(zip(objectives, directions, strict=True)),
+        "trials": {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}},
+    }
+
+
+def _plain_params(params: Params) -> dict[str, Any]:
+    return {key: _plain(value) if isinstance(value, str) else value for key, value in params.items()}
+
+
+@lru_cache(maxsize=4096)
+def _plain(text: str) -> str | int | float | bool | None:
+    """What Hydra reads in the text of an override, where that is one plain value; else the text."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        value: Any = OverridesParser.create().parse_override(f"key={text}").value()
+    except HydraException:
+        return text
+    return value if isinstance(value, str | int | float | None) else text
+
+
+def best_command(folder: Path, number: int) -> str | None:
+    """The command in optimization_results.yaml, where trial `number` is its best one."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        results = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    except (FileNotFoundError, ValueError, yaml.YAMLError):
+        return None
+    return results.get("command") if isinstance(results, dict) and results.get("best_trial") == number else None
+
+
+def _yaml(results: Mapping[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(dict(results), sort_keys=False, allow_unicode=True, width=math.inf))
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
