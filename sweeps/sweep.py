@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
@@ -22,6 +22,10 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from sweeps.settings import Settings, settings_of
 from sweeps.slots import NurseryGoneError, Slots
 from sweeps.space import Space, SpaceError, as_overrides, dimension_of, to_plain
+from sweeps.terms import FAILED
+
+if TYPE_CHECKING:
+    from sweeps.study import Study
 
 JOURNAL = "study.journal"
 
@@ -136,37 +140,19 @@ def _run(
     from sweeps.pruning import Watch
     from sweeps.records import Records
     from sweeps.report import View
-    from sweeps.samplers import combinations, pruner_of, sampler_of
-    from sweeps.study import Study, StudyError
+    from sweeps.samplers import pruner_of, sampler_of
 
-    journal = Path(chosen.storage) if chosen.storage else folder / JOURNAL
-    try:
-        study = Study(journal, chosen.study_name, plan.space, chosen.directions, _identity(plan, chosen, task, config))
-    except StudyError as error:
-        raise SpaceError(str(error)) from error
+    study = _open_study(plan, chosen, task, config, folder)
     with closing(study):
         # The law of exchanges must not change when the sweep resumes with other slots.
         island_size = study.keep("island_size", chosen.islands.island_size)
         chosen = chosen._replace(islands=chosen.islands._replace(island_size=island_size))
-        (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config))
-        if chosen.sampler == "grid" and chosen.n_trials is None:
-            study.enqueue_grid(combinations(plan.space))
-        elif chosen.sampler == "grid":
-            study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
-        else:
-            study.enqueue(chosen.n_trials or 0)
         names = chosen.objective or ["value"]
         islands = chosen.islands.num_islands if chosen.sampler == "islands" else 1
         view = View(study.count(), names, chosen.directions, chosen.n_jobs, study.finished(), islands=islands)
         folder_of = _trial_folders(config, folder)
         records = Records(
-            study,
-            plan,
-            chosen,
-            task,
-            folder,
-            names,
-            lambda number: folder_of(number).name if folder_of else str(number),
+            study, plan, chosen, task, folder, names, lambda n: folder_of(n).name if folder_of else str(n)
         )
         watch = None
         if folder_of is not None and chosen.objective:
@@ -187,15 +173,42 @@ def _run(
             raise SystemExit(128 + stopped)
         records.draw()
         records.announce()
-        failed = [trial for trial in study.finished() if trial.outcome == "failed"]
-        if len(failed) > chosen.max_failure_rate * study.count():
-            reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
-            raise HydraException(
-                f"{len(failed)} of {study.count()} trials have failed, and hydra.sweeper.max_failure_rate="
-                f"{chosen.max_failure_rate:g}:\n{reasons}"
-            )
-        returned = [_job_return(controller.returned[number]) for number in sorted(controller.returned)]
+        _check_failures(study, chosen.max_failure_rate)
+    returned = [_job_return(controller.returned[number]) for number in sorted(controller.returned)]
     return [returned[i : i + chosen.n_jobs] for i in range(0, len(returned), chosen.n_jobs)]
+
+
+def _open_study(plan: Plan, chosen: Settings, task: Task, config: DictConfig, folder: Path) -> "Study":
+    """The study with all its trials, new or as it was left; and Hydra's multirun.yaml beside it.
+
+    Raises:
+        SpaceError: another process holds it, or it belongs to another sweep.
+    """
+    from sweeps.samplers import combinations
+    from sweeps.study import Study, StudyError
+
+    journal = Path(chosen.storage) if chosen.storage else folder / JOURNAL
+    try:
+        study = Study(journal, chosen.study_name, plan.space, chosen.directions, _identity(plan, chosen, task, config))
+    except StudyError as error:
+        raise SpaceError(str(error)) from error
+    (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config))
+    if chosen.sampler == "grid":
+        study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
+    else:
+        study.enqueue(chosen.n_trials or 0)
+    return study
+
+
+def _check_failures(study: "Study", allowed: float) -> None:
+    """Raises HydraException if a larger share of the trials has failed than is allowed."""
+    failed = [trial for trial in study.finished() if trial.outcome == FAILED]
+    if len(failed) > allowed * study.count():
+        reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
+        raise HydraException(
+            f"{len(failed)} of {study.count()} trials have failed, and hydra.sweeper.max_failure_rate={allowed:g}:\n"
+            f"{reasons}"
+        )
 
 
 def _identity(plan: Plan, chosen: Settings, task: Task, config: DictConfig) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from omegaconf import DictConfig
 from tests.runs import ROOT
 
 # the suites' applications leave it to Hydra whether to change the working folder, of which it warns
-pytestmark = pytest.mark.filterwarnings("ignore:.*change working directory:UserWarning")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore:.*change working directory:UserWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
