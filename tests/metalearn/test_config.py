@@ -241,6 +241,7 @@ WRONG_VALUES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("overrides", "named"), WRONG_VALUES, ids=[pair[0] for pair in WRONG_VALUES])
 def test_impossible_values_are_reported_before_anything_is_made(
     overrides: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

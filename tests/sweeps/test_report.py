@@ -25,6 +25,8 @@ from sweeps.space import Category, Number, Params, Space, to_plain
 from sweeps.study import Study
 from sweeps.terms import Finished, Values
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SPACE: Space = {
