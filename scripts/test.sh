@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up .venv if need be, then runs the tests: ./scripts/test.sh [--fast | --slow] [pytest arguments].
-# --fast leaves out what starts programs or takes long: under two minutes. --slow adds what takes minutes.
+# --fast leaves out what starts programs or takes long. --slow adds what takes minutes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
