@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sweeps.outcome import RETRY, STOPPED, Result, result_of
 from sweeps.pruning import Watch
@@ -31,12 +31,6 @@ class Limits(NamedTuple):
     n_jobs: int
     max_retries: int
     searching: bool
-
-
-class Records(Protocol):
-    """What is written after every trial."""
-
-    def __call__(self) -> None: ...
 
 
 class Controller:
@@ -65,7 +59,7 @@ class Controller:
         limits: Limits,
         watch: Watch | None,
         view: View,
-        record: Records,
+        record: Callable[[], None],
     ) -> None:
         self._study, self._slots, self._overrides_of, self._sampler_of = study, slots, overrides_of, sampler_of
         self._objective, self._limits, self._watch, self._view, self._record = objective, limits, watch, view, record
