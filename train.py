@@ -58,14 +58,15 @@ def run_job(job: Job) -> int:
     set_up_torch(job.config)
     parts = assemble(job)
     log_to_terminal(logging.ERROR if started_by_launcher() or not ranks.leads(job) else logging.INFO)
-    state = folder.inspect(job.run_dir, job.config) if ranks.leads(job) else None
+    state = folder.inspect(job.run_dir, job.config, parts.start) if ranks.leads(job) else None
     if state is not None and state.result is not None:
         print(folder.run_report(job.run_dir, state.result))
         return OK
     if state is None and folder.is_finished(job.run_dir, job.config):
         return OK
-    if folder.is_paused(job.run_dir):
-        print(f"paused: remove {job.run_dir / folder.STOP}, and the same command resumes the run")
+    pause = folder.pause_of(job.run_dir, job.config.pause_after)
+    if pause:
+        print(pause)
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
     if job.workers > 1 and not started_as_rank():
@@ -74,7 +75,7 @@ def run_job(job: Job) -> int:
         return ranks.serve(parts, lambda strategy: follow(job, parts, strategy))
     log_to_terminal()  # the launcher has logged what was checked above
     with folder.lock(job.run_dir):
-        state = folder.inspect(job.run_dir, job.config)  # another process may have held the folder and gone on
+        state = folder.inspect(job.run_dir, job.config, parts.start)  # another process may have been in it
         if job.in_sweep:
             return ranks.lead(job, parts, state)
         return run_by_hydra(lambda config: ranks.lead(job, parts, state))

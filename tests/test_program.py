@@ -10,7 +10,7 @@ import pytest
 
 from metalearn.config.compose import compose_config, differences, to_container
 from metalearn.config.help import config_page
-from metalearn.config.saved import MOVED, with_present_targets
+from metalearn.config.saved import FREE_KEYS, MOVED, with_present_targets
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.thorough
@@ -43,7 +43,7 @@ def test_a_config_saved_by_an_earlier_version_is_the_same_run() -> None:
     overrides = ["experiment=maml_glyphs", "trainer.steps=40", "trainer.val_every=20", "checkpoint.every=20"]
     now = to_container(compose_config(overrides).config)
     assert differences(SAVED, now)
-    assert not differences(with_present_targets(SAVED), now)
+    assert set(differences(with_present_targets(SAVED), now)) <= set(FREE_KEYS)  # such as a key that is newer
 
 
 def test_every_moved_target_leads_somewhere() -> None:

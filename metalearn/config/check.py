@@ -4,9 +4,10 @@ import os
 import socket
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from metalearn.checks import one_of, whole_number
+from metalearn.config.compose import check_key, keys_of
 from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -28,6 +29,8 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
         one_of("device", config.device, DEVICES)
         one_of("precision", config.precision, PRECISIONS)
+        if config.pause_after is not None:
+            whole_number("pause_after", config.pause_after, at_least=1)
         if config.workers is not None:
             whole_number("workers", config.workers, at_least=1)
     except ValueError as error:
@@ -40,6 +43,23 @@ def check_top_level(config: DictConfig) -> None:
         if path not in words and not (isinstance(path, str) and Path(path).is_dir()):
             allowed = "auto, never or " if key == "resume" else ""
             raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
+    _check_changes(config)
+
+
+def _check_changes(config: DictConfig) -> None:
+    names = config.resume_changes
+    if not isinstance(names, ListConfig):
+        raise ConfigError(f"resume_changes={names}: must be a list of keys; type 'resume_changes=[optimizer.lr]'")
+    for name in names:
+        try:
+            check_key(str(name), keys_of(config))
+        except ConfigError as error:
+            raise ConfigError(f"resume_changes=[{name}]: {error}") from error
+    if names and config.resume in ("auto", "never"):
+        raise ConfigError(
+            f"resume_changes=[{','.join(names)}]: needs the checkpoint to begin from; type resume=PATH, such as "
+            "…/checkpoints/last of another run"
+        )
 
 
 def started_as_rank() -> bool:

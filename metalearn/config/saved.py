@@ -17,15 +17,18 @@ from metalearn.errors import ConfigError
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 """Groups that get their defaults: an evaluation may run on another machine than the training."""
 
-OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "resume", "init_from", "experiment", "hydra")
+STARTS = ("resume", "resume_changes", "pause_after", "init_from")
+"""Where a run starts, and where it pauses."""
+
+OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
 
 LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 FREE_KEYS = (
-    "run", "workers", "strategy", "partitioner", "launch", "resume", "checkpoint", "logger", "dataset.root",
-    "dataset.download", "trainer.steps",
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "checkpoint",
+    "logger", "dataset.root", "dataset.download", "trainer.steps",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
@@ -78,7 +81,7 @@ def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: 
         for group in fresh:
             if group in (*OF_THE_MACHINE, *OF_TRAINING, *chosen) or group not in config:
                 config[group] = fresh[group]
-        config.resume, config.init_from, config.workers = "auto", None, None
+        config.workers = None
         known = keys_of(config)
         for key, link in LINKS.items():
             if key in known:

@@ -19,7 +19,7 @@ from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.logging import detach, log_to_file
 from metalearn.runs.signals import StopSignal
-from metalearn.training.loop import Progress, Stopped
+from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
 
 log = logging.getLogger("metalearn")
@@ -69,10 +69,13 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
             pause = job.run_dir / folder.STOP
             result = train_and_test(job, parts, state, strategy, lambda: stop.requested or pause.exists())
             print(folder.run_report(job.run_dir, result))
+        except Paused as paused:
+            folder.write_result(job.run_dir, result_of(job, folder.PAUSED, paused.progress))
+            log.info("%s", paused)
         except Stopped as stopped:
             code = stop.exit_code  # 0 if a file has asked for it
             if not stop.requested:
-                folder.write_result(job.run_dir, result_of(job, "pruned", stopped.progress))
+                folder.write_result(job.run_dir, result_of(job, folder.PRUNED, stopped.progress))
             log.info("%s", stopped)
         except DivergedError as error:
             folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))

@@ -12,7 +12,7 @@ from metalearn.nn.native import describe
 from metalearn.program.job import Job
 from metalearn.program.parts import Parts, evaluation_chunk, training_chunk
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, from_bytes, rewind, to_bytes
-from metalearn.runs.folder import FolderState, write_result
+from metalearn.runs.folder import PAUSED, FolderState, write_result
 from metalearn.runs.logging import SILENT, RunLog, Window
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.plots import adaptation, learning_curve
@@ -61,10 +61,11 @@ def train_and_test(
 
 
 def result_of(job: Job, status: str, progress: Progress) -> Result:
-    """The fields of result.json that every run has."""
+    """The fields of result.json that every run has; `val` is the best validation, or the latest of a paused run."""
     return {
         "status": status, "experiment": job.experiment, "run": str(job.config.run), "seed": job.config.seed,
-        "steps": progress.step, "seconds": round(progress.seconds, 3), "workers": job.workers, "val": progress.best,
+        "steps": progress.step, "seconds": round(progress.seconds, 3), "workers": job.workers,
+        "val": progress.latest if status == PAUSED else progress.best,
     }  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def make_run(
     """What the loop needs on this rank."""
     return Run(
         settings=parts.settings,
+        pause_after=job.config.pause_after,
         strategy=strategy,
         outer=parts.outer,
         reduce=parts.reduce,

@@ -2,7 +2,7 @@
 
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -13,8 +13,9 @@ from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.saved import FREE_KEYS, with_present_targets
 from metalearn.errors import ConfigError
 from metalearn.files import write_atomically
-from metalearn.runs.checkpoint import Snapshot, latest, read_named
+from metalearn.runs.checkpoint import Snapshot, fitted, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
+from metalearn.types import Params
 
 LOCK = ".lock"
 
@@ -22,6 +23,10 @@ STOP = "stop"
 """A run that finds a file of this name in its folder saves and pauses. Without the file, the same command resumes."""
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
+
+
+PAUSED, PRUNED = "paused", "pruned"
+"""Statuses of a run that has paused: after the step `pause_after`, or for the file `STOP`."""
 
 
 class FolderState(NamedTuple):
@@ -33,11 +38,15 @@ class FolderState(NamedTuple):
     rewinds: bool
 
 
-def inspect(run_dir: Path, config: DictConfig) -> FolderState:
+def inspect(run_dir: Path, config: DictConfig, start: Params) -> FolderState:
     """What a run of this config finds in its folder, and what `resume` makes of it.
 
+    Args:
+        start: the meta-parameters before the first step.
+
     Raises:
-        ConfigError: the folder holds another run, a run that has done more steps, or something that is no run.
+        ConfigError: the folder holds another run, a run that has done more steps, or something that is no run; or the
+            checkpoint that `resume` names is that of another run, but for `resume_changes`.
     """
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
@@ -50,7 +59,11 @@ def inspect(run_dir: Path, config: DictConfig) -> FolderState:
     own = None if empty or back else latest(run_dir)
     snapshot = read_named("resume", path) if own is None and path else own
     place = run_dir if own or not path else path
-    if snapshot is not None:
+    if snapshot is not None and own is None and not back:
+        _refuse_unnamed(place, snapshot.meta["config"], config)
+        fitted("resume", place, snapshot.params, start)
+        _refuse_further(place, snapshot.meta["step"], steps)
+    elif snapshot is not None:
         _refuse_other(place, snapshot.meta["config"], to_container(config))
         _refuse_further(place, snapshot.meta["step"], steps)
     elif not empty:
@@ -70,13 +83,18 @@ def is_finished(run_dir: Path, config: DictConfig) -> bool:
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
     """The result of a run that has completed `steps` steps, else None."""
-    try:
-        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+    result = _result(run_dir)
     if result.get("status") != "completed" or result.get("steps") != steps:
         return None
     return result | {"test": from_json(result["test"])}
+
+
+def _result(run_dir: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return result
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
@@ -84,13 +102,14 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     write_atomically(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
 
 
-def is_paused(run_dir: Path) -> bool:
-    """Whether the run has paused for the file `STOP`, which is still there."""
-    try:
-        status = json.loads((run_dir / "result.json").read_text()).get("status")
-    except (FileNotFoundError, ValueError):
-        return False
-    return status == "pruned" and (run_dir / STOP).exists()
+def pause_of(run_dir: Path, pause_after: int | None) -> str:
+    """Why the run is paused, and what resumes it; empty if it is not."""
+    result = _result(run_dir)
+    if result.get("status") == PRUNED and (run_dir / STOP).exists():
+        return f"paused: remove {run_dir / STOP}, and the same command resumes the run"
+    if result.get("status") == PAUSED and pause_after is not None and pause_after <= result["steps"]:
+        return f"paused after step {result['steps']}: pause_after=null resumes the run"
+    return ""
 
 
 def run_report(run_dir: Path, result: dict[str, Any]) -> str:
@@ -137,17 +156,37 @@ def _recorded(run_dir: Path) -> Config:
 
 
 def _refuse_other(place: Path, old: Mapping[str, Any], new: Config) -> None:
-    changes = differences(with_present_targets(old), new) if old else {}
-    lines = [
-        f"{key}: {before} → {after}"
-        for key, (before, after) in changes.items()
-        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
-    ]
-    if lines:
+    changes = _changes(old, new, FREE_KEYS)
+    if changes:
         raise ConfigError(
-            f"{place} holds a run with another config:\n  " + "\n  ".join(lines) + "\n"
+            f"{place} holds a run with another config:\n{_listed(changes)}\n"
             "type run=NAME to keep both, or the same values to go on"
         )
+
+
+def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> None:
+    """Refuses the checkpoint of a run whose config differs in more than `resume_changes` names."""
+    named = tuple(map(str, config.resume_changes))
+    changes = _changes(old, to_container(config), FREE_KEYS + named)
+    if changes:
+        raise ConfigError(
+            f"resume={place}: is a checkpoint of a run with another config:\n{_listed(changes)}\n"
+            f"type the same values, or 'resume_changes=[{','.join([*named, *changes])}]' to begin from it with these"
+        )
+    if "optimizer._target_" in differences(with_present_targets(old), to_container(config)):
+        raise ConfigError(
+            f"resume={place}: holds the state of another optimizer, which this one cannot take over; type the same "
+            f"optimizer, or init_from={place}, which takes the parameters alone"
+        )
+
+
+def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    changes = differences(with_present_targets(old), new) if old else {}
+    return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
+
+
+def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    return "\n".join(f"  {key}: {before} → {after}" for key, (before, after) in changes.items())
 
 
 def _refuse_further(place: Path, done: int, steps: int) -> None:

@@ -30,6 +30,10 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
         self.progress = progress
 
 
+class Paused(Stopped):
+    """The run has come to the step after which it was to pause."""
+
+
 class Learner(NamedTuple):
     """What a run changes, in place: the meta-parameters and the state of their optimiser."""
 
@@ -38,11 +42,12 @@ class Learner(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands: the last step done, the seconds spent, the best validation so far."""
+    """Where a run stands: the last step done, the seconds spent, the best and the latest validation so far."""
 
     step: int = 0
     seconds: float = 0.0
     best: dict[str, Any] | None = None
+    latest: dict[str, Any] | None = None
 
 
 class Units(NamedTuple):
@@ -53,9 +58,10 @@ class Units(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run is made of; it stays the same throughout."""
+    """What a run is made of; it stays the same throughout. `pause_after` is a step, or None."""
 
     settings: Settings
+    pause_after: int | None
     strategy: Strategy
     outer: OuterOptimizer
     reduce: Reduce
@@ -72,12 +78,14 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
 
     Raises:
         Stopped: `should_stop` returned true; a checkpoint of the last step done is saved.
+        Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
         DivergedError: a loss or gradient is not finite; the step is not applied.
     """
     (steps, batch, *_) = run.settings
+    last = min(steps, run.pause_after or steps)
     if run.strategy.owner is not None:
         run.strategy.owner.push(learner.params, learner.optimizer.state_dict())
-    for step in range(progress.step + 1, steps + 1):
+    for step in range(progress.step + 1, last + 1):
         began = time.perf_counter()
         tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
         rate = run.outer.rate(step, steps)
@@ -88,21 +96,28 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         run.log.step(step, figures(results) | {"lr": rate} | times | run.strategy.cost())
 
         stopping = run.strategy.agree(run.should_stop())
-        validating = step % run.settings.val_every == 0 or step == steps
+        validating = step % run.settings.val_every == 0 or step == last
         if validating or stopping or run.checkpointer.due(step):
             fetch_params(run, learner)
         improved = False
         if validating:
             progress, improved = validate(run, learner, progress)
-        if improved or stopping or run.checkpointer.due(step) or step == steps:
+        if improved or stopping or run.checkpointer.due(step) or step == last:
             run.checkpointer.save(snapshot(learner, progress, run.config), improved)
         if stopping:
             message = f"stopped after step {step}, which is saved; resume=auto, the default, goes on from there"
             raise Stopped(message, progress)
-    if progress.best is None:  # there was no step left to do
+    if progress.best is None or (last < steps and not _is_validated(progress)):  # there was no step left to do
         progress, improved = validate(run, learner, progress)
         run.checkpointer.save(snapshot(learner, progress, run.config), improved)
+    if last < steps:
+        message = f"paused after step {progress.step}; pause_after=null goes on from there"
+        raise Paused(message, progress)
     return progress
+
+
+def _is_validated(progress: Progress) -> bool:
+    return progress.latest is not None and progress.latest["step"] == progress.step
 
 
 # One step
@@ -166,9 +181,9 @@ def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, 
     metric = main_metric(result)
     improved = better(metric, result[metric], progress.best[metric] if progress.best else None)
     run.log.evaluation(progress.step, "val", result | {"elapsed_seconds": progress.seconds})
-    best = result | {"step": progress.step} if improved else progress.best
+    latest = result | {"step": progress.step}
     seconds = progress.seconds + time.perf_counter() - began
-    return progress._replace(seconds=seconds, best=best), improved
+    return progress._replace(seconds=seconds, best=latest if improved else progress.best, latest=latest), improved
 
 
 def evaluate(run: Run, params: Params, split: str, tasks: int) -> Metrics:
@@ -208,7 +223,10 @@ def snapshot(learner: Learner, progress: Progress, config: dict[str, Any]) -> Sn
 
 
 def restore(saved: Snapshot, start: StartOptimizer) -> tuple[Learner, Progress]:
-    """The learner and its progress as they were when `saved` was taken."""
+    """The learner and its progress as they were when `saved` was taken. The optimiser has the settings of `start`."""
     learner = new_learner(saved.params, start)
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in learner.optimizer.param_groups]
     learner.optimizer.load_state_dict(saved.state["optimizer"])
+    for group, own in zip(learner.optimizer.param_groups, settings, strict=True):
+        group.update(own)
     return learner, Progress(**saved.state["progress"])

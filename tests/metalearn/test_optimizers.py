@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from metalearn.training.loop import Progress, new_learner, restore, snapshot, update
 from metalearn.training.optimizers import OuterOptimizer, adam, scheduled, sgd
 
 
@@ -69,3 +70,20 @@ def test_they_compute_what_torch_does(made: OuterOptimizer, theirs: object) -> N
             optimizer.step()
         values.append(x.detach())
     assert torch.equal(*values)
+
+
+def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_of_the_config() -> None:
+    """The next step of Adam with β₁ = 0.5, written out, from a state that β₁ = 0.9 has made."""
+    common = {"lr": 0.1, "beta2": 0.9, "eps": 1e-3, "schedule": "constant"}
+    common |= {"min_lr": 0, "decay": 0.5, "decay_every": 1, "warmup": 0}
+    before = new_learner({"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}, adam(beta1=0.9, **common).start)  # type: ignore[arg-type]
+    gradient = torch.tensor([0.5, -0.25], dtype=torch.float64)
+    update(before, {"w": gradient}, 0.1)
+
+    learner, _ = restore(snapshot(before, Progress(1), {}), adam(beta1=0.5, **common).start)  # type: ignore[arg-type]
+    start = learner.params["w"].detach().clone()
+    update(learner, {"w": gradient}, 0.1)
+    m = 0.5 * (0.1 * gradient) + 0.5 * gradient
+    v = 0.9 * (0.1 * gradient**2) + 0.1 * gradient**2
+    expected = start - 0.1 * (m / (1 - 0.5**2)) / ((v / (1 - 0.9**2)).sqrt() + 1e-3)
+    torch.testing.assert_close(learner.params["w"].detach(), expected, rtol=1e-12, atol=0)

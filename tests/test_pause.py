@@ -1,0 +1,105 @@
+"""Runs that pause after a step, and runs that begin from the checkpoint of another one."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import train
+from tests.runs import ROOT, Program, metrics, slow
+
+pytestmark = pytest.mark.thorough
+
+TINY = (
+    "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
+    "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "logger.tensorboard=false",
+)  # fmt: skip
+
+
+def run(folder: Path, *overrides: str) -> str:
+    """Runs train.py in `folder`.parent with the run folder `folder`."""
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"hydra.run.dir={folder}", *overrides]
+    outcome = Program(command, folder.parent).wait()
+    assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
+def params_of(folder: Path) -> bytes:
+    return (folder / "checkpoints/last/params.safetensors").read_bytes()
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was not paused."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(folder)
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])
+def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
+    ranks: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert "paused after step 30; pause_after=null goes on" in run(folder, "pause_after=30", *ranks)
+    result = result_of(folder)
+    assert (result["status"], result["steps"], result["val"]["step"]) == ("paused", 30, 30)
+    assert [(row["split"], row["step"]) for row in metrics(folder) if row["split"] != "train"] == [("val", 30)]
+    assert (folder / "checkpoints/last").resolve().name == "step_000030"
+
+    (folder / "result.json").unlink()  # as if killed before it was written
+    run(folder, "pause_after=30", *ranks)
+    assert result_of(folder) | {"seconds": 0} == result | {"seconds": 0}
+    assert len([row for row in metrics(folder) if row["split"] == "val"]) == 1  # it has not validated again
+    before = (folder / "result.json").stat().st_mtime_ns
+    assert "paused after step 30: pause_after=null resumes the run" in run(folder, "pause_after=30", *ranks)
+    assert (folder / "result.json").stat().st_mtime_ns == before
+
+    run(folder, *ranks)
+    assert params_of(folder) == params_of(whole)
+    assert result_of(folder)["test"] == result_of(whole)["test"] and result_of(folder)["status"] == "completed"
+
+
+def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_names(whole: Path, tmp_path: Path) -> None:
+    folder, donor = tmp_path / "run", whole / "checkpoints/last"
+    changed = ("trainer.steps=100", f"resume={donor}", "optimizer.lr=0.01", "algorithm.inner_lr=0.02")
+    named = "resume_changes=[optimizer.lr,algorithm.inner_lr]"
+    assert "going on after step 80" in run(folder, *changed, named)
+    assert [row["lr"] for row in metrics(folder) if row["split"] == "train"] == [pytest.approx(0.01)]
+    assert params_of(folder) != params_of(whole)
+    saved = json.loads((folder / "checkpoints/last/meta.json").read_text())
+    assert saved["step"] == 100 and saved["config"]["algorithm"]["inner_lr"] == 0.02
+    assert result_of(folder)["val"]["step"] == 100  # the donor's best is not ours
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("optimizer.lr=0.01", "  optimizer.lr: 0.001 → 0.01\ntype the same values, or 'resume_changes=[optimizer.lr]'"),
+        ("optimizer.lr=0.01 algorithm.inner_lr=0.1 resume_changes=[algorithm.inner_lr]",
+         "'resume_changes=[algorithm.inner_lr,optimizer.lr]'"),
+        ("optimizer=sgd resume_changes=[optimizer]", "holds the state of another optimizer"),
+        ("model.hidden=[20,20] resume_changes=[model]", "holds parameters of another model: "),
+        ("optimizer.lr=0.01 resume_changes=[optimizer.rate]", "resume_changes=[optimizer.rate]: optimizer.rate: there"),
+        ("optimizer.lr=0.01 resume_changes=optimizer.lr", "must be a list of keys; type 'resume_changes=["),
+        ("optimizer.lr=0.01 resume_changes=[optimizer.lr] resume=auto", "needs the checkpoint to begin from"),
+        ("pause_after=0", "pause_after=0: must be a whole number of at least 1"),
+    ],
+)  # fmt: skip
+def test_what_is_not_named_or_does_not_fit_is_refused_and_nothing_is_made(
+    overrides: str, message: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    own = overrides.split(" ")
+    start = [] if "resume=auto" in own else [f"resume={whole / 'checkpoints/last'}"]
+    assert train.main([*TINY, *start, *own]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
