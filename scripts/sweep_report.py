@@ -19,8 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from sweeps import islands, report  # noqa: E402 (the path comes first)
+from sweeps.ranking import best_trials, results_of  # noqa: E402
+from sweeps.settings import PBT  # noqa: E402
 from sweeps.space import from_plain  # noqa: E402
-from sweeps.terms import Finished  # noqa: E402
+from sweeps.terms import ONE_LANE, Finished, Lanes  # noqa: E402
 
 if TYPE_CHECKING:
     import optuna
@@ -104,19 +106,27 @@ def rebuild(folder: Path, study: "optuna.Study", identity: Mapping[str, Any]) ->
     trials = [finished_of(trial) for trial in frozen if trial.state.is_finished()]
     directions = [direction.name.lower() for direction in study.directions]
     objectives = identity["objective"] or ["value"]
-    count = identity["islands"].get("num_islands", 1) if identity["sampler"] == "islands" else 1
-    best = report.best_trials(trials, directions)
+    lanes = lanes_of(identity)
+    best = best_trials(trials, directions, lanes)
     command = report.best_command(folder, best[0].number) if best else None
     report.write_tables(
-        folder, trials, objectives, directions, total=len(frozen), command=command, islands=count, name="async",
+        folder, trials, objectives, directions, total=len(frozen), command=command, lanes=lanes,
+        name=PBT if identity["sampler"] == PBT else "async",
         folder_of=partial(trial_folder, folder),
     )  # fmt: skip
     plots = report.draw(
         folder, trials, objectives, directions, from_plain(identity["space"]),
-        exchanges=exchanges_of(trials, directions, {**study.user_attrs, **identity["islands"]}) if count > 1 else (),
-        islands=count, importances=report.importances_of(study),
+        exchanges=exchanges_of(trials, directions, {**study.user_attrs, **identity["islands"]}), lanes=lanes,
+        importances=report.importances_of(study),
     )  # fmt: skip
     return [folder / "trials.csv", folder / "optimization_results.yaml", *plots]
+
+
+def lanes_of(identity: Mapping[str, Any]) -> Lanes:
+    """How the trials are numbered."""
+    if identity["sampler"] == PBT:
+        return Lanes("member", identity["population"]["members"], by_round=True)
+    return Lanes("island", identity["islands"]["num_islands"]) if identity["islands"] else ONE_LANE
 
 
 def trial_folder(folder: Path, number: int) -> str:
@@ -128,14 +138,11 @@ def trial_folder(folder: Path, number: int) -> str:
 def exchanges_of(
     trials: Sequence[Finished], directions: Sequence[str], plain: Mapping[str, Any]
 ) -> Sequence[islands.Exchange]:
-    """The exchanges between islands, from their settings; none where the settings lack `island_size`."""
-    if "island_size" not in plain:
+    """The exchanges between islands, from their settings; none where there are none."""
+    if not {"island_size", "num_islands"} <= plain.keys():
         return ()
     settings = islands.islands(**{key: plain[key] for key in islands.Islands._fields if key in plain})
-    ordered = sorted(trials, key=lambda trial: (trial.told, trial.number))
-    losses = [(report.losses_of(trial, directions) or (None,))[0] for trial in ordered]
-    results = [islands.Finished(t.told, t.number, t.params, loss) for t, loss in zip(ordered, losses, strict=True)]
-    return islands.fold(results, settings).exchanges
+    return islands.fold(results_of(trials, directions), settings).exchanges
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 from sweeps.outcome import RETRY, STOPPED, Result, result_of
 from sweeps.pruning import Watch
 from sweeps.report import View
-from sweeps.samplers import SamplerOf
+from sweeps.samplers import Search
 from sweeps.slots import Ended, Slots
 from sweeps.study import Study
 from sweeps.terms import FAILED, Finished, Trial
@@ -25,7 +25,7 @@ log = logging.getLogger("sweeps")
 
 
 class Limits(NamedTuple):
-    """How many trials run at once; how often a trial that was killed or crashed is run again; and whether the sampler
+    """How many trials run at once; how often a trial that was killed or crashed is run again; and whether the search
     needs values."""
 
     n_jobs: int
@@ -39,8 +39,8 @@ class Controller:
     Args:
         study: which trials there are.
         slots: where they run.
-        overrides_of: from parameters to the overrides of a trial.
-        sampler_of: from a trial's number to its sampler.
+        overrides_of: from a trial to its overrides.
+        search: chooses the parameters.
         objective: the fields that are searched for; None: the value that the task returns, or its validation metric.
         limits: see `Limits`.
         watch: prunes trials by their metrics; None: no pruning.
@@ -53,15 +53,15 @@ class Controller:
         study: Study,
         slots: Slots,
         *,
-        overrides_of: Callable[[Mapping[str, Any]], list[str]],
-        sampler_of: SamplerOf,
+        overrides_of: Callable[[Trial], list[str]],
+        search: Search,
         objective: Sequence[str] | None,
         limits: Limits,
         watch: Watch | None,
         view: View,
         record: Callable[[], None],
     ) -> None:
-        self._study, self._slots, self._overrides_of, self._sampler_of = study, slots, overrides_of, sampler_of
+        self._study, self._slots, self._overrides_of, self._search = study, slots, overrides_of, search
         self._objective, self._limits, self._watch, self._view, self._record = objective, limits, watch, view, record
         self._free = deque(range(limits.n_jobs))
         self._running: dict[int, tuple[Trial, int]] = {}
@@ -72,7 +72,7 @@ class Controller:
 
     def run(self) -> int:
         """Runs all trials that have not ended; returns the number of the signal that stopped the sweep, or 0."""
-        self._ready.extend(self._study.interrupted(self._sampler_of))
+        self._ready.extend(self._begun(number) for number in self._study.interrupted())
         with self._signals():
             while True:
                 if not self._stop:
@@ -95,25 +95,35 @@ class Controller:
             twin = self._twin(trial)
             if twin is not None:
                 self._copy(trial, twin)
-            elif any(other.params == trial.params for other, _ in self._running.values()):
+            elif self._is_running(trial):
                 self._twins.append(trial)
             else:
                 self._start(trial)
 
     def _next(self) -> Trial | None:
         for trial in self._twins:
-            if not any(other.params == trial.params for other, _ in self._running.values()):
+            if not self._is_running(trial):
                 self._twins.remove(trial)
                 return trial
         if self._ready:
             return self._ready.popleft()
-        number = self._study.waiting()
-        return None if number is None else self._study.ask(self._sampler_of(number))
+        number = next(filter(self._search.is_ready, self._study.waiting()), None)
+        return None if number is None else self._begun(number)
+
+    def _begun(self, number: int) -> Trial:
+        return self._study.begin(number, self._search.sampler_of(number), self._search.parent_of(number))
 
     def _twin(self, trial: Trial) -> Finished | None:
         """A trial that has ended with the same parameters; its values need not be computed again."""
+        if self._search.repeats:
+            return None
         same = (t for t in self._study.finished() if t.params == trial.params and t.outcome != FAILED)
         return next(same, None)
+
+    def _is_running(self, trial: Trial) -> bool:
+        """Whether a trial with the same values is under way."""
+        same = any(other.params == trial.params for other, _ in self._running.values())
+        return same and not self._search.repeats
 
     def _copy(self, trial: Trial, twin: Finished) -> None:
         self._study.tell(trial.number, twin.outcome, twin.values, same_as=twin.number)
@@ -122,10 +132,10 @@ class Controller:
     def _start(self, trial: Trial) -> None:
         slot = self._free.popleft()
         self._running[trial.number] = trial, slot
-        self._slots.start(trial.number, self._overrides_of(trial.params), slot)
+        self._slots.start(trial.number, self._overrides_of(trial), slot)
         if self._watch is not None:
             self._watch.start(trial.number)
-        self._view.start(trial.number, trial.params)
+        self._view.start(trial)
 
     # Ending
 

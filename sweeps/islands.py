@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sweeps.space import Category, Dimension, Number, Params, Space, Value, steps_of, value_at
+from sweeps.space import Number, Params, Space, uniform, value_at
 
 
 class Islands(NamedTuple):
@@ -151,7 +151,7 @@ def breed(rng: random.Random, active: Sequence[Individual], space: Space, settin
     child = {key: (second if rng.random() > settings.crossover else first).params[key] for key in space}
     if rng.random() < settings.mutation:
         (key,) = rng.sample(sorted(space), 1)
-        child[key] = _uniform(rng, space[key])
+        child[key] = uniform(rng, space[key])
     movable = {key: number for key, number in space.items() if isinstance(number, Number) and not number.whole}
     if movable:
         rng.random()
@@ -231,27 +231,7 @@ def _worst(active: Sequence[Individual]) -> Individual:
 
 
 def _random(rng: random.Random, space: Space) -> Params:
-    return {key: _uniform(rng, dimension) for key, dimension in space.items()}
-
-
-def _uniform(rng: random.Random, dimension: Dimension) -> Value:
-    """A value drawn uniformly, on a logarithmic scale if the number has one.
-
-    With both a step and a logarithmic scale, a value stands for the interval up to the next: 1 is drawn from 1 to 2.
-    """
-    if isinstance(dimension, Category):
-        return rng.choice(dimension.options)
-    number = _with_step(dimension)
-    low, high = number.low, number.high
-    if number.step is None:
-        if number.log:
-            return min(float(high), max(float(low), math.exp(rng.uniform(math.log(low), math.log(high)))))
-        return rng.uniform(low, high)
-    steps = steps_of(number)
-    if not number.log:
-        return value_at(number, rng.randint(0, steps))
-    drawn = math.exp(rng.uniform(math.log(low), math.log(high + number.step)))
-    return value_at(number, min(steps, int((drawn - low) / number.step)))
+    return {key: uniform(rng, dimension) for key, dimension in space.items()}
 
 
 def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> float:
@@ -263,11 +243,6 @@ def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> fl
         moved = rng.gauss(value, (number.high - number.low) * sigma)
     inside = max(float(number.low), min(float(number.high), moved))
     return inside if number.step is None else value_at(number, round((inside - number.low) / number.step))
-
-
-def _with_step(number: Number) -> Number:
-    """A whole number without a step has the step 1."""
-    return number._replace(step=1) if number.whole and number.step is None else number
 
 
 def _matrix(topology: Sequence[Sequence[int]] | None, count: int) -> tuple[tuple[int, ...], ...]:

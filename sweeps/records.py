@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from sweeps import report
 from sweeps.islands import fold
-from sweeps.settings import Settings
+from sweeps.ranking import best_trials
+from sweeps.settings import PBT, Settings
 from sweeps.space import as_overrides
 from sweeps.study import Study
 
@@ -29,17 +30,18 @@ class Records:
         folder: Path,
         objectives: Sequence[str],
         folder_of: Callable[[int], str],
+        hydra_overrides: Sequence[str],
     ) -> None:
         self._study, self._plan, self._chosen, self._folder = study, plan, chosen, folder
         self._program, self._groups_of_sweeps, self._objectives = task.program, task.groups_of_sweeps, objectives
-        self._islands = chosen.islands.num_islands if chosen.sampler == "islands" else 1
-        self._folder_of = folder_of
+        self._folder_of, self._hydra_overrides = folder_of, hydra_overrides
 
     def write(self) -> None:
         """trials.csv and optimization_results.yaml."""
         report.write_tables(
             self._folder, self._study.finished(), self._objectives, self._study.directions,
-            total=self._study.count(), command=self.command(), islands=self._islands, name="async",
+            total=self._study.count(), command=self.command(), lanes=self._chosen.lanes,
+            name=PBT if self._chosen.population else "async",
             folder_of=self._folder_of,
         )  # fmt: skip
 
@@ -55,25 +57,35 @@ class Records:
         exchanges = fold(self._study.losses(), self._chosen.islands).exchanges if searched else ()
         report.draw(
             self._folder, self._study.finished(), self._objectives, self._study.directions, self._plan.space,
-            exchanges=exchanges, islands=self._islands,
+            exchanges=exchanges, lanes=self._chosen.lanes,
             importances=report.importances(self._study),
         )  # fmt: skip
 
     def command(self) -> str | None:
-        """The command that trains the best configuration; of several, the first."""
-        best = report.best_trials(self._study.finished(), self._study.directions)
+        """The command that trains the best configuration; of several, the first. Of a population: that trains the
+        winner's lineage alone, if this is not such a command."""
+        best = best_trials(self._study.finished(), self._study.directions, self._chosen.lanes)
         if not best:
             return None
+        if self._chosen.population is not None:
+            return self._replay() if self._chosen.population.schedule is None else None
         own = tuple(f"{group}=" for group in self._groups_of_sweeps)
         fixed = [text for text, searched in self._plan.template if not searched and not (own and text.startswith(own))]
         return " ".join(["python", self._program, *map(_quoted, (*fixed, *as_overrides(best[0].params))), "run=best"])
+
+    def _replay(self) -> str:
+        own = tuple(f"hydra.{key}=" for key in ("mode", "sweep.dir", "sweeper.replay", "sweeper.study_name"))
+        kept = [text for text in self._hydra_overrides if not text.startswith(own)]
+        new = [f"hydra.sweeper.replay={self._folder}", f"hydra.sweeper.study_name={self._chosen.study_name}_replay"]
+        return " ".join(["python", self._program, "-m", *map(_quoted, (*self._plan.arguments, *kept, *new))])
 
     def announce(self) -> None:
         """Logs where the results are, and what to type next."""
         log.info("tables and plots: %s", self._folder)
         command = self.command()
         if command is not None:
-            log.info("the best configuration: %s", command)
+            what = "the winner's lineage alone" if self._chosen.population else "the best configuration"
+            log.info("%s: %s", what, command)
 
 
 def _quoted(override: str) -> str:

@@ -6,36 +6,70 @@ first draws after every restart.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from sweeps.islands import Islands, suggest
+from sweeps.islands import suggest
+from sweeps.population import Decision, Population, decide
+from sweeps.settings import Settings
 from sweeps.space import Category, Number, Params, Space
 from sweeps.study import Study, values_of
 
-SamplerOf = Callable[[int], BaseSampler]
+
+class Search(NamedTuple):
+    """What the controller asks of a way to search, by the number of a trial.
+
+    `is_ready` tells whether a trial can start yet; `sampler_of` gives its parameters; `parent_of` is the trial whose
+    checkpoint it goes on from. With `repeats`, equal parameters may have other values, so no value is copied.
+    """
+
+    sampler_of: Callable[[int], BaseSampler]
+    is_ready: Callable[[int], bool] = lambda number: True
+    parent_of: Callable[[int], int | None] = lambda number: None
+    repeats: bool = False
 
 
-def sampler_of(name: str, seed: int, study: Study, islands: Islands) -> SamplerOf:
-    """From a trial's number to its sampler."""
+def search_of(study: Study, chosen: Settings) -> Search:
+    """The search that the settings ask for."""
+    if chosen.population is not None:
+        return _population_search(study, chosen.population)
+    return Search(partial(_sampler, study, chosen))
 
-    def make(number: int) -> BaseSampler:
-        own = seed * 1_000_003 + number
-        if name == "islands":
-            return _IslandsSampler(study, islands)
-        if name == "tpe":
-            return optuna.samplers.TPESampler(seed=own, constant_liar=True, n_startup_trials=10)
-        if name == "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=own)
-        if name == "gp":
-            return optuna.samplers.GPSampler(seed=own)
-        return optuna.samplers.RandomSampler(seed=own)
 
-    return make
+def _population_search(study: Study, settings: Population) -> Search:
+    def decision(number: int) -> Decision | None:
+        return decide(number, study.losses(), study.space, settings)
+
+    def parent_of(number: int) -> int | None:
+        found = decision(number)
+        return None if found is None else found.parent
+
+    def params_of(number: int) -> Params:
+        found = decision(number)
+        assert found is not None
+        return found.params
+
+    return Search(
+        lambda number: _Chosen(study, params_of), lambda number: decision(number) is not None, parent_of, repeats=True
+    )
+
+
+def _sampler(study: Study, chosen: Settings, number: int) -> BaseSampler:
+    own = chosen.seed * 1_000_003 + number
+    if chosen.sampler == "islands":
+        return _Chosen(study, lambda number: suggest(number, study.losses(), study.space, chosen.islands))
+    if chosen.sampler == "tpe":
+        return optuna.samplers.TPESampler(seed=own, constant_liar=True, n_startup_trials=10)
+    if chosen.sampler == "cmaes":
+        return optuna.samplers.CmaEsSampler(seed=own)
+    if chosen.sampler == "gp":
+        return optuna.samplers.GPSampler(seed=own)
+    return optuna.samplers.RandomSampler(seed=own)
 
 
 def pruner_of(name: str) -> optuna.pruners.BasePruner | None:
@@ -60,11 +94,11 @@ def combinations(space: Space) -> list[Params]:
     return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
-class _IslandsSampler(BaseSampler):
-    """Hands Optuna the parameters that `sweeps.islands` breeds for a trial's number."""
+class _Chosen(BaseSampler):
+    """Hands Optuna the parameters that a function chooses for a trial's number, all together."""
 
-    def __init__(self, study: Study, settings: Islands) -> None:
-        self._study, self._settings = study, settings
+    def __init__(self, study: Study, params_of: Callable[[int], Params]) -> None:
+        self._study, self._params_of = study, params_of
 
     def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return dict(self._study.distributions)
@@ -72,7 +106,7 @@ class _IslandsSampler(BaseSampler):
     def sample_relative(
         self, study: Any, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
     ) -> dict[str, Any]:
-        return dict(suggest(trial.number, self._study.losses(), self._study.space, self._settings))
+        return dict(self._params_of(trial.number))
 
     def sample_independent(self, study: Any, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Any:
-        raise AssertionError("islands breed all parameters together")
+        raise AssertionError("all parameters are chosen together")

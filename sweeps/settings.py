@@ -1,7 +1,8 @@
 """The keys below `hydra.sweeper`, checked before anything is made."""
 
 import importlib.util
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -9,8 +10,9 @@ from omegaconf import OmegaConf
 from sweeps import islands as evolution
 from sweeps.islands import Islands
 from sweeps.outcome import direction_of
-from sweeps.space import Space, SpaceError, size
-from sweeps.terms import Direction
+from sweeps.population import Population, population
+from sweeps.space import Params, Space, SpaceError, contains, size
+from sweeps.terms import ONE_LANE, Direction, Lanes
 
 SAMPLERS = ("tpe", "islands", "random", "grid", "cmaes", "gp")
 PRUNERS = ("none", "median", "hyperband")
@@ -18,6 +20,11 @@ DIRECTIONS = ("minimize", "maximize")
 
 PACKAGES = {"cmaes": ("optuna", "cmaes"), "gp": ("optuna", "torch", "scipy")}
 """What these samplers need; the others need optuna."""
+
+PBT = "pbt"
+"""What stands for the sampler where `hydra/sweeper=pbt` searches."""
+
+RESULTS = "optimization_results.yaml"
 
 POPULATION = 10
 """Parents of an island where `hydra.sweeper.islands.pop_size` is not given."""
@@ -40,6 +47,14 @@ class Settings(NamedTuple):
     warm: bool
     preload: list[str]
     islands: Islands
+    population: Population | None
+
+    @property
+    def lanes(self) -> Lanes:
+        """How the trials are numbered."""
+        if self.population is not None:
+            return Lanes("member", self.population.members, by_round=True)
+        return Lanes("island", self.islands.num_islands) if self.sampler == "islands" else ONE_LANE
 
 
 def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = None) -> Settings:
@@ -58,24 +73,87 @@ def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = 
     }
     for key, least in (("n_jobs", 1), ("max_retries", 0), ("seed", 0)):
         _at_least(key, keys[key], least)
-    if keys["n_trials"] is not None:
-        _at_least("n_trials", keys["n_trials"], 1)
     rate = keys["max_failure_rate"]
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
         raise SpaceError(f"hydra.sweeper.max_failure_rate={rate!r}: must be from 0 to 1; type 0.1")
     _one_of("warm", keys["warm"], (True, False))
-    _one_of("pruner", keys["pruner"], PRUNERS)
-    sampler = _sampler(keys["sampler"], keys["n_trials"], space)
     objectives = _objectives(keys["objective"], objective)
     directions = _directions(keys["direction"], objectives)
-    if len(directions) > 1 and (sampler in ("islands", "cmaes") or keys["pruner"] != "none"):
-        what = f"pruner={keys['pruner']}" if keys["pruner"] != "none" else f"sampler={sampler}"
-        raise SpaceError(f"hydra.sweeper.{what}: searches for one objective, and there are {len(directions)}")
+    population = _population(keys, space, directions) if "members" in keys else None
+    if population is None:
+        sampler, n_trials, pruner = _way(keys, space, directions)
+    else:
+        sampler, n_trials, pruner = PBT, population.members * population.rounds, "none"
     return Settings(
-        sampler, keys["n_trials"], keys["n_jobs"], objectives, directions, keys["pruner"], keys["seed"],
+        sampler, n_trials, keys["n_jobs"], objectives, directions, pruner, keys["seed"],
         str(keys["study_name"]), keys["storage"], float(rate), keys["max_retries"], keys["warm"],
-        list(keys["preload"]), _islands(keys["islands"], keys["seed"], keys["n_jobs"]),
+        list(keys["preload"]), _islands(keys.get("islands", {}), keys["seed"], keys["n_jobs"]), population,
     )  # fmt: skip
+
+
+def _way(keys: Mapping[str, Any], space: Space, directions: Sequence[Direction]) -> tuple[str, int | None, str]:
+    """Sampler, number of trials and pruner of `hydra/sweeper=async`."""
+    n_trials, pruner = keys["n_trials"], keys["pruner"]
+    if n_trials is not None:
+        _at_least("n_trials", n_trials, 1)
+    _one_of("pruner", pruner, PRUNERS)
+    sampler = _sampler(keys["sampler"], n_trials, space)
+    if len(directions) > 1 and (sampler in ("islands", "cmaes") or pruner != "none"):
+        what = f"pruner={pruner}" if pruner != "none" else f"sampler={sampler}"
+        raise SpaceError(f"hydra.sweeper.{what}: searches for one objective, and there are {len(directions)}")
+    return sampler, n_trials, pruner
+
+
+def _population(keys: Mapping[str, Any], space: Space, directions: Sequence[Direction]) -> Population:
+    """What `hydra/sweeper=pbt` does."""
+    _needs("hydra/sweeper=pbt", ("optuna",))
+    if len(directions) > 1:
+        raise SpaceError(f"hydra/sweeper=pbt: searches for one objective, and there are {len(directions)}")
+    if not space:
+        raise SpaceError(
+            "hydra/sweeper=pbt: no key has several values; type one, such as "
+            "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
+        )
+    schedule = None if keys["replay"] is None else _recorded(Path(str(keys["replay"])), space)
+    try:
+        return population(
+            seed=keys["seed"], members=keys["members"], rounds=keys["rounds"], quantile=keys["quantile"],
+            factors=keys["factors"], resample=keys["resample"], schedule=schedule,
+        )  # fmt: skip
+    except ValueError as error:
+        raise SpaceError(f"hydra.sweeper.{error}") from error
+
+
+def _recorded(folder: Path, space: Space) -> list[Params]:
+    """The parameters of each round of the winner of a sweep that has ended.
+
+    Raises:
+        SpaceError: the folder holds no such sweep, or one of another space.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        results = yaml.safe_load((folder / RESULTS).read_text())
+        rounds: list[Params] = [dict(entry["params"]) for entry in results["lineage"]]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise SpaceError(
+            f"hydra.sweeper.replay={folder}: has no {RESULTS} with a lineage; type the folder of a sweep by "
+            "hydra/sweeper=pbt that has ended"
+        ) from error
+    for params in rounds:
+        outside = {key: value for key, value in params.items() if key not in space or not contains(space[key], value)}
+        if outside or params.keys() != space.keys():
+            raise SpaceError(
+                f"hydra.sweeper.replay={folder}: its winner has trained with {params}, which the space of this command "
+                "does not hold; type the command of that sweep, with the same space"
+            )
+    return rounds
+
+
+def _needs(what: str, packages: Sequence[str]) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise SpaceError(f"{what}: needs the package {package}; type pip install {package}")
 
 
 def _sampler(given: str | None, n_trials: int | None, space: Space) -> str:
@@ -91,11 +169,7 @@ def _sampler(given: str | None, n_trials: int | None, space: Space) -> str:
         raise SpaceError(
             f"hydra.sweeper.n_trials=null: sampler={sampler} needs a number of trials; type hydra.sweeper.n_trials=20"
         )
-    for package in PACKAGES.get(sampler, ("optuna",)):
-        if importlib.util.find_spec(package) is None:
-            raise SpaceError(
-                f"hydra.sweeper.sampler={sampler}: needs the package {package}; type pip install {package}"
-            )
+    _needs(f"hydra.sweeper.sampler={sampler}", PACKAGES.get(sampler, ("optuna",)))
     return sampler
 
 

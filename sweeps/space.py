@@ -6,6 +6,7 @@ meaning: `stop` is not among the values. `key=interval(low,high)` is a number be
 """
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -134,6 +135,31 @@ def value_at(number: Number, index: int) -> int | float:
     return int(value) if number.whole else float(value)
 
 
+def uniform(rng: random.Random, dimension: Dimension) -> Value:
+    """A value drawn uniformly, on a logarithmic scale if the number has one.
+
+    With both a step and a logarithmic scale, a value stands for the interval up to the next: 1 is drawn from 1 to 2.
+    """
+    if isinstance(dimension, Category):
+        return rng.choice(dimension.options)
+    number = with_step(dimension)
+    low, high = number.low, number.high
+    if number.step is None:
+        if number.log:
+            return min(float(high), max(float(low), math.exp(rng.uniform(math.log(low), math.log(high)))))
+        return rng.uniform(low, high)
+    steps = steps_of(number)
+    if not number.log:
+        return value_at(number, rng.randint(0, steps))
+    drawn = math.exp(rng.uniform(math.log(low), math.log(high + number.step)))
+    return value_at(number, min(steps, int((drawn - low) / number.step)))
+
+
+def with_step(number: Number) -> Number:
+    """A whole number without a step has the step 1."""
+    return number._replace(step=1) if number.whole and number.step is None else number
+
+
 def ends_of(dimension: Dimension) -> tuple[Value, ...]:
     """The values by which a dimension is checked before a sweep: every option; both ends of a number."""
     return (
@@ -145,6 +171,15 @@ def ends_of(dimension: Dimension) -> tuple[Value, ...]:
 
 def _value(number: Number, value: float) -> Value:
     return int(value) if number.whole else float(value)
+
+
+def contains(dimension: Dimension, value: object) -> bool:
+    """Whether a value is one of the dimension's."""
+    if isinstance(dimension, Category):
+        return value in dimension.options
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return dimension.low <= value <= dimension.high and (isinstance(value, int) or not dimension.whole)
 
 
 def to_plain(space: Space) -> dict[str, Any]:

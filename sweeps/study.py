@@ -9,7 +9,7 @@ import fcntl
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,12 +25,14 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps import islands
+from sweeps.ranking import results_of
 from sweeps.space import Category, Dimension, Number, Params, Space, steps_of, value_at
 from sweeps.terms import COMPLETED, DIVERGED, FAILED, PRUNED, Direction, Finished, Trial, Values
 
 OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
+PARENT = "parent"
 """Names of what is noted at a trial: how it ended; its place in the order of ends; its values; the trial whose values
-were copied; how often it has been run again; and why it failed."""
+were copied; how often it has been run again; why it failed; and the trial whose checkpoint it goes on from."""
 
 
 class StudyError(ValueError):
@@ -107,30 +109,31 @@ class Study:
         for params in combinations[len(self._trials()) :]:
             self._study.enqueue_trial(dict(params))
 
-    def waiting(self) -> int | None:
-        """The number of the next waiting trial."""
-        return min((trial.number for trial in self._trials(TrialState.WAITING)), default=None)
+    def waiting(self) -> list[int]:
+        """The numbers of the waiting trials."""
+        return sorted(trial.number for trial in self._trials(TrialState.WAITING))
 
-    def interrupted(self, sampler_of: Callable[[int], optuna.samplers.BaseSampler]) -> list[Trial]:
-        """Trials that were under way when the last controller ended, by number. Parameters that a trial still lacks are
-        drawn now, by the sampler of its number."""
-        trials = []
-        for frozen in self._trials(TrialState.RUNNING):
-            self._study.sampler = sampler_of(frozen.number)
-            trials.append(self._suggested(optuna.trial.Trial(self._study, frozen._trial_id)))
-        return trials
+    def interrupted(self) -> list[int]:
+        """The numbers of the trials that were under way when the last controller ended."""
+        return sorted(trial.number for trial in self._trials(TrialState.RUNNING))
 
-    def ask(self, sampler: optuna.samplers.BaseSampler) -> Trial:
-        """Gives the next waiting trial its parameters."""
+    def begin(self, number: int, sampler: optuna.samplers.BaseSampler, parent: int | None = None) -> Trial:
+        """Gives a trial its parameters. One that was interrupted keeps those that it has; the sampler draws the others.
+
+        Args:
+            parent: the trial whose checkpoint it goes on from.
+        """
+        storage, trial_id = self._study._storage, self._id(number)
+        if self._frozen(number).state == TrialState.WAITING:
+            storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+        if parent is not None and PARENT not in self._frozen(number).user_attrs:
+            storage.set_trial_user_attr(trial_id, PARENT, parent)
         self._study.sampler = sampler
-        trial = self._study.ask()
-        return self._suggested(trial)
-
-    def _suggested(self, trial: optuna.trial.Trial) -> Trial:
+        trial = optuna.trial.Trial(self._study, trial_id)
         params: Params = {}
         for name, dimension in self.space.items():
             params[name] = _suggest(trial, name, dimension, self.distributions[name])
-        return Trial(trial.number, params)
+        return Trial(number, params, parent)
 
     def tell(
         self, number: int, outcome: str, values: Values | None, *, same_as: int | None = None, failure: str = ""
@@ -178,13 +181,8 @@ class Study:
         return sorted(ended, key=lambda trial: (trial.told, trial.number))
 
     def losses(self) -> list[islands.Finished]:
-        """The trials that have ended, as `sweeps.islands` takes them; only a completed one has a loss."""
-        sign = 1 if self.directions[0] == "minimize" else -1
-
-        def loss(trial: Finished) -> float | None:
-            return sign * trial.values[0] if trial.outcome == COMPLETED and trial.values else None
-
-        return [islands.Finished(t.told, t.number, t.params, loss(t)) for t in self.finished()]
+        """The trials that have ended, as the searches take them; only a completed one has a loss."""
+        return results_of(self.finished(), self.directions)
 
     def optuna_study(self) -> optuna.Study:
         """Optuna's own view, for its importance evaluators."""
@@ -208,7 +206,7 @@ def finished_of(trial: FrozenTrial) -> Finished:
     outcome = str(notes.get(OUTCOME, FAILED))
     return Finished(
         trial.number, dict(trial.params), outcome, values, int(notes.get(TOLD, 0)), notes.get(SAME_AS),
-        str(notes.get(FAILURE, "")), seconds,
+        str(notes.get(FAILURE, "")), seconds, notes.get(PARENT),
     )  # fmt: skip
 
 

@@ -17,12 +17,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from sweeps.settings import Settings, settings_of
 from sweeps.slots import NurseryGoneError, Slots
 from sweeps.space import Space, SpaceError, as_overrides, dimension_of, to_plain
-from sweeps.terms import FAILED
+from sweeps.terms import FAILED, Trial
 
 if TYPE_CHECKING:
     from sweeps.study import Study
@@ -37,7 +37,9 @@ class Task(NamedTuple):
 
     `objective` is the field of the returned mapping that is searched for by default; `preload` the modules that its
     trials need; `free_keys` the keys that may differ when a sweep resumes; `program` the command that runs it; and
-    `groups_of_sweeps` the config groups that say nothing about a single run.
+    `groups_of_sweeps` the config groups that say nothing about a single run. `segment(round, rounds, parent, keys)`
+    gives the overrides of a trial that trains one of several rounds: from the checkpoint in the folder `parent`, if it
+    is not None, with other values of `keys`.
     """
 
     objective: str | None
@@ -45,21 +47,24 @@ class Task(NamedTuple):
     free_keys: Sequence[str]
     program: str
     groups_of_sweeps: Sequence[str]
+    segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None
 
     @classmethod
     def of(cls, function: TaskFunction | None) -> "Task":
         get = partial(getattr, function)
         return cls(
             get("objective", None), get("preload", ()), get("free_keys", ()), get("program", sys.argv[0]),
-            get("groups_of_sweeps", ()),
+            get("groups_of_sweeps", ()), get("segment", None),
         )  # fmt: skip
 
 
 class Plan(NamedTuple):
-    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands."""
+    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands; and
+    those of the command line."""
 
     space: Space
     template: list[tuple[str, bool]]
+    arguments: list[str]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """A trial's overrides, in the order of the command line."""
@@ -91,7 +96,7 @@ def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callab
             template.append((key, True))
         else:
             template.append((str(override.input_line), False))
-    return Plan(space, template)
+    return Plan(space, template, list(arguments))
 
 
 def sweep(
@@ -103,7 +108,7 @@ def sweep(
     loader: ConfigLoader,
     task_function: TaskFunction | None,
 ) -> list[list[JobReturn]]:
-    """Runs a sweep as Hydra's sweeper `async`.
+    """Runs a sweep as Hydra's sweeper `async` or `pbt`.
 
     Returns:
         What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
@@ -140,27 +145,27 @@ def _run(
     from sweeps.pruning import Watch
     from sweeps.records import Records
     from sweeps.report import View
-    from sweeps.samplers import pruner_of, sampler_of
+    from sweeps.samplers import pruner_of, search_of
 
+    folder_of = _trial_folders(config, folder)
+    overrides_of = _overrides_of(plan, chosen, task, folder_of)
     study = _open_study(plan, chosen, task, config, folder)
     with closing(study):
         # The law of exchanges must not change when the sweep resumes with other slots.
         island_size = study.keep("island_size", chosen.islands.island_size)
         chosen = chosen._replace(islands=chosen.islands._replace(island_size=island_size))
         names = chosen.objective or ["value"]
-        islands = chosen.islands.num_islands if chosen.sampler == "islands" else 1
-        view = View(study.count(), names, chosen.directions, chosen.n_jobs, study.finished(), islands=islands)
-        folder_of = _trial_folders(config, folder)
+        view = View(study.count(), names, chosen.directions, chosen.n_jobs, study.finished(), lanes=chosen.lanes)
         records = Records(
-            study, plan, chosen, task, folder, names, lambda n: folder_of(n).name if folder_of else str(n)
-        )
+            study, plan, chosen, task, folder, names, lambda n: folder_of(n).name if folder_of else str(n),
+            _texts(config.hydra.overrides.hydra),
+        )  # fmt: skip
         watch = None
         if folder_of is not None and chosen.objective:
             metric = chosen.objective[0].rpartition(".")[2]
             watch = Watch(study, pruner_of(chosen.pruner), folder_of, metric, view.progress)
         controller = Controller(
-            study, slots, overrides_of=plan.overrides,
-            sampler_of=sampler_of(chosen.sampler, chosen.seed, study, chosen.islands), objective=chosen.objective,
+            study, slots, overrides_of=overrides_of, search=search_of(study, chosen), objective=chosen.objective,
             limits=Limits(chosen.n_jobs, chosen.max_retries, chosen.sampler != "grid"), watch=watch, view=view,
             record=records.write,
         )  # fmt: skip
@@ -176,6 +181,33 @@ def _run(
         _check_failures(study, chosen.max_failure_rate)
     returned = [_job_return(controller.returned[number]) for number in sorted(controller.returned)]
     return [returned[i : i + chosen.n_jobs] for i in range(0, len(returned), chosen.n_jobs)]
+
+
+def _overrides_of(
+    plan: Plan, chosen: Settings, task: Task, folder_of: Callable[[int], Path] | None
+) -> Callable[[Trial], list[str]]:
+    """From a trial to its overrides.
+
+    Raises:
+        SpaceError: the search needs checkpoints, and the program has none, or the trials have no folders of their own.
+    """
+    population = chosen.population
+    if population is None:
+        return lambda trial: plan.overrides(trial.params)
+    segment, keys = task.segment, list(plan.space)
+    if segment is None:
+        raise SpaceError("hydra/sweeper=pbt: this program cannot resume from another run's checkpoint; type "
+                         "hydra/sweeper=async")  # fmt: skip
+    if folder_of is None:
+        raise SpaceError("hydra.sweep.subdir: must follow from the trial's number alone; type "
+                         "'hydra.sweep.subdir=${hydra:job.num}'")  # fmt: skip
+
+    def overrides(trial: Trial) -> list[str]:
+        parent = None if trial.parent is None else folder_of(trial.parent).resolve()
+        round_ = trial.number // population.members
+        return [*plan.overrides(trial.params), *segment(round_, population.rounds, parent, keys)]
+
+    return overrides
 
 
 def _open_study(plan: Plan, chosen: Settings, task: Task, config: DictConfig, folder: Path) -> "Study":
@@ -201,7 +233,9 @@ def _open_study(plan: Plan, chosen: Settings, task: Task, config: DictConfig, fo
 
 
 def _check_failures(study: "Study", allowed: float) -> None:
-    """Raises HydraException if a larger share of the trials has failed than is allowed."""
+    """Raises HydraException if trials could not be started, or a larger share has failed than is allowed."""
+    if study.waiting():
+        raise HydraException("no member of the latest round has a value, so none can go on")
     failed = [trial for trial in study.finished() if trial.outcome == FAILED]
     if len(failed) > allowed * study.count():
         reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
@@ -216,10 +250,18 @@ def _identity(plan: Plan, chosen: Settings, task: Task, config: DictConfig) -> d
     base: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     islands = chosen.islands._asdict() if chosen.sampler == "islands" else {}
     islands.pop("island_size", None)  # it stays as it was when the study was made
+    population = {} if chosen.population is None else chosen.population._asdict()
     return {
         "space": to_plain(plan.space), "config": _without(base, task.free_keys), "objective": chosen.objective,
         "directions": chosen.directions, "sampler": chosen.sampler, "seed": chosen.seed, "islands": islands,
+        **({"population": population} if population else {}),
     }  # fmt: skip
+
+
+def _texts(node: ListConfig) -> list[str]:
+    """The texts of a list, with their interpolations as they are."""
+    plain: Any = OmegaConf.to_container(node, resolve=False)
+    return [str(text) for text in plain]
 
 
 def _without(node: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> dict[str, Any]:

@@ -14,10 +14,11 @@ COMPLETED, PRUNED, DIVERGED, FAILED = "completed", "pruned", "diverged", "failed
 
 
 class Trial(NamedTuple):
-    """A trial that has been given parameters."""
+    """A trial that has been given parameters; and the trial whose checkpoint it goes on from, if there is one."""
 
     number: int
     params: Params
+    parent: int | None = None
 
 
 class Finished(NamedTuple):
@@ -31,3 +32,18 @@ class Finished(NamedTuple):
     same_as: int | None
     failure: str
     seconds: float | None
+    parent: int | None = None
+
+
+class Lanes(NamedTuple):
+    """Trial n belongs to lane n mod `size`: to an island, or to a member of a population.
+
+    With `by_round`, trial n is of round n // `size`, and the best trial is the best of the latest round.
+    """
+
+    name: str
+    size: int
+    by_round: bool = False
+
+
+ONE_LANE = Lanes("", 1)

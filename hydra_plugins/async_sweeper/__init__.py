@@ -1,1 +1,2 @@
-"""The sweeper `async`, see docs/sweeps.md. Hydra finds it below `hydra_plugins`, which must have no __init__.py."""
+"""The sweepers `async` and `pbt`, see docs/sweeps.md. Hydra finds them below `hydra_plugins`, which must have no
+__init__.py."""

@@ -1,4 +1,4 @@
-"""Hydra's side of the asynchronous sweeper: its config, and the calls that Hydra makes. The work is in `sweeps`."""
+"""Hydra's side of the sweepers `async` and `pbt`: configs, and the calls that Hydra makes. The work is in `sweeps`."""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional  # noqa: UP035 (OmegaConf reads these in a dataclass)
@@ -13,16 +13,12 @@ from omegaconf import DictConfig
 
 
 @dataclass
-class AsyncSweeperConf:
-    """The keys below `hydra.sweeper`; docs/sweeps.md explains them."""
+class _Common:
+    """The keys of both sweepers below `hydra.sweeper`; docs/sweeps.md explains all keys."""
 
-    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.AsyncSweeper"
-    sampler: Optional[str] = None  # noqa: UP045
-    n_trials: Optional[int] = None  # noqa: UP045
     n_jobs: int = 1
     objective: Any = None
     direction: Any = None
-    pruner: str = "none"
     seed: int = 0
     study_name: str = "sweep"
     storage: Optional[str] = None  # noqa: UP045
@@ -31,10 +27,35 @@ class AsyncSweeperConf:
     max_retries: int = 2
     warm: bool = True
     preload: List[str] = field(default_factory=list)  # noqa: UP006
+
+
+@dataclass
+class AsyncSweeperConf(_Common):
+    """The keys of `hydra/sweeper=async`."""
+
+    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.AsyncSweeper"
+    sampler: Optional[str] = None  # noqa: UP045
+    n_trials: Optional[int] = None  # noqa: UP045
+    pruner: str = "none"
     islands: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
 
 
-ConfigStore.instance().store(group="hydra/sweeper", name="async", node=AsyncSweeperConf, provider="async_sweeper")
+@dataclass
+class PbtSweeperConf(_Common):
+    """The keys of `hydra/sweeper=pbt`."""
+
+    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.PbtSweeper"
+    study_name: str = "pbt"
+    members: int = 4
+    rounds: int = 5
+    quantile: float = 0.25
+    factors: List[float] = field(default_factory=lambda: [0.8, 1.2])  # noqa: UP006
+    resample: float = 0.25
+    replay: Optional[str] = None  # noqa: UP045
+
+
+for name, node in (("async", AsyncSweeperConf), ("pbt", PbtSweeperConf)):
+    ConfigStore.instance().store(group="hydra/sweeper", name=name, node=node, provider="async_sweeper")
 
 
 class AsyncSweeper(Sweeper):
@@ -66,3 +87,7 @@ class AsyncSweeper(Sweeper):
             loader=self.hydra_context.config_loader,
             task_function=self.task_function,
         )
+
+
+class PbtSweeper(AsyncSweeper):
+    """Trains a population in rounds: the worst members take over from the best."""

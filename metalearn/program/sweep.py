@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -22,6 +22,9 @@ from metalearn.runs.signals import STOPPED
 from sweeps.settings import settings_of
 from sweeps.space import SpaceError, ends_of
 from sweeps.sweep import Plan, plan_of
+
+OURS = "hydra_plugins.async_sweeper."
+"""Where the sweepers are that search."""
 
 PRELOAD = ("metalearn.program.preload",)
 
@@ -41,23 +44,42 @@ def run_sweep(program: Path, overrides: Sequence[str], run_job: RunJob, main: Ma
             f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
         )
     sweeper = compose_sweeper(overrides)
-    if not str(sweeper.pop("_target_")).endswith(".AsyncSweeper"):
+    if not str(sweeper.pop("_target_")).startswith(OURS):
         check_grid(program, overrides)
         return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
-    objective = check_trials(program, overrides, sweeper)
-    if objective is None:
+    checked = check_trials(program, overrides, sweeper)
+    if checked is None:
         return BAD_CONFIG
     set_up_process(1)  # the process that imports torch and forks the trials inherits this
     log_sweep()
     attributes = {
-        "objective": objective,
+        "objective": checked.objective,
         "preload": PRELOAD,
         "free_keys": FREE_KEYS,
         "program": program.name,
         "groups_of_sweeps": ("sweep",),
+        "segment": partial(segment, checked.steps),
     }
     run_trials_by_hydra(lambda config: trial(config, program, run_job, main), attributes)
     return OK
+
+
+def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
+    """The overrides of a run that trains one of several rounds, as even as can be.
+
+    Args:
+        steps: of all rounds.
+        round_: from 0.
+        rounds: how many there are.
+        parent: the run folder whose checkpoint it goes on from; None: it begins.
+        keys: those whose values may differ from that checkpoint's.
+    """
+    first, last = steps * round_ // rounds, steps * (round_ + 1) // rounds
+    overrides = [f"pause_after={last}"] if last < steps else []
+    if parent is not None:
+        checkpoint = parent / "checkpoints" / f"step_{first:06d}"
+        overrides += [f"resume={quoted(checkpoint)}", f"resume_changes=[{','.join(keys)}]"]
+    return overrides
 
 
 def job_of(config: DictConfig, program: Path) -> Job:
@@ -118,6 +140,13 @@ def _status(ending: Ending, result: Mapping[str, Any]) -> str:
 # Checks
 
 
+class Checked(NamedTuple):
+    """What the check of the trials has found: the default objective, and the steps of a run."""
+
+    objective: str
+    steps: int
+
+
 def check_grid(program: Path, overrides: Sequence[str]) -> None:
     """Checks every job of a grid.
 
@@ -128,12 +157,12 @@ def check_grid(program: Path, overrides: Sequence[str]) -> None:
         _assemble(program, job_overrides)
 
 
-def check_trials(program: Path, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str | None:
+def check_trials(program: Path, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | None:
     """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
     import torch.
 
     Returns:
-        The default objective; or None if the child has refused a job, and has reported why.
+        What was found; or None if the child has refused a job, and has reported why.
 
     Raises:
         ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
@@ -152,28 +181,48 @@ def check_trials(program: Path, overrides: Sequence[str], sweeper: Mapping[str, 
     if child == 0:
         code = FAILED
         try:
-            code = exit_code_of(lambda: _check(program, plan, others, sweeper["objective"], writer))
+            code = exit_code_of(lambda: _check(program, plan, others, sweeper, writer))
         finally:
             sys.stderr.flush()
             os._exit(code)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        objective = pipe.read()
+        found = pipe.read()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code not in (OK, BAD_CONFIG):
         raise ConfigError(f"the check of the trials has ended with exit code {code}")
-    return objective if code == OK else None
+    return Checked(**json.loads(found)) if code == OK else None
 
 
-def _check(program: Path, plan: Plan, others: Sequence[str], objective: Any, writer: int) -> int:
-    metric = ""
+def _check(program: Path, plan: Plan, others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
+    in_rounds = "rounds" in sweeper
+    metric, steps, shapes = "", 0, None
     for params in _checked(plan):
         parts = _assemble(program, [*others, *plan.overrides(params)])
         metric = "mse" if parts.source.classes("val") is None else "accuracy"
-        _check_objective(objective, metric)
-    os.write(writer, f"val.{metric}".encode())
+        _check_objective(sweeper["objective"], metric, in_rounds)
+        steps = parts.settings.steps
+        own = {name: value.shape for name, value in parts.start.items()}
+        if in_rounds and own != (shapes or own):
+            raise ConfigError(
+                f"hydra/sweeper=pbt: {' '.join(plan.overrides(params))} gives the model other parameters, so it cannot "
+                "take over a checkpoint; search for keys that leave the model's parameters as they are"
+            )
+        shapes = own
+    if in_rounds:
+        _check_rounds(plan, sweeper["rounds"], steps)
+    os.write(writer, json.dumps({"objective": f"val.{metric}", "steps": steps}).encode())
     return OK
+
+
+def _check_rounds(plan: Plan, rounds: int, steps: int) -> None:
+    fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
+    if fixed:
+        raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")
+    if steps < rounds:
+        raise ConfigError(f"hydra.sweeper.rounds={rounds}: trainer.steps={steps} has not one step for each; type "
+                          f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
 
 
 def _checked(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -185,9 +234,10 @@ def _checked(plan: Plan) -> Iterator[dict[str, Any]]:
             yield first | {key: value}
 
 
-def _check_objective(objective: Any, metric: str) -> None:
-    fields = [f"{split}.{name}" for split in ("val", "test") for name in (metric, "loss", "ci95")]
-    allowed = [*fields, "seconds", "steps"]
+def _check_objective(objective: Any, metric: str, in_rounds: bool) -> None:
+    splits = ("val",) if in_rounds else ("val", "test")
+    fields = [f"{split}.{name}" for split in splits for name in (metric, "loss", "ci95")]
+    allowed = fields if in_rounds else [*fields, "seconds", "steps"]
     for name in [objective] if isinstance(objective, str) else objective or []:
         if name not in allowed:
             raise ConfigError(

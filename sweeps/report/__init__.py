@@ -2,18 +2,15 @@
 
 from sweeps.report.importance import importances, importances_of
 from sweeps.report.plots import draw
-from sweeps.report.ranking import best_trials, losses_of
 from sweeps.report.tables import best_command, write_tables
 from sweeps.report.view import View, seconds_left
 
 __all__ = [
     "View",
     "best_command",
-    "best_trials",
     "draw",
     "importances",
     "importances_of",
-    "losses_of",
     "seconds_left",
     "write_tables",
 ]

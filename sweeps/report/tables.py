@@ -7,16 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sweeps.population import lineage
+from sweeps.ranking import OUTCOMES, best_trials, place_of
+from sweeps.settings import RESULTS
 from sweeps.space import Params
-from sweeps.terms import Finished
-
-if TYPE_CHECKING:
-    pass
-
-
-from sweeps.report.ranking import OUTCOMES, best_trials
+from sweeps.terms import ONE_LANE, Finished, Lanes
 
 
 def write_tables(
@@ -27,7 +24,7 @@ def write_tables(
     *,
     total: int,
     command: str | None,
-    islands: int = 1,
+    lanes: Lanes = ONE_LANE,
     name: str = "optuna",
     folder_of: Callable[[int], str] = str,
 ) -> None:
@@ -40,25 +37,26 @@ def write_tables(
         directions: `minimize` or `maximize` for each objective.
         total: how many trials the sweep is to have.
         command: the command that trains the best configuration.
-        islands: trial n belongs to island n mod `islands`; 1 leaves this column out.
+        lanes: the islands, or the members of a population.
         name: of the sweeper.
         folder_of: from a trial's number to its folder in the sweep's.
     """
-    _write_atomically(folder / "trials.csv", _csv(trials, objectives, islands))
-    results = _results(trials, objectives, directions, total, command, name, folder_of)
-    _write_atomically(folder / "optimization_results.yaml", _yaml(results))
+    _write_atomically(folder / "trials.csv", _csv(trials, objectives, lanes))
+    results = _results(trials, objectives, directions, total, command, name, folder_of, lanes)
+    _write_atomically(folder / RESULTS, _yaml(results))
 
 
-def _csv(trials: Sequence[Finished], objectives: Sequence[str], islands: int) -> str:
+def _csv(trials: Sequence[Finished], objectives: Sequence[str], lanes: Lanes) -> str:
     ordered = sorted(trials, key=lambda trial: trial.number)
     params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
-    lane = ["island"] if islands > 1 else []
+    lane = [*place_of(0, lanes), *(["parent"] if lanes.by_round else [])]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["number", "told", "outcome", *lane, *objectives, "seconds", "same_as", "failure", *params])
     for trial in ordered:
         writer.writerow([
-            trial.number, trial.told, trial.outcome, *([trial.number % islands] if lane else []),
+            trial.number, trial.told, trial.outcome, *place_of(trial.number, lanes).values(),
+            *([trial.parent] if lanes.by_round else []),
             *(trial.values or [""] * len(objectives)), trial.seconds, trial.same_as, " ".join(trial.failure.split()),
             *(trial.params.get(key, "") for key in params),
         ])  # fmt: skip
@@ -73,8 +71,9 @@ def _results(
     command: str | None,
     name: str,
     folder_of: Callable[[int], str],
+    lanes: Lanes,
 ) -> dict[str, Any]:
-    best = best_trials(trials, directions)
+    best = best_trials(trials, directions, lanes)
     results: dict[str, Any] = {"name": name}
     if len(objectives) == 1:
         trial = best[0] if best else None
@@ -92,6 +91,10 @@ def _results(
             }
             for trial in best
         ]
+    if lanes.by_round and best:
+        chosen = {trial.number: trial for trial in trials}
+        chain = lineage(best[0].number, {number: trial.parent for number, trial in chosen.items()})
+        results["lineage"] = [{"trial": n, "folder": folder_of(n), "params": dict(chosen[n].params)} for n in chain]
     counts = Counter(trial.outcome for trial in trials)
     return {
         **results,
@@ -123,7 +126,7 @@ def best_command(folder: Path, number: int) -> str | None:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        results = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+        results = yaml.safe_load((folder / RESULTS).read_text())
     except (FileNotFoundError, ValueError, yaml.YAMLError):
         return None
     return results.get("command") if isinstance(results, dict) and results.get("best_trial") == number else None

@@ -7,17 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from sweeps.space import Params
-from sweeps.terms import COMPLETED, PRUNED, Finished
-
-if TYPE_CHECKING:
-    pass
-
-
-from sweeps.report.ranking import best_trials
+from sweeps.ranking import best_trials, place_of
 from sweeps.report.words import count_text, number_text
+from sweeps.terms import COMPLETED, ONE_LANE, PRUNED, Finished, Lanes, Trial
 
 log = logging.getLogger("sweeps")
 
@@ -41,7 +35,7 @@ class View:
         directions: `minimize` or `maximize` for each objective.
         slots: how many trials run at a time.
         done: trials that ended in earlier sessions.
-        islands: trial n belongs to island n mod `islands`.
+        lanes: the islands, or the members of a population.
         stream: where the table goes; stderr by default.
         clock: seconds that never go back.
     """
@@ -54,14 +48,14 @@ class View:
         slots: int,
         done: Sequence[Finished] = (),
         *,
-        islands: int = 1,
+        lanes: Lanes = ONE_LANE,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total, self._slots, self._islands, self._clock = total, slots, islands, clock
+        self._total, self._slots, self._lanes, self._clock = total, slots, lanes, clock
         self._objectives, self._directions = tuple(objectives), tuple(directions)
         self._ended = list(done)
-        self._best = best_trials(self._ended, self._directions)
+        self._best = best_trials(self._ended, self._directions, lanes)
         self._elapsed = [trial.seconds for trial in done if trial.seconds is not None]
         self._running: dict[int, _Running] = {}
         stream = sys.stderr if stream is None else stream
@@ -69,12 +63,13 @@ class View:
         self._live: Any = None
         self._undo: Callable[[], None] = lambda: None
 
-    def start(self, number: int, params: Params) -> None:
+    def start(self, trial: Trial) -> None:
         """A trial starts."""
-        self._running[number] = _Running(self._clock())
+        self._running[trial.number] = _Running(self._clock())
         if self._stream is None:
-            settings = " ".join(f"{k}={number_text(v) if isinstance(v, float) else v}" for k, v in params.items())
-            log.info("trial %d: starts with %s", number, settings or "the defaults")
+            settings = " ".join(f"{k}={number_text(v) if isinstance(v, float) else v}" for k, v in trial.params.items())
+            origin = "" if trial.parent is None else f" from trial {trial.parent}"
+            log.info("trial %d: starts%s with %s", trial.number, origin, settings or "the defaults")
 
     def progress(self, number: int, step: int, value: float) -> None:
         """A running trial has an intermediate value."""
@@ -90,7 +85,7 @@ class View:
             self._elapsed.append(elapsed)
         shown = trial if trial.seconds is not None else trial._replace(seconds=elapsed)
         self._ended.append(shown)
-        self._best = best_trials([*self._best, shown], self._directions)
+        self._best = best_trials([*self._best, shown], self._directions, self._lanes)
         if self._stream is None:
             parts = [f"{_count_done(len(self._ended), self._total)}", *self._left()]
             best = [_best_text(self._best, self._objectives, name=False)] if self._best else []
@@ -144,12 +139,14 @@ class View:
         table.add_column("step", justify="right")
         table.add_column(Text(" / ".join(self._objectives)), justify="right", max_width=30)
         table.add_column("")
-        if self._islands > 1:
-            table.add_column("island", justify="right")
+        if self._lanes.by_round:
+            table.add_column("round", justify="right")
+        if self._lanes.size > 1:
+            table.add_column(self._lanes.name, justify="right")
         table.add_column("elapsed", justify="right")
 
         def add(number: int, state: str, style: str, step: str, value: str, mark: str, elapsed: float | None) -> None:
-            lane = [str(number % self._islands)] if self._islands > 1 else []
+            lane = list(map(str, place_of(number, self._lanes).values()))
             took = "" if elapsed is None else _took(elapsed)
             table.add_row(str(number), Text(state, style), step, value, Text(mark, "bold green"), *lane, took)
 

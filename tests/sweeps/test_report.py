@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sweeps.islands import Exchange
-from sweeps.report import View, best_command, best_trials, draw, importances, seconds_left, write_tables
+from sweeps.ranking import best_trials
+from sweeps.report import View, best_command, draw, importances, seconds_left, write_tables
 from sweeps.space import Category, Number, Params, Space, to_plain
 from sweeps.study import Study
-from sweeps.terms import Finished, Values
+from sweeps.terms import Finished, Lanes, Trial, Values
 
 pytestmark = pytest.mark.thorough
 
@@ -34,6 +35,10 @@ SPACE: Space = {
     "model.width": Number(8, 64, step=8, whole=True),
     "algorithm": Category(("maml", "'a b'", "[1,2]")),
 }
+
+
+def lanes(islands: int) -> Lanes:
+    return Lanes("island", islands)
 
 
 def ended(
@@ -77,7 +82,7 @@ def test_trials_csv_has_a_line_for_each_trial_by_number(tmp_path: Path) -> None:
 
 def test_trials_csv_names_islands_and_every_objective(tmp_path: Path) -> None:
     trials = [ended(4, (1.0, 2.0)), ended(5, None, "diverged")]
-    write_tables(tmp_path, trials, ["a", "b"], ["minimize", "minimize"], total=2, command=None, islands=3)
+    write_tables(tmp_path, trials, ["a", "b"], ["minimize", "minimize"], total=2, command=None, lanes=lanes(3))
     rows = list(csv.DictReader(io.StringIO((tmp_path / "trials.csv").read_text())))
     assert [(row["number"], row["island"], row["a"], row["b"]) for row in rows] == [
         ("4", "1", "1.0", "2.0"),
@@ -187,7 +192,7 @@ def study_of(folder: Path, space: Space, directions: Sequence[str], values: Sequ
     study = Study(folder / "study.journal", "sweep", space, list(directions), identity)  # type: ignore[arg-type]
     study.enqueue(len(values))
     for number, pair in enumerate(values):
-        study.ask(optuna.samplers.RandomSampler(seed=number))
+        study.begin(number, optuna.samplers.RandomSampler(seed=number))
         study.tell(number, "completed", pair)
     return study
 
@@ -197,7 +202,7 @@ def test_importances_rank_the_parameter_that_decides_first(tmp_path: Path) -> No
     study = study_of(tmp_path, space, ["maximize"], [])
     study.enqueue(40)
     for number in range(40):
-        trial = study.ask(optuna.samplers.RandomSampler(seed=number))
+        trial = study.begin(number, optuna.samplers.RandomSampler(seed=number))
         study.tell(number, "completed", (-abs(float(trial.params["decides"]) - 0.3),))
     shares = importances(study)
     assert shares is not None
@@ -285,7 +290,7 @@ def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: in
 def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> None:
     trials = made_up(9, 3, objectives, completed=False)
     directions = ["maximize", "minimize", "minimize"][:objectives]
-    paths = draw(tmp_path, trials, list("xyz")[:objectives], directions, dict(list(LONG.items())[:3]), islands=3)
+    paths = draw(tmp_path, trials, list("xyz")[:objectives], directions, dict(list(LONG.items())[:3]), lanes=lanes(3))
     assert_plots(paths, {"history", "parallel", "islands", *(["front"] if objectives == 2 else [])})
 
 
@@ -302,7 +307,7 @@ def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: in
     exchanges.append(Exchange(count + 7, 0, 1, (count + 7,)))  # of a trial that is not among those drawn
     trials = made_up(count, 2)
     space = dict(list(LONG.items())[:2])
-    paths = draw(tmp_path, trials, ["val.mse"], ["minimize"], space, exchanges=exchanges, islands=islands)
+    paths = draw(tmp_path, trials, ["val.mse"], ["minimize"], space, exchanges=exchanges, lanes=lanes(islands))
     assert_plots(paths, {"history", "parallel", "islands"})
 
 
@@ -358,8 +363,8 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
     earlier = [ended(n, (0.5,), seconds=30.0) for n in range(6)]
     earlier[3] = ended(3, (0.9512,), seconds=30.0)
     view = View(24, ["val.accuracy"], ["maximize"], 2, earlier, stream=io.StringIO(), clock=clock)
-    view.start(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"})
-    view.start(7, {})
+    view.start(Trial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
+    view.start(Trial(7, {}))
     view.progress(7, 100, 0.5)
     view.refresh()
     clock.now = 30.0
@@ -418,10 +423,17 @@ def test_the_view_on_a_terminal_is_a_table(
     caplog.set_level(logging.INFO, "sweeps")
     stream, clock = terminal(30), Clock()
     view = View(
-        8, ["val.accuracy"], ["maximize"], 2, [ended(0, (0.5,), seconds=10.0)], islands=2, stream=stream, clock=clock
+        8,
+        ["val.accuracy"],
+        ["maximize"],
+        2,
+        [ended(0, (0.5,), seconds=10.0)],
+        lanes=lanes(2),
+        stream=stream,
+        clock=clock,
     )
-    view.start(1, {"a": 1})
-    view.start(2, {"a": 2})
+    view.start(Trial(1, {"a": 1}))
+    view.start(Trial(2, {"a": 2}))
     view.refresh()
     clock.now = 10.0
     view.progress(2, 300, 0.75)
@@ -443,7 +455,7 @@ def test_the_table_fits_a_small_terminal(terminal: Callable[[int], Terminal]) ->
     stream = terminal(16)
     view = View(90, ["x"], ["minimize"], 40, [ended(n, (1.0,)) for n in range(40)], stream=stream, clock=Clock())
     for number in range(40, 80):
-        view.start(number, {})
+        view.start(Trial(number, {}))
     view.refresh()
     screen = stream.last_screen()
     assert len(screen) <= 16
@@ -459,7 +471,7 @@ def test_log_lines_appear_above_the_table(terminal: Callable[[int], Terminal], m
     log = logging.getLogger("sweeps")
     monkeypatch.setattr(log, "handlers", [handler])
     view = View(3, ["x"], ["minimize"], 1)
-    view.start(0, {})
+    view.start(Trial(0, {}))
     view.refresh()
     log.warning("trial 0: run 1 again")
     view.refresh()
@@ -490,7 +502,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path) -> None:
     study = study_of(tmp_path, SPACE, ["maximize"], [(0.5,), (0.75,), (0.625,)])
     study.enqueue(5)
-    study.ask(optuna.samplers.RandomSampler(seed=3))  # under way
+    study.begin(3, optuna.samplers.RandomSampler(seed=3))  # under way
     with (tmp_path / "study.journal").open("a") as journal:
         journal.write('{"op_code":')  # another process is writing a line
     (tmp_path / "trial_0001").mkdir()
@@ -517,7 +529,7 @@ def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
     study.keep("island_size", 1)
     study.enqueue(4)
     for number in range(4):
-        study.ask(optuna.samplers.RandomSampler(seed=number))
+        study.begin(number, optuna.samplers.RandomSampler(seed=number))
         study.tell(number, "completed", (float(-number),))
     write_tables(tmp_path, study.finished(), ["value"], ["minimize"], total=4, command="python train.py a=1")
     study.close()

@@ -8,33 +8,43 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps import islands
-from sweeps.samplers import combinations, sampler_of
+from sweeps.samplers import Search, combinations, search_of
+from sweeps.settings import settings_of
 from sweeps.space import Category, Number, Space
 from sweeps.study import Study, StudyError
 from sweeps.terms import COMPLETED, DIVERGED, FAILED, PRUNED
 
 SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b")), "steps": Number(1, 9, whole=True)}
 SETTINGS = islands.islands(seed=0, pop_size=4)
+KEYS = {
+    "n_trials": 9, "n_jobs": 1, "objective": None, "direction": None, "pruner": "none", "seed": 0, "study_name": "s",
+    "storage": None, "max_failure_rate": 0.0, "max_retries": 0, "warm": True, "preload": [], "islands": {"pop_size": 4},
+}  # fmt: skip
 
 
 def opened(folder: Path, **identity: object) -> Study:
     return Study(folder / "study.journal", "s", SPACE, ["minimize"], {"seed": 0, **identity})
 
 
-def asked(study: Study, name: str = "random") -> dict[int, dict[str, object]]:
-    """Asks for every waiting trial; their parameters by number."""
-    make = sampler_of(name, 0, study, SETTINGS)
-    params = {}
-    while (number := study.waiting()) is not None:
-        trial = study.ask(make(number))
-        params[trial.number] = trial.params
-    return params
+def search(study: Study, sampler: str = "random") -> Search:
+    return search_of(study, settings_of({**KEYS, "sampler": sampler}, SPACE))
+
+
+def begun(study: Study) -> dict[int, dict[str, object]]:
+    """Begins every waiting trial; their parameters by number."""
+    sampler_of = search(study).sampler_of
+    return {number: study.begin(number, sampler_of(number)).params for number in study.waiting()}
+
+
+def again(study: Study, seed: int | None = None) -> dict[int, dict[str, object]]:
+    """Begins every interrupted trial once more; their parameters by number."""
+    return {number: study.begin(number, RandomSampler(seed=seed)).params for number in study.interrupted()}
 
 
 def test_a_torn_last_line_is_removed_and_the_total_is_exact(tmp_path: Path) -> None:
     study = opened(tmp_path)
     study.enqueue(5)
-    asked(study)
+    begun(study)
     study.close()
     journal = tmp_path / "study.journal"
     whole = journal.read_bytes()
@@ -53,28 +63,27 @@ def test_a_torn_last_line_is_removed_and_the_total_is_exact(tmp_path: Path) -> N
 def test_a_trial_cut_between_asking_and_its_last_parameter_keeps_those_it_has(tmp_path: Path) -> None:
     study = opened(tmp_path)
     study.enqueue(1)
-    whole = asked(study)[0]
+    whole = begun(study)[0]
     study.close()
     journal = tmp_path / "study.journal"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]))  # the last line sets the last parameter
     study = opened(tmp_path)
-    (trial,) = study.interrupted(lambda number: RandomSampler(seed=77))
-    assert trial.number == 0
-    assert {key: trial.params[key] for key in ("lr", "model")} == {key: whole[key] for key in ("lr", "model")}
-    assert 1 <= trial.params["steps"] <= 9
+    params = again(study, seed=77)
+    assert list(params) == [0]
+    assert {key: params[0][key] for key in ("lr", "model")} == {key: whole[key] for key in ("lr", "model")}
+    assert params[0]["steps"] in range(1, 10)
     study.close()
 
 
 def test_a_trial_under_way_is_interrupted_and_a_told_one_is_not(tmp_path: Path) -> None:
     study = opened(tmp_path)
     study.enqueue(3)
-    params = asked(study)
+    params = begun(study)
     study.tell(1, COMPLETED, (0.5,))
     study.close()
     study = opened(tmp_path)
-    again = study.interrupted(lambda number: RandomSampler(seed=number))
-    assert [(trial.number, trial.params) for trial in again] == [(0, params[0]), (2, params[2])]
+    assert again(study) == {0: params[0], 2: params[2]}
     assert [(trial.number, trial.values) for trial in study.finished()] == [(1, (0.5,))]
     study.close()
 
@@ -82,15 +91,15 @@ def test_a_trial_under_way_is_interrupted_and_a_told_one_is_not(tmp_path: Path) 
 def test_parameters_depend_on_seed_and_number_and_not_on_restarts(tmp_path: Path) -> None:
     study = opened(tmp_path / "once")
     study.enqueue(6)
-    once = asked(study)
+    once = begun(study)
     study.close()
     for number in range(1, 7):
         study = opened(tmp_path / "often")
         study.enqueue(number)
-        asked(study)
+        begun(study)
         study.close()
     study = opened(tmp_path / "often")
-    assert {t.number: t.params for t in study.interrupted(lambda number: RandomSampler())} == once
+    assert again(study) == once
     assert len({json.dumps(params) for params in once.values()}) == 6
     study.close()
 
@@ -125,7 +134,7 @@ def test_only_a_completed_trial_with_a_finite_value_is_a_parent(
 ) -> None:
     study = opened(tmp_path)
     study.enqueue(2)
-    asked(study)
+    begun(study)
     study.tell(1, outcome, values)
     study.tell(0, COMPLETED, (2.0,))
     study.close()
@@ -140,11 +149,11 @@ def test_only_a_completed_trial_with_a_finite_value_is_a_parent(
 def test_islands_breed_the_same_child_whatever_was_asked_before(tmp_path: Path) -> None:
     study = opened(tmp_path)
     study.enqueue(8)
-    make = sampler_of("islands", 0, study, SETTINGS)
+    sampler_of = search(study, "islands").sampler_of
     for number in range(6):
-        study.ask(make(number))
+        study.begin(number, sampler_of(number))
         study.tell(number, COMPLETED, (float(number),))
-    child = study.ask(make(6)).params
+    child = study.begin(6, sampler_of(6)).params
     assert child == islands.suggest(6, study.losses(), SPACE, SETTINGS)
     study.close()
 
@@ -155,7 +164,7 @@ def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
     wanted = [{"x": x, "n": n} for x in ("a", "b") for n in (2, 5, 8)]
     for _ in range(2):
         study.enqueue_grid(combinations(grid))
-    assert list(asked(study).values()) == wanted
+    assert list(begun(study).values()) == wanted
     study.close()
 
 
