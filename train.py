@@ -74,7 +74,7 @@ def run_job(job: Job) -> int:
     if not ranks.leads(job):
         return ranks.serve(parts, lambda strategy: follow(job, parts, strategy))
     log_to_terminal()  # the launcher has logged what was checked above
-    with folder.lock(job.run_dir):
+    with folder.lock(job.run_dir, wait=job.in_sweep):
         state = folder.inspect(job.run_dir, job.config, parts.start)  # another process may have been in it
         if job.in_sweep:
             return ranks.lead(job, parts, state)

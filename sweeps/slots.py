@@ -25,6 +25,9 @@ _PR_SET_PDEATHSIG = 1
 _LARGEST_MESSAGE = 1 << 16
 
 
+_GONE = "the process that starts the trials is gone; the same command resumes the sweep"
+
+
 class NurseryGoneError(RuntimeError):
     """The process that forks the trials has died."""
 
@@ -67,7 +70,11 @@ class Slots:
         return list(self._pids)
 
     def start(self, number: int, overrides: Sequence[str], slot: int) -> None:
-        """Starts a trial in a slot."""
+        """Starts a trial in a slot.
+
+        Raises:
+            NurseryGoneError: the nursery is gone, and its trials with it.
+        """
         _outcome_path(self._folder, number).unlink(missing_ok=True)
         self._send({"number": number, "overrides": list(overrides), "slot": slot})
         self._pids[number] = 0
@@ -85,8 +92,10 @@ class Slots:
                 message = self._socket.recv(_LARGEST_MESSAGE)
             except (TimeoutError, BlockingIOError):
                 break
+            except ConnectionError:
+                message = b""
             if not message:
-                raise NurseryGoneError("the process that starts the trials is gone; the same command resumes the sweep")
+                raise NurseryGoneError(_GONE)
             event = json.loads(message)
             number = event["number"]
             if "code" in event:
@@ -117,7 +126,10 @@ class Slots:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.settimeout(None)
-        self._socket.send(json.dumps(message).encode())
+        try:
+            self._socket.send(json.dumps(message).encode())
+        except ConnectionError as error:
+            raise NurseryGoneError(_GONE) from error
 
 
 class _Nursery:

@@ -34,7 +34,7 @@ def start_workers(job: Job, state: FolderState | None) -> int:
     """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
     overrides = list(job.overrides)
     if state is not None:
-        with folder.lock(job.run_dir):  # reports a folder in use before any worker is started
+        with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
             if state.rewinds and state.snapshot is not None:
                 checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
                 overrides.append("resume=auto")  # rewind once, not again at every restart

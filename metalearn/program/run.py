@@ -54,7 +54,7 @@ def train_and_test(
         run_log.result(dict(leaves(config)), figures)
     finally:
         run_log.close()
-    if not job.in_sweep:
+    if run_log.plots:
         draw(job, parts, best.params)
     write_result(job.run_dir, result)
     return result

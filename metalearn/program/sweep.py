@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from metalearn.config.check import started_as_rank
 from metalearn.config.compose import compose_config, compose_sweeper, groups, quoted, resolved, sweep_jobs
@@ -83,13 +83,17 @@ def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Seq
 
 
 def job_of(config: DictConfig, program: Path) -> Job:
-    """The job of a multirun that Hydra has made this config and folder for."""
+    """The job of a multirun that Hydra has made this config and folder for. Without an order to, it draws no plots."""
     from hydra.core.hydra_config import HydraConfig
 
     own = HydraConfig.get()
     folder = Path(own.runtime.output_dir)
     overrides = [*own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
-    job = to_job(resolved(config), folder, own.runtime.choices["experiment"], program, overrides)
+    complete = resolved(config)
+    if not any(text.startswith("logger.plots=") for text in overrides):
+        overrides.append("logger.plots=false")
+        OmegaConf.update(complete, "logger.plots", False)
+    job = to_job(complete, folder, own.runtime.choices["experiment"], program, overrides)
     return job._replace(in_sweep=True)
 
 

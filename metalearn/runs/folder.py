@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -21,6 +23,11 @@ LOCK = ".lock"
 
 STOP = "stop"
 """A run that finds a file of this name in its folder saves and pauses. Without the file, the same command resumes."""
+
+_LOCK_SECONDS = 1.0
+"""Between two attempts to hold a folder."""
+
+log = logging.getLogger("metalearn")
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
@@ -130,20 +137,35 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
 
 
-def lock(run_dir: Path) -> TextIO:
+def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
     """Holds the folder for this process, until the returned file is closed or the process ends.
+
+    Args:
+        wait: for a process that is running in it, as long as it takes. A trial of a sweep may outlive its controller
+            on another host.
 
     Raises:
         ConfigError: another process is running in it.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     file = (run_dir / LOCK).open("w")
+    if _try_to_hold(file):
+        return file
+    if not wait:
+        file.close()
+        raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder")
+    log.warning("%s is in use by another process, perhaps of an earlier controller; waiting for its end", run_dir)
+    while not _try_to_hold(file):
+        time.sleep(_LOCK_SECONDS)
+    return file
+
+
+def _try_to_hold(file: TextIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder") from None
-    return file
+        return False
+    return True
 
 
 def _recorded(run_dir: Path) -> Config:

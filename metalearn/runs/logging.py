@@ -24,12 +24,13 @@ _PACKAGES = ("metalearn", "distributed")
 
 class RunLog(NamedTuple):
     """`step` logs the values of a meta-step, `evaluation` the figures of a validation or test, `result` the settings
-    with the final figures; `close` writes everything to disk."""
+    with the final figures; `close` writes everything to disk. `plots` says whether the run's plots are wanted."""
 
     step: Callable[[int, Values], None]
     evaluation: Callable[[int, str, dict[str, Any]], None]
     result: Callable[[dict[str, Any], Values], None]
     close: Callable[[], None]
+    plots: bool = False
 
 
 SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settings, f: None, lambda: None)
@@ -50,23 +51,25 @@ OpenLog = Callable[[Path, Window], RunLog]
 log = logging.getLogger("metalearn")
 
 
-def run_log(*, every: int, tensorboard: bool) -> OpenLog:
+def run_log(*, every: int, tensorboard: bool, plots: bool) -> OpenLog:
     """Returns a function from the run folder and the window of steps to a `RunLog`.
 
     Args:
         every: steps between logged lines; a line is the mean over the steps since the last one.
         tensorboard: whether to write TensorBoard events.
+        plots: whether the completed run's plots are wanted.
 
     Raises:
-        ValueError: `every` is below 1, or `tensorboard` is no bool.
+        ValueError: `every` is below 1, or another argument is no bool.
     """
     whole_number("every", every, at_least=1)
     true_or_false("tensorboard", tensorboard)
+    true_or_false("plots", plots)
 
     def open_log(folder: Path, window: Window) -> RunLog:
         board = _board(folder, window.done) if tensorboard else None
         outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window.done), board)
-        return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close)
+        return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close, plots)
 
     return open_log
 

@@ -9,8 +9,8 @@ from optuna.samplers import RandomSampler
 
 from sweeps import islands
 from sweeps.samplers import Search, combinations, search_of
-from sweeps.settings import settings_of
-from sweeps.space import Category, Number, Space
+from sweeps.settings import PACKAGES, settings_of
+from sweeps.space import Category, Number, Space, contains
 from sweeps.study import Study, StudyError
 from sweeps.terms import COMPLETED, DIVERGED, FAILED, PRUNED
 
@@ -175,3 +175,30 @@ def test_the_size_of_an_island_stays_as_it_was_when_the_study_was_made(tmp_path:
     study = opened(tmp_path)
     assert study.keep("island_size", 1) == 3
     study.close()
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "islands", "cmaes", "gp"])
+def test_a_sampler_draws_the_same_after_every_restart(tmp_path: Path, sampler: str) -> None:
+    """The parameters are those of a search that was never interrupted, and lie in the space."""
+    for package in PACKAGES.get(sampler, ()):
+        pytest.importorskip(package)
+
+    def searched(folder: Path, restarts: bool) -> list[dict[str, object]]:
+        study = opened(folder)
+        study.enqueue(14)
+        for number in range(14):
+            trial = study.begin(number, search(study, sampler).sampler_of(number))
+            rate, steps = trial.params["lr"], trial.params["steps"]
+            assert isinstance(rate, float) and isinstance(steps, int)
+            study.tell(number, COMPLETED, (abs(math.log10(rate) + 2) + steps / 9,))
+            if restarts:
+                study.close()
+                study = opened(folder)
+        params = [trial.params for trial in study.finished()]
+        study.close()
+        return params
+
+    once = searched(tmp_path / "once", restarts=False)
+    assert searched(tmp_path / "often", restarts=True) == once
+    assert all(contains(SPACE[key], params[key]) for params in once for key in SPACE)
+    assert len({json.dumps(params) for params in once}) > 7

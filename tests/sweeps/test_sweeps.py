@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from metalearn.runs.folder import lock
 from tests.runs import ROOT, Program, metrics, slow, until
 from tests.sweeps.programs import FIXED, completed, params, rows, run_until_killed, sweep
 
@@ -144,6 +146,37 @@ def test_ten_kills_lose_no_trial_and_no_bit(tmp_path: Path, undisturbed: tuple[P
     assert_same(tmp_path / "sweep", undisturbed[0])
 
 
+def test_a_run_that_ended_before_it_was_told_is_told_and_tables_are_written_again(
+    tmp_path: Path, undisturbed: tuple[Path, str]
+) -> None:
+    folder = tmp_path / "sweep"
+    shutil.copytree(undisturbed[0], folder, symlinks=True)
+    whole = rows(folder)
+    journal = folder / "study.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    (last, *_) = [at for at, line in enumerate(lines) if b'"told":%d}' % (len(whole) - 1) in line]
+    journal.write_bytes(b"".join(lines[: last - 1]))  # the line before notes the outcome
+    (folder / "trials.csv").unlink()
+    shutil.rmtree(folder / "plots")
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("trial_*/result.json")}
+    completed(folder, *SPACE, *SEARCH)
+    keys = ("number", "told", "outcome", "val.mse", "algorithm.inner_lr", "trainer.steps")
+    assert [[row[key] for key in keys] for row in rows(folder)] == [[row[key] for key in keys] for row in whole]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (folder / "plots/history.png").exists()
+
+
+def test_a_trial_waits_for_a_process_that_has_outlived_its_controller(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    with lock(folder / "trial_0000"):
+        program = sweep(folder, "trainer.steps=4", "algorithm.inner_lr=0.01,0.02", *SEARCH[:1])
+        log = folder / "logs/trial_0000.log"
+        until(lambda: log.exists() and "waiting for its end" in log.read_text(), "the wait")
+    outcome = program.wait()
+    assert outcome.code == 0, outcome.text
+    assert [row["outcome"] for row in rows(folder)] == ["completed", "completed"]
+
+
 def test_a_stopped_sweep_saves_and_resumes(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
     program = sweep(tmp_path / "sweep", *SPACE, *SEARCH)
     until(lambda: any((tmp_path / "sweep").glob("trial_*/metrics.jsonl")), "a step")
@@ -218,6 +251,7 @@ def test_a_sweep_of_two_workers_has_the_same_bits(tmp_path: Path, undisturbed: t
     assert len(found) == 2 and found == {name: whole[name] for name in found}
     log = (tmp_path / "sweep/logs/trial_0000.log").read_text()
     assert "2 workers" in log
+    assert not list((tmp_path / "sweep").glob("trial_*/plots"))
 
 
 def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:
