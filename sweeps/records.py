@@ -13,7 +13,7 @@ from sweeps.space import as_overrides
 from sweeps.study import Study
 
 if TYPE_CHECKING:
-    from sweeps.sweep import Plan, Task
+    from sweeps.plan import Plan, Task
 
 log = logging.getLogger("sweeps")
 

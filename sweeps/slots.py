@@ -48,10 +48,10 @@ class Slots:
         work: what a trial's process runs.
         folder: for the trials' logs and outcomes.
         preload: modules that the nursery imports; empty: trials import for themselves.
-        gpus: how many GPUs the host has; slot i sees GPU i mod `gpus` only. 0: all see what there is.
+        gpus: slot i sees only the GPU at place i, modulo their number; empty: all see what there is.
     """
 
-    def __init__(self, work: Work, folder: Path, *, preload: Sequence[str] = (), gpus: int = 0) -> None:
+    def __init__(self, work: Work, folder: Path, *, preload: Sequence[str] = (), gpus: Sequence[str] = ()) -> None:
         folder = self._folder = folder.resolve()  # a trial may change its working folder
         folder.mkdir(parents=True, exist_ok=True)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,7 +135,7 @@ class Slots:
 class _Nursery:
     """The parent of all trials' processes."""
 
-    def __init__(self, work: Work, folder: Path, controller: socket.socket, gpus: int) -> None:
+    def __init__(self, work: Work, folder: Path, controller: socket.socket, gpus: Sequence[str]) -> None:
         self._work, self._folder, self._controller, self._gpus = work, folder, controller, gpus
         self._numbers: dict[int, int] = {}
 
@@ -210,7 +210,7 @@ class _Nursery:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._controller.close()
             if self._gpus:
-                os.environ["CUDA_VISIBLE_DEVICES"] = str(slot % self._gpus)
+                os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
             log = _log_path(self._folder, number).open("a", buffering=1)
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)

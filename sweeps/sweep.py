@@ -1,28 +1,27 @@
 """A sweep from Hydra's command line to its last trial."""
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
-from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from sweeps.plan import Plan, Task, plan_of
 from sweeps.settings import Settings, settings_of
 from sweeps.slots import NurseryGoneError, Slots
-from sweeps.space import Space, SpaceError, as_overrides, dimension_of, to_plain
+from sweeps.space import SpaceError, to_plain
 from sweeps.terms import FAILED, Trial
+from sweeps.trial import gpus_of, job_return, run_trial, trial_folders
 
 if TYPE_CHECKING:
     from sweeps.study import Study
@@ -30,73 +29,6 @@ if TYPE_CHECKING:
 JOURNAL = "study.journal"
 
 log = logging.getLogger("sweeps")
-
-
-class Task(NamedTuple):
-    """What a task function says of itself, by attributes of these names; all may be absent.
-
-    `objective` is the field of the returned mapping that is searched for by default; `preload` the modules that its
-    trials need; `free_keys` the keys that may differ when a sweep resumes; `program` the command that runs it; and
-    `groups_of_sweeps` the config groups that say nothing about a single run. `segment(round, rounds, parent, keys)`
-    gives the overrides of a trial that trains one of several rounds: from the checkpoint in the folder `parent`, if it
-    is not None, with other values of `keys`.
-    """
-
-    objective: str | None
-    preload: Sequence[str]
-    free_keys: Sequence[str]
-    program: str
-    groups_of_sweeps: Sequence[str]
-    segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None
-
-    @classmethod
-    def of(cls, function: TaskFunction | None) -> "Task":
-        get = partial(getattr, function)
-        return cls(
-            get("objective", None), get("preload", ()), get("free_keys", ()), get("program", sys.argv[0]),
-            get("groups_of_sweeps", ()), get("segment", None),
-        )  # fmt: skip
-
-
-class Plan(NamedTuple):
-    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands; and
-    those of the command line."""
-
-    space: Space
-    template: list[tuple[str, bool]]
-    arguments: list[str]
-
-    def overrides(self, params: Mapping[str, Any]) -> list[str]:
-        """A trial's overrides, in the order of the command line."""
-        chosen = dict(zip(params, as_overrides(params), strict=True))
-        return [chosen[text] if searched else text for text, searched in self.template]
-
-
-def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> Plan:
-    """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for.
-
-    Args:
-        arguments: overrides of the command line; they come before `params` of the same key.
-        params: key → value or sweep, as text.
-        options: from the name of a config group to its options.
-
-    Raises:
-        SpaceError: a sweep that describes no space.
-    """
-    parser = OverridesParser.create()
-    given = parser.parse_overrides(list(arguments))
-    own = {override.get_key_element() for override in given}
-    more = parser.parse_overrides([f"{key}={value}" for key, value in params.items() if key not in own])
-    space: Space = {}
-    template: list[tuple[str, bool]] = []
-    for override in (*more, *given):
-        key = override.get_key_element()
-        if override.is_sweep_override():
-            space[key] = dimension_of(override, options)
-            template.append((key, True))
-        else:
-            template.append((str(override.input_line), False))
-    return Plan(space, template, list(arguments))
 
 
 def sweep(
@@ -124,8 +56,8 @@ def sweep(
         folder = Path(str(config.hydra.sweep.dir))
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         slots = Slots(
-            partial(_run_trial, launcher), folder / "logs",
-            preload=[*task.preload, *chosen.preload] if chosen.warm else (), gpus=_gpus(config),
+            partial(run_trial, launcher), folder / "logs",
+            preload=[*task.preload, *chosen.preload] if chosen.warm else (), gpus=gpus_of(config),
         )  # fmt: skip
         with closing(slots):
             return _run(plan, chosen, task, config, folder, slots)
@@ -147,7 +79,7 @@ def _run(
     from sweeps.report import View
     from sweeps.samplers import pruner_of, search_of
 
-    folder_of = _trial_folders(config, folder)
+    folder_of = trial_folders(config, folder)
     overrides_of = _overrides_of(plan, chosen, task, folder_of)
     study = _open_study(plan, chosen, task, config, folder)
     with closing(study):
@@ -179,7 +111,7 @@ def _run(
         records.draw()
         records.announce()
         _check_failures(study, chosen.max_failure_rate)
-    returned = [_job_return(controller.returned[number]) for number in sorted(controller.returned)]
+    returned = [job_return(controller.returned[number]) for number in sorted(controller.returned)]
     return [returned[i : i + chosen.n_jobs] for i in range(0, len(returned), chosen.n_jobs)]
 
 
@@ -275,76 +207,3 @@ def _without(node: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> 
 
 def _options(loader: ConfigLoader, group: str) -> list[str]:
     return loader.get_group_options(group, ObjectType.CONFIG)
-
-
-def _trial_folders(config: DictConfig, folder: Path) -> Callable[[int], Path] | None:
-    """From a trial's number to its folder; None where that depends on more than the number."""
-
-    def folder_of(number: int) -> Path:
-        own = config.copy()
-        with read_write(own.hydra):
-            own.hydra.job.num, own.hydra.job.override_dirname = number, ""
-        singleton = HydraConfig.instance()
-        before: Any = singleton.cfg
-        singleton.cfg = own  # type: ignore[assignment]  # where `${hydra:…}` looks
-        try:
-            return folder / str(OmegaConf.select(own, "hydra.sweep.subdir", throw_on_missing=True))
-        finally:
-            singleton.cfg = before
-
-    try:
-        return folder_of if folder_of(0) != folder_of(1) else None
-    except Exception:  # the interpolations of an application may fail in any way
-        return None
-
-
-def _gpus(config: DictConfig) -> int:
-    """GPUs that the slots of the basic launcher share out; found without asking CUDA, which would spoil later forks."""
-    own_host = str(config.hydra.launcher._target_).endswith(".BasicLauncher")
-    if not own_host or "CUDA_VISIBLE_DEVICES" in os.environ:
-        return 0
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-# One trial
-
-
-def _run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """In a trial's process: runs it by the launcher; what has become of it, as JSON can hold it."""
-    # A launcher may start a Python of its own, which must find the program and the plugin, too.
-    paths = [str(Path(__file__).resolve().parents[1]), sys.path[0], os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-    try:
-        returned = launcher.launch([list(overrides)], initial_job_idx=number)[0]
-    except (ConfigCompositionException, HydraException) as error:
-        return {"status": "REFUSED", "error": str(error)}
-    value, failure = returned._return_value, ""
-    if returned.status == JobStatus.FAILED:
-        value, failure = None, f"{type(value).__name__}: {value}"
-    return {
-        "status": returned.status.name,
-        "value": value,
-        "error": failure,
-        "overrides": list(returned.overrides or ()),
-        "cfg": _plain(returned.cfg),
-        "hydra_cfg": _plain(returned.hydra_cfg),
-        "working_dir": returned.working_dir,
-        "task_name": returned.task_name,
-    }
-
-
-def _plain(config: DictConfig | None) -> Any:
-    return None if config is None else OmegaConf.to_container(config, enum_to_str=True)
-
-
-def _job_return(outcome: Mapping[str, Any] | None) -> JobReturn:
-    """What Hydra expects of a launcher."""
-    if outcome is None or "overrides" not in outcome:
-        return JobReturn(status=JobStatus.FAILED)
-    returned = JobReturn(
-        overrides=outcome["overrides"], cfg=OmegaConf.create(outcome["cfg"]),
-        hydra_cfg=OmegaConf.create(outcome["hydra_cfg"]), working_dir=outcome["working_dir"],
-        task_name=outcome["task_name"], status=JobStatus[outcome["status"]],
-    )  # fmt: skip
-    returned.return_value = outcome["value"]
-    return returned

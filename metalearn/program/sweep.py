@@ -19,9 +19,9 @@ from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, Ending, ending_of,
 from metalearn.program.process import log_sweep, set_up_process
 from metalearn.program.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.runs.signals import STOPPED
+from sweeps.plan import Plan, plan_of
 from sweeps.settings import settings_of
 from sweeps.space import SpaceError, ends_of
-from sweeps.sweep import Plan, plan_of
 
 OURS = "hydra_plugins.async_sweeper."
 """Where the sweepers are that search."""

@@ -32,7 +32,7 @@ def ended(slots: Slots, count: int) -> dict[int, Ended]:
 
 @pytest.fixture
 def slots(tmp_path: Path) -> Iterator[Slots]:
-    with closing(Slots(work, tmp_path / "logs", gpus=2)) as made:
+    with closing(Slots(work, tmp_path / "logs", gpus=["3", "5"])) as made:
         yield made
 
 
@@ -40,7 +40,7 @@ def test_each_slot_has_a_gpu_of_its_own_as_long_as_there_are_enough(slots: Slots
     for slot in range(4):
         slots.start(10 + slot, [], slot)
     outcomes = {number: one.outcome for number, one in ended(slots, 4).items()}
-    assert {number: outcome["gpu"] for number, outcome in outcomes.items()} == {10: "0", 11: "1", 12: "0", 13: "1"}
+    assert {number: outcome["gpu"] for number, outcome in outcomes.items()} == {10: "3", 11: "5", 12: "3", 13: "5"}
     assert len({outcome["pid"] for outcome in outcomes.values()}) == 4
     assert len({outcome["parent"] for outcome in outcomes.values()}) == 1  # all are forks of one process
 

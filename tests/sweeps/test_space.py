@@ -3,9 +3,9 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from sweeps.plan import plan_of
 from sweeps.settings import settings_of
 from sweeps.space import Category, Dimension, Number, SpaceError, as_overrides, from_plain, size, to_plain
-from sweeps.sweep import plan_of
 
 PARSER = OverridesParser.create()
 
