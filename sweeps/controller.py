@@ -74,21 +74,22 @@ class Controller:
         """Runs all trials that have not ended; returns the number of the signal that stopped the sweep, or 0."""
         self._ready.extend(self._begun(number) for number in self._study.interrupted())
         with self._signals():
-            while True:
-                if not self._stop:
-                    self._fill()
-                if not self._running:
-                    return self._stop
-                for ended in self._slots.wait(LOOK_SECONDS):
+            self._fill()
+            while self._running:
+                ends = self._slots.wait(LOOK_SECONDS)
+                for ended in ends:
                     self._end(ended)
+                if ends:  # what can start changes with a result only
+                    self._fill()
                 if self._watch is not None:
                     self._watch.look(self._running)
                 self._view.refresh()
+        return self._stop
 
     # Starting
 
     def _fill(self) -> None:
-        while self._free:
+        while self._free and not self._stop:
             trial = self._next()
             if trial is None:
                 return

@@ -70,7 +70,7 @@ def test_the_best_of_the_last_round_wins_and_its_lineage_alone_gives_its_bits(un
 
 def test_kills_and_other_slots_change_no_decision_and_no_bit(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
     rng = random.Random(5)
-    for kind, slots in (("controller", 1), ("trial", 3), ("nursery", 2), ("controller", 3), ("trial", 1)):
+    for kind, slots in (("controller", 1), ("trial", 3), ("nursery", 2)):
         program = sweep(tmp_path / "sweep", *SPACE, *SEARCH, f"hydra.sweeper.n_jobs={slots}")
         run_until_killed(program, kind, rng.uniform(0, 1.5))
     completed(tmp_path / "sweep", *SPACE, *SEARCH)
