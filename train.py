@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.config.check import started_as_rank, started_by_launcher
+from metalearn.config.check import started_by_launcher
 from metalearn.config.compose import compose_config
 from metalearn.config.help import help_text
 from metalearn.program.job import Job, to_job
@@ -69,7 +69,7 @@ def run_job(job: Job) -> int:
         print(pause)
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
-    if job.workers > 1 and not started_as_rank():
+    if ranks.to_be_started(job):
         return ranks.start_workers(job, state)
     if not ranks.leads(job):
         return ranks.serve(parts, lambda strategy: follow(job, parts, strategy))

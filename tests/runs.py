@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from distributed.engine.isolation import CannotIsolateError, new_network
+
 ROOT = Path(__file__).resolve().parent.parent
 
 slow = pytest.mark.slow
@@ -85,6 +87,17 @@ def ranks_of(program: Program) -> list[int]:
     return [
         int(pid) for pid in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split()
     ]
+
+
+def why_not_isolable() -> str | None:
+    """Why the kernel gives no network of their own to the ranks that this user starts; None if it does."""
+    try:
+        network, listener = new_network("127.0.0.1", 0)
+    except CannotIsolateError as error:
+        return str(error)
+    network.close()
+    listener.close()
+    return None
 
 
 def alive(pid: int) -> bool:

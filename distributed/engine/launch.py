@@ -1,6 +1,7 @@
 """Starts the ranks of a program on this host, as torchrun does, but on loopback. No rank outlives the launcher."""
 
 import ctypes
+import ipaddress
 import os
 import signal
 import socket
@@ -10,8 +11,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Literal, NamedTuple, NoReturn, Protocol
 
+from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
 from distributed.engine.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
 
 GRACE_SECONDS = 10.0
@@ -32,7 +34,8 @@ class LaunchConfig(NamedTuple):
     """The part of a job that this launcher starts: `workers` ranks on host number `node_rank` of `nnodes`.
 
     With several hosts the store is at `master_addr`:`master_port`, and all traffic uses the network interface
-    `interface`.
+    `interface`. `isolate` gives the ranks of a world on one host a network of their own: always, never, or where
+    the kernel allows it and neither an interface nor an address of the host is asked for.
     """
 
     workers: int
@@ -41,6 +44,7 @@ class LaunchConfig(NamedTuple):
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     interface: str | None = None
+    isolate: bool | Literal["auto"] = "auto"
 
 
 def use_interface(name: str) -> None:
@@ -119,6 +123,16 @@ class _Fork:
             os.kill(self.pid, sig)
 
 
+def check_isolation(config: LaunchConfig) -> None:
+    """Starts nothing.
+
+    Raises:
+        CannotIsolateError: `launch` would raise it.
+    """
+    if config.isolate is True:
+        _open_meeting(config).close()
+
+
 def launch(
     command: Sequence[str] | Callable[[], int],
     config: LaunchConfig,
@@ -137,6 +151,7 @@ def launch(
 
     Raises:
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
+        CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
     """
     stopping: list[int] = []
     ranks: list[Process] = []
@@ -169,36 +184,81 @@ def _run_once(
 ) -> int:
     """Starts all ranks once and waits. It fills `ranks`, which the signal handler reads."""
     ranks.clear()
-    listener = _listen(config) if config.node_rank == 0 else None
-    port = listener.getsockname()[1] if listener is not None else config.master_port
+    meeting = _open_meeting(config)
     try:
         for local_rank in range(config.workers):
             if stopping:  # a signal came before this rank was started
                 return 128 + stopping[0]
-            fds = (listener.fileno(),) if listener is not None and local_rank == 0 else ()
-            environment = _environment(config, local_rank, port, fds)
-            ranks.append(_start(command, environment, fds, listener))
-        if listener is not None:
-            listener.close()  # the first rank has its own copy
+            ranks.append(_start(command, config, local_rank, meeting))
+        meeting.close()  # the first rank has its own copy of the listener
         if stopping:  # a signal came while the last rank was being started
             return 128 + stopping[0]
         return _wait_for_ranks(ranks, config, stopping, say)
     finally:
-        if listener is not None:
-            listener.close()
+        meeting.close()
         _stop_ranks(ranks)
 
 
+class _Meeting(NamedTuple):
+    """Where the ranks meet: the store's listening socket, on the first host; the network that they enter, if they have
+    one of their own, or else why they have none."""
+
+    listener: socket.socket | None
+    network: Network | None
+    not_isolated: str
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+        if self.network is not None:
+            self.network.close()
+
+
+def _open_meeting(config: LaunchConfig) -> _Meeting:
+    obstacle = _obstacle(config)
+    if not obstacle:
+        try:
+            network, listener = new_network(config.master_addr, config.master_port)
+            return _Meeting(listener, network, "")
+        except CannotIsolateError as error:
+            obstacle = str(error)
+    if config.isolate is True:
+        raise CannotIsolateError(obstacle)
+    return _Meeting(_listen(config) if config.node_rank == 0 else None, None, obstacle)
+
+
+def _obstacle(config: LaunchConfig) -> str:
+    """What in `config` is against a network of the ranks' own; empty if nothing is."""
+    if config.isolate is False:
+        return "isolate=false"
+    if config.nnodes > 1:
+        return f"nnodes={config.nnodes}"
+    if config.interface not in (None, loopback_interface()):
+        return f"interface={config.interface}"
+    return "" if _is_loopback(config.master_addr) else f"master_addr={config.master_addr}"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
 def _start(
-    command: Sequence[str] | Callable[[], int],
-    environment: dict[str, str],
-    fds: Sequence[int],
-    listener: socket.socket | None,
+    command: Sequence[str] | Callable[[], int], config: LaunchConfig, local_rank: int, meeting: _Meeting
 ) -> Process:
+    listener, network, _ = meeting
+    fds = (listener.fileno(),) if listener is not None and local_rank == 0 else ()
+    environment = _environment(config, local_rank, meeting, fds)
     if not callable(command):
-        return subprocess.Popen(command, env=environment, pass_fds=fds)
+        enter = network.enter if network is not None else None
+        return subprocess.Popen(command, env=environment, pass_fds=fds, preexec_fn=enter)
 
     def run() -> int:
+        if network is not None:
+            network.enter()
+            network.close()
         if listener is not None and not fds:
             listener.close()  # it is the first rank's
         return command()
@@ -213,8 +273,9 @@ def _listen(config: LaunchConfig) -> socket.socket:
         raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
 
 
-def _environment(config: LaunchConfig, local_rank: int, port: int, fds: Sequence[int]) -> dict[str, str]:
+def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: Sequence[int]) -> dict[str, str]:
     interface = config.interface or loopback_interface()
+    port = meeting.listener.getsockname()[1] if meeting.listener is not None else config.master_port
     return (
         os.environ
         | {
@@ -225,6 +286,7 @@ def _environment(config: LaunchConfig, local_rank: int, port: int, fds: Sequence
             "MASTER_ADDR": config.master_addr,
             "MASTER_PORT": str(port),
             _PARENT: str(os.getpid()),
+            NOT_ISOLATED: meeting.not_isolated,
         }
         | dict.fromkeys(INTERFACE_VARIABLES, interface)
         | ({STORE_FD: str(fds[0])} if fds else {})

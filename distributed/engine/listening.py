@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from distributed.engine.info import default_worker_name, get_world_info, get_world_size
+from distributed.engine.isolation import why_not_isolated
 from distributed.engine.session import current
 from distributed.remote import remote_sync_call
 
@@ -110,14 +111,20 @@ def _torchrun_listeners() -> dict[str, list[Listener]]:
 
 
 def listening_line(by_worker: dict[str, list[Listener]]) -> str:
-    """One line for the log: where each worker listens, which are open to other hosts, and how to close them."""
+    """One line for the log: where each worker listens, who can connect there, and how to close it."""
     line = "; ".join(f"{name} on {_summary(addresses)}" for name, addresses in by_worker.items() if addresses)
     open_to_others = [name for name, addresses in by_worker.items() if not all(address.closed for address in addresses)]
+    obstacle = why_not_isolated()
+    if not open_to_others and obstacle is None:
+        return f"listening: {line} (all loopback, in a network of this run's own: nobody else on this host can connect)"
     if not open_to_others:
-        return f"listening: {line} (all loopback)"
+        return (
+            f"listening: {line} (all loopback). Every user of this host can connect there and run code here, since "
+            f"this run has no network of its own ({obstacle})"
+        )
     advice = f"; `python train.py workers={get_world_size()} …` keeps a run on one host closed"
     by_torchrun = advice if open_to_others == ["torchrun"] else ""
     return (
-        f"listening: {line}. Open to other hosts: {', '.join(open_to_others)}: anyone who connects there can run "
-        f"code here{by_torchrun}"
+        f"listening: {line}. Open to other hosts: {', '.join(open_to_others)}: anyone who connects there, and every "
+        f"user of this host, can run code here{by_torchrun}"
     )

@@ -35,6 +35,10 @@ def check_top_level(config: DictConfig) -> None:
             whole_number("workers", config.workers, at_least=1)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if config.launch.isolate != "auto" and not isinstance(config.launch.isolate, bool):
+        raise ConfigError(
+            f"launch.isolate={config.launch.isolate}: must be auto, true or false; type launch.isolate=auto"
+        )
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
@@ -109,11 +113,18 @@ def world_size(config: DictConfig, command: str) -> int:
 
 
 def check_network(config: DictConfig) -> None:
-    """Checks the network interface of the workers.
+    """Checks the network interface of the workers, and whether they can be isolated.
 
     Raises:
-        ConfigError: this host does not have it; or there are several hosts, and the config names none.
+        ConfigError: this host does not have the interface; there are several hosts, and the config names none; or
+            torchrun has started workers that must be isolated.
     """
+    if config.launch.isolate is True and started_as_rank() and not started_by_launcher():
+        raise ConfigError(
+            "launch.isolate=true: torchrun has started this process in the host's network. Type\n"
+            f"  python train.py workers={os.environ['WORLD_SIZE']} launch.isolate=true …\n"
+            "without torchrun, or launch.isolate=auto"
+        )
     interface = config.launch.interface
     present = [name for _, name in socket.if_nameindex()]
     if interface is not None and interface not in present:

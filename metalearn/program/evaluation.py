@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from metalearn.config.check import started_as_rank
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.program import ranks
@@ -54,7 +53,7 @@ def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str
     parts = assemble(job)
     params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)
     check_tasks(parts, params, request.split)
-    if job.workers > 1 and not started_as_rank():
+    if ranks.to_be_started(job):
         return ranks.start_ranks(job, arguments, max_restarts=0)
     if int(os.environ.get("RANK", 0)) > 0:
         return ranks.serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))

@@ -4,10 +4,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
-from distributed.engine.launch import CannotListenError, LaunchConfig, launch
+from distributed.engine.isolation import CannotIsolateError
+from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.engine.session import StoppedByLeader
 from metalearn.config.check import started_as_rank
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
@@ -30,9 +32,16 @@ def leads(job: Job) -> bool:
     return int(os.environ["RANK"]) == 0 if started_as_rank() else job.config.launch.node_rank == 0
 
 
+def to_be_started(job: Job) -> bool:
+    """Whether this process only starts the ranks: several, or a single one that must be isolated."""
+    return not started_as_rank() and (job.workers > 1 or job.config.launch.isolate is True)
+
+
 def start_workers(job: Job, state: FolderState | None) -> int:
     """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
     overrides = list(job.overrides)
+    with _refusals():
+        check_isolation(_launch_config(job))  # before the run folder is made or changed
     if state is not None:
         with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
             if state.rewinds and state.snapshot is not None:
@@ -46,13 +55,27 @@ def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int
     command: Sequence[str] | Callable[[], int] = [sys.executable, str(job.program), *arguments]
     if job.fork is not None:
         command = partial(job.fork, arguments)
+    with _refusals():
+        return launch(command, _launch_config(job), max_restarts=max_restarts, say=log.warning)
+
+
+def _launch_config(job: Job) -> LaunchConfig:
     settings = job.config.launch
-    config = LaunchConfig(
+    return LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
-        settings.master_port, settings.interface,
+        settings.master_port, settings.interface, settings.isolate,
     )  # fmt: skip
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes what the launcher refuses an error of the config."""
     try:
-        return launch(command, config, max_restarts=max_restarts, say=log.warning)
+        yield
+    except CannotIsolateError as error:
+        raise ConfigError(
+            f"launch.isolate=true: these ranks cannot have a network of their own: {error}; type launch.isolate=auto"
+        ) from error
     except CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
 

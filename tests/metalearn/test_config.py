@@ -184,6 +184,8 @@ WRONG_VALUES = [
     ("threads=0", "threads=0"),
     ("seed=99999999999999999999", "seed=99999999999999999999"),
     ("launch.master_port=70000", "at most 65535"),
+    ("launch.isolate=maybe", "launch.isolate=maybe: must be auto, true or false"),
+    ("launch.isolate=1", "launch.isolate=1: must be auto, true or false"),
     ("device=tpu", "auto, cpu, cuda"),
     ("precision=float16", "float32, float64, tf32, bf16"),
     ("precision=tf32 device=cpu", "type precision=float32, or precision=bf16"),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from metalearn.runs.folder import lock
-from tests.runs import ROOT, Program, metrics, slow, until
+from tests.runs import ROOT, Program, metrics, slow, until, why_not_isolable
 from tests.sweeps.programs import FIXED, completed, params, rows, run_until_killed, sweep
 
 pytestmark = pytest.mark.thorough
@@ -251,6 +251,7 @@ def test_a_sweep_of_two_workers_has_the_same_bits(tmp_path: Path, undisturbed: t
     assert len(found) == 2 and found == {name: whole[name] for name in found}
     log = (tmp_path / "sweep/logs/trial_0000.log").read_text()
     assert "2 workers" in log
+    assert ("in a network of this run's own" in log) == (why_not_isolable() is None), log
     assert not list((tmp_path / "sweep").glob("trial_*/plots"))
 
 

@@ -1,0 +1,126 @@
+"""A network of its own for the ranks of one host (Linux), so that no other user of the host can connect to them.
+
+TensorPipe executes what it is sent and authenticates nobody, so whoever reaches a rank's port runs code there. In a
+network namespace (network_namespaces(7)) only the ranks are on the loopback interface, and there is no other one.
+Files and processes stay as they are.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
+"""Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
+_INTERFACE_REQUEST = "16sh22x"  # struct ifreq: name, flags
+_CAPABILITY_VERSION = 0x20080522  # linux/capability.h
+
+
+class CannotIsolateError(OSError):
+    """The ranks cannot have a network of their own; the message is the cause."""
+
+
+class Network:
+    """A network namespace. It exists as long as a process is in it, or has one of its sockets or descriptors."""
+
+    def __init__(self, namespaces: Sequence[int]) -> None:
+        self._namespaces = namespaces
+
+    def enter(self) -> None:
+        """Moves this process into the network. The process must have one thread only, as after a fork.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        for namespace in self._namespaces:
+            _call("setns", namespace, 0)
+        if len(self._namespaces) > 1:  # a user namespace, whose capabilities would open read-only files for writing
+            _call("capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
+
+    def close(self) -> None:
+        """Closes this process's descriptors of the network."""
+        for namespace in self._namespaces:
+            os.close(namespace)
+        self._namespaces = ()
+
+
+def why_not_isolated() -> str | None:
+    """Why this rank is not isolated; None if it is."""
+    return os.environ.get(NOT_ISOLATED, "it was not started by `python train.py workers=N`") or None
+
+
+def new_network(address: str, port: int) -> tuple[Network, socket.socket]:
+    """Makes a network, and in it a socket that listens on `address`:`port`. This process stays where it is.
+
+    Raises:
+        CannotIsolateError: the kernel refuses, or this system has no network namespaces.
+    """
+    if not sys.platform.startswith("linux"):
+        raise CannotIsolateError(f"{sys.platform} has no network namespaces")
+    parent, child = socket.socketpair()
+    with parent, child:
+        pid = os.fork()  # a process with several threads could not unshare its user namespace
+        if pid == 0:
+            _make_network(child, address, port)
+        child.close()
+        message, descriptors, _, _ = socket.recv_fds(parent, 4096, 3, socket.MSG_CMSG_CLOEXEC)
+        os.waitpid(pid, 0)
+    if not descriptors:
+        raise CannotIsolateError(message.decode() or "the process that makes the network was killed")
+    listener, *namespaces = descriptors
+    return Network(namespaces), socket.socket(fileno=listener)
+
+
+def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:
+    """In a fork: makes the network, and sends the descriptors of a listening socket and of the namespaces."""
+    try:
+        namespaces = _unshare()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack(_INTERFACE_REQUEST, b"lo", _IFF_UP))
+        listener = socket.create_server((address, port))
+        _call("setns", namespaces[-1], 0)  # changes nothing here, but a filter of system calls may forbid it
+        socket.send_fds(parent, [b"made"], [listener.fileno(), *namespaces])
+    except OSError as error:
+        parent.send(str(error).encode())
+    finally:
+        os._exit(0)
+
+
+def _unshare() -> list[int]:
+    """Leaves the host's network; returns descriptors of the new namespaces, in the order in which to enter them.
+
+    Root needs no user namespace, and in one it could not read the files of other users. Other users need one, in
+    which user and group are mapped to themselves: then files and their owners are as before.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _call("unshare", _CLONE_NEWNET)
+        names = ["net"]
+    except PermissionError:
+        if user == 0:
+            raise
+        _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", name).write_text(text)
+        names = ["user", "net"]
+    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
+
+
+def _call(name: str, *arguments: int | bytes) -> None:
+    """Calls a function of the C library that returns 0.
+
+    Raises:
+        OSError: it returns something else.
+    """
+    if getattr(_LIBC, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
