@@ -64,7 +64,7 @@ class Session:
         name, rank: of this worker.
         timeout: seconds that a call may take unless the call sets another limit.
         device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
-        workers, infos: each worker's name, and its address in torch, by rank.
+        workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
         slots: by (rank, depth), free places for messages to that worker.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
         stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
@@ -75,6 +75,7 @@ class Session:
         self.rank = get_world_rank()
         self.timeout = float(options.rpc_timeout)
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
+        self.joined = threading.Event()
         self.workers: list[str] = []
         self.infos: list[rpc.WorkerInfo] = []
         self.slots: defaultdict[tuple[int, int], threading.Semaphore] = defaultdict(lambda: threading.Semaphore(window))
@@ -92,17 +93,18 @@ _session: Session | None = None
 
 
 def current() -> Session:
-    """The session that this process is in.
+    """The session that this process is in. A call of a worker that has joined earlier waits here for this one's start.
 
     Raises:
         RuntimeError: RPC is not started; or, on rank zero, another worker has reported a failure.
     """
-    if _session is None:
+    session = _session
+    if session is None or not (session.joined.is_set() or session.joined.wait(session.timeout)) or not session.workers:
         raise RuntimeError("RPC is not started: put @auto_init_rpc() on the program's main function")
-    if _session.finished:
-        for failure in _session.failures():
+    if session.finished:
+        for failure in session.failures():
             raise RuntimeError(failure)
-    return _session
+    return session
 
 
 def is_started() -> bool:
@@ -222,11 +224,14 @@ def _join_world(
     session.infos = infos
     session.workers = [worker.name for worker in infos]
     set_worker_name(session.name)
+    session.joined.set()
 
 
 def _undo_start() -> None:
     """After a failed start: RPC is not started, and can be started again."""
     global _session
+    if _session is not None:
+        _session.joined.set()  # calls that wait for the start end
     _session = None
     if rpc_api._is_current_rpc_agent_set():
         rpc.shutdown(graceful=False)

@@ -1,10 +1,15 @@
 """Programs that the tests run on several ranks: python program.py NAME."""
 
+import functools
 import sys
+import threading
 import time
+from typing import Any
+
+from torch.distributed import rpc
 
 import distributed as todist
-from distributed.engine import session
+from distributed.engine import session, worker
 from tests.distributed import remote_functions
 
 
@@ -168,13 +173,39 @@ def failing_main() -> None:
     main()
 
 
+def slow_start() -> None:
+    """Rank 1 gets a call before its own start has returned."""
+    called, answered = threading.Event(), threading.Event()
+    start, serve = rpc.init_rpc, worker.serve
+
+    def slow_init_rpc(*args: Any, **kwargs: Any) -> None:
+        start(*args, **kwargs)
+        called.wait(60)
+        answered.wait(0.5)  # long enough for an answer that does not wait
+
+    @functools.wraps(serve)
+    def noted_serve(*args: Any) -> Any:
+        called.set()
+        try:
+            return serve(*args)
+        finally:
+            answered.set()
+
+    if todist.get_rank() == 1:
+        rpc.init_rpc, worker.serve = slow_init_rpc, noted_serve
+    session.start_rpc(timeout=60)
+    if todist.get_rank() == 0:
+        print(todist.remote_sync_call(remote_functions.call_back, args=(0, 5), partitioner=1))
+    session.stop_rpc()
+
+
 def missing_rank() -> None:
     """Rank 1 never joins the others."""
     if todist.get_rank() != 1:
         session.start_rpc(timeout=2)
 
 
-PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, missing_rank)
+PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, slow_start, missing_rank)
 
 if __name__ == "__main__":
     {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()

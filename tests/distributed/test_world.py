@@ -212,6 +212,10 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
     assert "stopped by worker0" in results[2][1]
 
 
+def test_a_call_to_a_rank_that_is_still_starting_waits_for_it() -> None:
+    assert run_program("slow_start", 2) == [(0, "[5]\n"), (0, "")]
+
+
 def test_a_missing_rank_is_named() -> None:
     results = run_program("missing_rank", 3)
     assert [code for code, _ in results] == [1, 0, 1]
