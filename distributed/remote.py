@@ -113,11 +113,13 @@ class _Call:
         head = (self._depth, session.name, self._queue if takes else None, self._ctx)
         try:
             future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
-        except RuntimeError as error:
+        except BaseException as error:
             slot.release()
-            raise worker_error(self._names[rank], error, self.timeout) from error
-        note_sent(order.size())
+            if isinstance(error, RuntimeError):
+                raise worker_error(self._names[rank], error, self.timeout) from error
+            raise
         self._sent[rank] = future, slot
+        note_sent(order.size())
         if takes:
             future.add_done_callback(self._stop_dealing_if_failed)
 
@@ -235,6 +237,10 @@ def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Seq
     if not callable(partitioner):
         raise TypeError(f"partitioner={partitioner!r}: must be a worker's rank or name, or a function")
     parts = partitioner(*args, **kwargs)
+    try:
+        parts = list(() if parts is None else parts)
+    except TypeError as error:
+        raise TypeError(f"partitioner={partitioner!r} returned {parts!r}; it must return a list of parts") from error
     if not parts:
         raise ValueError(f"partitioner={partitioner!r} returned no part; every call needs at least one")
     for part in parts:

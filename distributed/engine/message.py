@@ -48,15 +48,22 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """The pickler calls this once for every object that is no plain Python value."""
-        if type(obj) is Tensor or (self._graphs and isinstance(obj, nn.Parameter) and obj.requires_grad):
+        if _is_plain(obj) or (self._graphs and isinstance(obj, nn.Parameter) and obj.requires_grad):
             self.carried.append(_sendable(obj, self._carries))
         elif isinstance(obj, rpc.PyRRef):
             self.carried.append(obj)
         elif id(obj) in self._shared and isinstance(obj, Whole):
             return _shared_value, (self._shared[id(obj)],)
+        elif self._graphs and type(obj) is Tensor and obj.requires_grad:
+            raise ValueError(f"a tensor of layout {obj.layout} loses its graph on the way; send a dense one")
         else:
             return NotImplemented
         return _carried_value, (len(self.carried) - 1,)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether torch can send the value itself. Other tensors go as their parts, as when they are pickled."""
+    return type(value) is Tensor and value.layout is torch.strided and not value.is_nested
 
 
 def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
@@ -94,10 +101,10 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
         shared: values that the receiver has already; of these only the position is sent.
 
     Raises:
-        ValueError: a tensor on a device that cannot be sent from.
+        ValueError: a tensor on a device that cannot be sent from; a tensor with a graph that is sparse.
         TypeError: a value that cannot be pickled.
     """
-    if type(value) is Tensor:
+    if _is_plain(value):
         return Packed(b"", [_sendable(value, carries)])
     file = io.BytesIO()
     pickler = _Pickler(file, graphs=graphs, carries=carries, shared=shared)

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -177,6 +178,33 @@ def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(ValueError, match=r"argument 0 of item 0.*shape \(2,\) on meta.*tensor.cpu\(\)"):
         remote_sync_call(functions.same, args=(torch.ones(2, device="meta"),), partitioner=1)
     assert remote_sync_call(functions.rank, partitioner=1) == [1]
+
+
+def test_partitioners_may_return_any_iterable() -> None:
+    def generated(*args: int) -> Iterator[tuple[int, tuple[int, ...], None]]:
+        yield from ((worker, args, None) for worker in (2, 1))
+
+    for partitioner in (
+        generated,
+        lambda *args: zip((2, 1), (args, args), (None, None), strict=True),
+        lambda *args: map(lambda worker: (worker, args, None), (2, 1)),
+    ):
+        assert remote_sync_call(functions.same, args=(7,), partitioner=partitioner) == [7, 7]
+    with pytest.raises(ValueError, match="returned no part"):
+        remote_sync_call(functions.rank, partitioner=lambda: iter(()))
+    with pytest.raises(TypeError, match="returned 5; it must return a list of parts"):
+        remote_sync_call(functions.rank, partitioner=lambda: 5)  # type: ignore[arg-type,return-value]
+
+
+def test_sparse_tensors_travel_and_leave_no_slot_behind() -> None:
+    dense = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    sparse = dense.to_sparse()
+    for worker in [0] + [1] * (session.MAX_WINDOW + 1):
+        (result,) = remote_sync_call(functions.same, args=(sparse,), partitioner=worker)
+        assert result.is_sparse and result.to_dense().tolist() == dense.tolist()
+    assert remote_sync_call(functions.same, args=([sparse, dense],), partitioner=1)[0][1].tolist() == dense.tolist()
+    with todist.autograd.context(), pytest.raises(ValueError, match=r"argument 0 of item 0.*loses its graph"):
+        remote_sync_call(functions.same, args=(dense.to_sparse().requires_grad_(),), partitioner=1)
 
 
 def test_bad_partitioners_send_nothing() -> None:
