@@ -110,7 +110,7 @@ class _Call:
         slot = session.slots[rank, self._depth]
         if not slot.acquire(timeout=self.timeout):
             raise TimeoutError(f"{self._names[rank]} has been busy with other calls for {self.timeout:g} s")
-        head = (self._depth, session.name, self._queue if takes else None, self._ctx)
+        head = (self._depth, session.name, self._queue if takes else None, self._ctx, self.timeout)
         try:
             future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
         except BaseException as error:

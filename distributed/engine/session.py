@@ -32,6 +32,7 @@ from distributed.engine.info import (
     on_one_host,
     set_worker_name,
 )
+from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.engine.store import INTERFACE_VARIABLES, loopback_interface, meet
 
 T = TypeVar("T")
@@ -47,7 +48,6 @@ MAX_WINDOW = 8
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
-_GOODBYE_SECONDS = 5.0
 _LAST_WORD_SECONDS = 1.0
 _POLL_SECONDS = 1.0
 _SCHEME = "distributed"
@@ -170,13 +170,15 @@ def start_rpc(
         device_maps: worker's name → {own device: its device}, for tensors that go from GPU to GPU.
 
     Raises:
-        RuntimeError: RPC is already started.
+        RuntimeError: RPC is already started, or a call of the last session has never returned.
         ConnectionError: a worker did not join within the time limit.
     """
     global _session
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
+    if is_stuck():
+        raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
     info = get_world_info()
     stay_on_loopback()
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
@@ -264,6 +266,7 @@ def _ping() -> bool:
 
 def stop_rpc(failure: BaseException | None = None) -> None:
     """Ends the session. Serves the other workers until all have called this; then all leave together.
+    A call that runs beyond its time limit is ended, see `leaving`.
 
     With `failure`, rank zero does not wait but stops the other workers, which then raise.
 
@@ -285,9 +288,7 @@ def stop_rpc(failure: BaseException | None = None) -> None:
         together = cause is None
     finally:
         try:
-            rpc.shutdown(graceful=together, timeout=_GOODBYE_SECONDS)
-        except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
-            log.debug("shutdown: %s", error)
+            shut_down(graceful=together, timeout=session.timeout)
         finally:
             _session = None
             set_worker_name(None)
@@ -306,7 +307,7 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
         missing = next(filter(None, map(_ping_error, unfinished)), None)
     failures = session.failures()
     reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
-    patience = _GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
+    patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     goodbyes = {
         name: rpc.rpc_async(name, _note_stop, (reason,), timeout=patience)
         for rank, name in others.items()

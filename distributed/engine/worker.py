@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from distributed import autograd
+from distributed.engine.leaving import served
 from distributed.engine.message import Carries, Packed, own_copy, pack, unpack
 from distributed.engine.names import import_name
 from distributed.engine.session import current, default_timeout
@@ -83,11 +84,14 @@ def keep_anchor(ctx: int, anchor: Tensor) -> None:
         anchors.append(anchor)
 
 
-def serve(depth: int, caller: str, queue: int | None, ctx: int | None, payload: bytes, carried: list[Any]) -> Answer:
+def serve(
+    depth: int, caller: str, queue: int | None, ctx: int | None, timeout: float, payload: bytes, carried: list[Any]
+) -> Answer:
     """The function that the caller's message runs on the worker."""
     source = None if queue is None else QueueAddress(caller, queue)
     packed = Packed(payload, carried)
-    return compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
+    with served(caller, timeout):
+        return compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
 
 
 def compute_here(order: Packed, depth: int, source: QueueAddress | None, ctx: int | None) -> Answer:

@@ -173,6 +173,16 @@ def failing_main() -> None:
     main()
 
 
+@todist.auto_init_rpc()
+def endless(func: str) -> None:
+    """Rank 1 serves a call that never returns; rank zero's main ends well."""
+    if todist.get_rank() == 0:
+        try:
+            todist.remote_sync_call(getattr(remote_functions, func), args=(1e9,), partitioner=1, timeout=0.5)
+        except TimeoutError:
+            print("main has ended")
+
+
 def slow_start() -> None:
     """Rank 1 gets a call before its own start has returned."""
     called, answered = threading.Event(), threading.Event()
@@ -205,7 +215,7 @@ def missing_rank() -> None:
         session.start_rpc(timeout=2)
 
 
-PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, slow_start, missing_rank)
+PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, slow_start, endless, missing_rank)
 
 if __name__ == "__main__":
-    {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()
+    {program.__name__: program for program in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -56,6 +56,13 @@ def sleep(seconds: float) -> int:
     return os.getpid()
 
 
+def loop(seconds: float) -> None:
+    """Waits in Python code."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def threads() -> int:
     return torch.get_num_threads()
 
@@ -121,6 +128,11 @@ def call_back(caller: int, value: int) -> int:
 
 def same(value: Any) -> Any:
     return value
+
+
+def part_for(args: tuple[Any, ...], worker: int) -> tuple[int, tuple[Any, ...], None]:
+    """A part of a remote call: these arguments for this worker."""
+    return worker, args, None
 
 
 def spoil(x: Tensor, values: list[Tensor]) -> Tensor:

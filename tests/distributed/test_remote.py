@@ -187,7 +187,7 @@ def test_partitioners_may_return_any_iterable() -> None:
     for partitioner in (
         generated,
         lambda *args: zip((2, 1), (args, args), (None, None), strict=True),
-        lambda *args: map(lambda worker: (worker, args, None), (2, 1)),
+        lambda *args: map(functools.partial(functions.part_for, args), (2, 1)),
     ):
         assert remote_sync_call(functions.same, args=(7,), partitioner=partitioner) == [7, 7]
     with pytest.raises(ValueError, match="returned no part"):

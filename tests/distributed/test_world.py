@@ -3,6 +3,7 @@
 import copy
 import pickle
 import subprocess
+import sys
 import time
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from torch import nn
 
 import distributed as todist
+from distributed.engine.launch import LaunchConfig, launch
 from distributed.parallel import parallelize
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
 from distributed.reduce import add_in_order, mean_reducer, sum_reducer
 from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
-from tests.distributed.worlds import WORLD, run_program
+from tests.distributed.worlds import WORLD, run_program, run_ranks
+from tests.runs import ROOT
 
 pytestmark = pytest.mark.thorough
 
@@ -210,6 +213,28 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
     assert all(code != 0 for code, _ in results), results
     assert "worker1 has failed: OSError: rank 1 is out of order" in results[0][1]
     assert "stopped by worker0" in results[2][1]
+
+
+@pytest.mark.parametrize(
+    ("func", "way"), [("loop", "bare"), ("sleep", "bare"), ("sleep", "torchrun"), ("sleep", "launch")]
+)
+def test_a_call_that_never_returns_does_not_keep_the_job_alive(
+    func: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [str(ROOT / "tests/distributed/program.py"), "endless", func]
+    if way == "bare":
+        (code, output), (other, reason) = run_ranks(command, 2)
+        assert (code, output, other) == (0, "main has ended\n", 0), (output, reason)
+        assert ("cannot be ended" in reason and "time.sleep(seconds)" in reason) == (func == "sleep"), reason
+        return
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    if way == "launch":
+        assert launch([sys.executable, *command], LaunchConfig(2)) == 0
+    else:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        assert subprocess.run([sys.executable, *torchrun, *command], timeout=90).returncode == 0
 
 
 def test_a_call_to_a_rank_that_is_still_starting_waits_for_it() -> None:

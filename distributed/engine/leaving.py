@@ -1,0 +1,117 @@
+"""Ends torch's RPC in this process, also when a call that it serves never returns.
+
+torch waits for every call that is being served, without a limit. Here a call is waited for until its caller's time
+limit. Then an exception is raised in it. If that does not end it either, as in `time.sleep(1e9)`, the process goes on
+without waiting, and ends when the program ends.
+"""
+
+import contextlib
+import ctypes
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch.distributed import rpc
+
+log = logging.getLogger(__name__)
+
+GOODBYE_SECONDS = 5.0
+"""How long the workers may take to leave together, and an interrupted call to end."""
+
+_POLL_SECONDS = 0.1
+
+
+class CallEnded(BaseException):
+    """Raised in a call that runs beyond its time limit while its worker leaves."""
+
+
+class _Served(NamedTuple):
+    """A remote call that a thread of this process computes. The deadline is in seconds of `time.monotonic`."""
+
+    caller: str
+    deadline: float
+
+
+_served: dict[int, _Served] = {}
+_lock = threading.Lock()
+_stuck = False
+
+
+@contextlib.contextmanager
+def served(caller: str, timeout: float) -> Iterator[None]:
+    """Notes that this thread computes a call of `caller`, which waits `timeout` seconds for it."""
+    thread = threading.get_ident()
+    _served[thread] = _Served(caller, time.monotonic() + timeout)
+    try:
+        yield
+    finally:
+        with _lock:
+            _served.pop(thread, None)
+
+
+def is_stuck() -> bool:
+    """Whether a call of an earlier session has never returned, so that torch's RPC has not ended."""
+    return _stuck
+
+
+def shut_down(*, graceful: bool, timeout: float) -> None:
+    """Shuts torch's RPC down.
+
+    Args:
+        graceful: whether all workers leave together. If not, calls that are being served are ended at once.
+        timeout: seconds to wait for calls that torch serves by itself, whose time limits are not known.
+    """
+    global _stuck
+    ending = threading.Thread(target=_shut_torch_down, args=(graceful,), daemon=True)
+    ending.start()
+    give_up = time.monotonic() + timeout
+    interrupted: set[int] = set()
+    while True:
+        ending.join(_POLL_SECONDS)
+        if not ending.is_alive():
+            return
+        now = time.monotonic()
+        calls = dict(_served)
+        overdue = {thread for thread, call in calls.items() if now > call.deadline or not graceful}
+        if overdue - interrupted:
+            _interrupt(overdue - interrupted)
+            interrupted |= overdue
+            give_up = now + GOODBYE_SECONDS
+        if now > give_up and len(overdue) == len(calls):
+            break
+    _stuck = True
+    for thread, call in calls.items():
+        log.warning("a call of %s runs beyond its time limit and cannot be ended:\n%s", call.caller, _place(thread))
+    _end_without_waiting()
+
+
+def _shut_torch_down(graceful: bool) -> None:
+    try:
+        rpc.shutdown(graceful=graceful, timeout=GOODBYE_SECONDS)
+    except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
+        log.debug("shutdown: %s", error)
+
+
+def _interrupt(threads: set[int]) -> None:
+    """Raises `CallEnded` in these threads as soon as they run Python code."""
+    for thread in threads:
+        with _lock:
+            if thread in _served:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CallEnded))
+
+
+def _place(thread: int) -> str:
+    """The line of code at which a thread is."""
+    frame = sys._current_frames().get(thread)
+    return "" if frame is None else traceback.format_stack(frame)[-1].rstrip()
+
+
+def _end_without_waiting() -> None:
+    """When the program ends, the process ends with its exit code, before torch waits for its threads again."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # Linux
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
