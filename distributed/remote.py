@@ -150,7 +150,8 @@ class _Call:
         outcomes = []
         try:
             if self._own_order is not None:
-                outcomes.append(self._read(worker.compute_here(self._own_order, self._depth, self._source, self._ctx)))
+                answer = worker.compute_here(self._own_order, self._depth, self._source, self._ctx)
+                outcomes.append(self._read(answer, self._me))
             while self._sent:
                 outcomes.append(self._outcome(*self._sent.popitem()))
         finally:
@@ -173,15 +174,15 @@ class _Call:
         finally:
             slot.release()
         note_received(Packed(answer[1], answer[2]).size(), rank)
-        return self._read(answer)
+        return self._read(answer, rank)
 
-    def _read(self, answer: Answer) -> Outcome:
+    def _read(self, answer: Answer, rank: int) -> Outcome:
         (numbers, _, _, anchor) = answer
         if numbers is None and self._queue is not None:
             worker.close_queue(self._queue)
         if self._ctx is not None and anchor is not None:
             worker.keep_anchor(self._ctx, anchor)
-        return worker.read_answer(answer)
+        return worker.read_answer(answer, self._names[rank])
 
 
 def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.distributed import rpc
 
+from distributed.engine.errors import describe
 from distributed.engine.info import (
     WorldInfo,
     default_worker_name,
@@ -129,7 +130,7 @@ def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
             worker_init_fn()
         except Exception as error:
             own_error = error
-    causes = gather(f"{type(own_error).__name__}: {own_error}" if own_error is not None else None)
+    causes = gather(describe(own_error) if own_error is not None else None)
     if own_error is not None:
         raise own_error
     failed = {name: cause for name, cause in causes.items() if cause is not None}

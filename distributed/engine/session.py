@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
+from distributed.engine.errors import describe
 from distributed.engine.info import (
     DEFAULT_TIMEOUT,
     WorldInfo,
@@ -278,7 +279,7 @@ def stop_rpc(failure: BaseException | None = None) -> None:
     session = _session
     if session is None:
         return
-    cause = f"{type(failure).__name__}: {failure}" if failure is not None else None
+    cause = describe(failure) if failure is not None else None
     together = False
     try:
         if get_world_rank() == 0:

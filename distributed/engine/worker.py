@@ -1,6 +1,5 @@
 """The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
 
-import pickle
 import threading
 import traceback
 from collections import deque
@@ -13,9 +12,9 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from distributed import autograd
+from distributed.engine.errors import describe, message_of
 from distributed.engine.leaving import served
 from distributed.engine.message import Carries, Packed, own_copy, pack, unpack
-from distributed.engine.names import import_name
 from distributed.engine.session import current, default_timeout
 from distributed.engine.traffic import note_sent
 from distributed.partition import Args, KwArgs
@@ -45,15 +44,14 @@ class QueueAddress(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception in a form that can always be sent."""
+    """An exception in a form that can always be sent. `error` is the packed exception itself, if it can be packed."""
 
     worker: str
     number: int | None
-    module: str
     type_name: str
-    args: tuple[Any, ...] | None
     message: str
     traceback: str
+    error: Packed | None
 
 
 Outcome = dict[int, Any] | Failure
@@ -213,23 +211,49 @@ def carries(worker: str, device: torch.device, *, any_device: bool = False) -> b
 def _packed(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tuple[tuple[int, ...] | None, Packed]:
     if isinstance(outcome, Failure):
         return None, pack(outcome, graphs=False, carries=carries)
-    numbers, values = tuple(outcome), list(outcome.values())
+    numbers = tuple(outcome)
+    values = [part for number, value in outcome.items() for part in (_Begin(number), value)]
     try:
-        return numbers, pack(values[0] if len(values) == 1 else values, graphs=ctx is not None, carries=carries)
+        return numbers, pack(values[1] if len(numbers) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
         number = _first_that_fails(outcome, carries)
         refused = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
         return None, pack(failure(refused, me, number), graphs=False, carries=carries)
 
 
-def read_answer(answer: Answer) -> Outcome:
-    """Unpacks what `compute` has returned."""
+class _Begin:
+    """Stands before an item's result in a message, so that a result that cannot be rebuilt can be named."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return _begin, (self._number,)
+
+
+_rebuilding: ContextVar[int | None] = ContextVar("rebuilding", default=None)
+"""The item whose result this thread unpacks."""
+
+
+def _begin(number: int) -> None:
+    _rebuilding.set(number)
+
+
+def read_answer(answer: Answer, sender: str) -> Outcome:
+    """Unpacks what `compute` has returned on worker `sender`."""
     numbers, payload, carried, _ = answer
-    values = unpack(Packed(payload, carried))
+    _rebuilding.set(None if numbers is None else numbers[0])
+    try:
+        values = unpack(Packed(payload, carried))
+    except Exception as error:  # a class does not exist here, or may raise anything
+        number = _rebuilding.get()
+        refused = TypeError(f"the result of {_item(number)} from {sender} cannot be rebuilt: {describe(error)}")
+        refused.__cause__ = error
+        return failure(refused, current_name(), number)
     if numbers is None:
         assert isinstance(values, Failure)
         return values
-    return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values, strict=True))
+    return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values[1::2], strict=True))
 
 
 def _first_that_fails(results: dict[int, Any], carries: Carries) -> int | None:
@@ -258,23 +282,45 @@ def _anchor(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]
 
 
 def failure(error: BaseException, worker: str, number: int | None) -> Failure:
-    kind = type(error)
-    args: tuple[Any, ...] | None = error.args
-    try:
-        pickle.dumps(args)
-    except Exception:  # an argument may raise anything
-        args = None
     trace = "".join(traceback.format_exception(error))
-    return Failure(worker, number, kind.__module__, kind.__qualname__, args, str(error), trace)
+    return Failure(worker, number, type(error).__qualname__, message_of(error), trace, _packed_error(error))
+
+
+def _packed_error(error: BaseException) -> Packed | None:
+    """The exception with its attributes, else without them; None if it cannot be sent at all."""
+    for packable in (lambda: error, lambda: _Plain(type(error), error.args)):
+        try:
+            packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
+        except (TypeError, ValueError):
+            continue
+        return Packed(packed.payload, [v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
+    return None
+
+
+class _Plain(NamedTuple):
+    """An exception without its attributes."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
 
 
 def raise_failure(failed: Failure) -> None:
     """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
-    try:
-        error = import_name(failed.module, failed.type_name)(*(failed.args or (failed.message,)))
-        if not isinstance(error, Exception):
-            raise TypeError(f"{failed.type_name} is not an exception")
-    except Exception:  # the class may not exist here, or may take other arguments than it keeps
+    error = _rebuilt(failed)
+    if error is None:
         error = RuntimeError(f"{failed.type_name}: {failed.message}")
     error.add_note(f"raised on {failed.worker} by {_item(failed.number)} of the call:\n{failed.traceback}")
     raise error
+
+
+def _rebuilt(failed: Failure) -> Exception | None:
+    """The exception; None if its class does not exist here, or takes other arguments than it keeps."""
+    if failed.error is None:
+        return None
+    try:
+        error = unpack(failed.error)
+        if isinstance(error, _Plain):
+            error = error.kind(*error.args)
+    except Exception:  # a class may raise anything
+        return None
+    return error if isinstance(error, Exception) else None

@@ -22,6 +22,36 @@ class StubbornError(Exception):
         super().__init__(f"{first} and {second}")
 
 
+class MuteError(Exception):
+    """An exception whose message cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ArithmeticError("no message")
+
+
+class OnlyAtHome:
+    """A value that is rebuilt only on the worker where it was made."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _at_home, (todist.get_rank(),)
+
+
+def _at_home(rank: int) -> OnlyAtHome:
+    if rank != todist.get_rank():
+        raise LookupError("not at home")
+    return OnlyAtHome()
+
+
+class HomelyError(Exception):
+    """An exception that is rebuilt only on the worker where it was raised."""
+
+    def __init__(self) -> None:
+        super().__init__(OnlyAtHome())
+
+    def __str__(self) -> str:
+        return "far from home"
+
+
 def rank() -> int:
     return todist.get_rank()
 
@@ -44,6 +74,26 @@ def fail(x: Tensor) -> NoReturn:
 
 def fail_stubbornly(x: Tensor) -> NoReturn:
     raise StubbornError(1, 2)
+
+
+def fail_with_attributes(kind: str) -> NoReturn:
+    """Fails with an exception that keeps more than its arguments, or that is hard to send."""
+    if kind == "path":
+        open("/no/such/file")  # noqa: PTH123, SIM115
+    if kind == "attributes":
+        error = OwnError("of old age")
+        error.age, error.add = 99, torch.add  # type: ignore[attr-defined]
+        error.add_note("a note of its own")
+        raise error
+    if kind == "lock":
+        error = OwnError("holds a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+    raise {"mute": MuteError, "homely": HomelyError}[kind]()
+
+
+def odd_ones_stay(number: Tensor) -> Any:
+    return OnlyAtHome() if int(number) == 3 else int(number)
 
 
 def fetch(x: Tensor, reference: Any) -> float:

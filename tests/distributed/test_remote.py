@@ -165,6 +165,41 @@ def exec_module(text: str) -> None:
             del sys.modules["written_by_test"]
 
 
+# Errors
+
+
+def test_exceptions_keep_what_they_hold() -> None:
+    for worker in range(WORLD):
+        with pytest.raises(FileNotFoundError, match="No such file or directory: '/no/such/file'") as missing:
+            remote_sync_call(functions.fail_with_attributes, args=("path",), partitioner=worker)
+        assert missing.value.filename == "/no/such/file"
+        with pytest.raises(functions.OwnError, match="of old age") as old:
+            remote_sync_call(functions.fail_with_attributes, args=("attributes",), partitioner=worker)
+        assert old.value.age == 99 and old.value.add is torch.add  # type: ignore[attr-defined]
+        (own, origin) = old.value.__notes__
+        assert own == "a note of its own" and origin.startswith(f"raised on worker{worker} by item 0")
+        with pytest.raises(functions.OwnError, match="holds a lock"):
+            remote_sync_call(functions.fail_with_attributes, args=("lock",), partitioner=worker)
+
+
+def test_exceptions_that_cannot_be_rebuilt_or_shown_are_named() -> None:
+    with pytest.raises(RuntimeError, match="HomelyError: far from home") as homely:
+        remote_sync_call(functions.fail_with_attributes, args=("homely",), partitioner=1)
+    assert homely.value.__notes__[0].startswith("raised on worker1 by item 0")
+    with pytest.raises(functions.MuteError) as mute:
+        remote_sync_call(functions.fail_with_attributes, args=("mute",), partitioner=1)
+    assert mute.value.__notes__[0].startswith("raised on worker1 by item 0")
+
+
+def test_a_result_that_cannot_be_rebuilt_is_named() -> None:
+    with pytest.raises(TypeError, match="the result of item 0 from worker1 cannot be rebuilt: LookupError: not at"):
+        remote_sync_call(functions.OnlyAtHome, partitioner=1)
+    each = todist.dim_partitioner(0, exclusive=True, workers=[1])
+    with pytest.raises(TypeError, match="the result of item 3 from worker1 cannot be rebuilt: LookupError") as caught:
+        remote_sync_call(functions.odd_ones_stay, args=(torch.arange(6),), partitioner=each)
+    assert "in _at_home" in caught.value.__notes__[0]
+
+
 # Bad input
 
 
