@@ -6,7 +6,6 @@ worker, and no number of items can block a worker. How calls can be nested: see 
 """
 
 import functools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from distributed.engine import worker
 from distributed.engine.info import check_timeout
 from distributed.engine.message import Packed, pack, send
 from distributed.engine.session import MAX_DEPTH, Session, current
+from distributed.engine.slots import Slots
 from distributed.engine.traffic import note_received, note_sent
 from distributed.engine.worker import Answer, Failure, Item, Order, Outcome, QueueAddress
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
@@ -66,7 +66,7 @@ class _Call:
         self._queue = worker.open_queue([self._pack_item(item, shared) for item in free]) if free else None
         self._source = None if self._queue is None else QueueAddress(session.name, self._queue)
         self._own_order = packed.pop(self._me, None) if compute_own_part else None
-        self._sent: dict[int, tuple[Future[Answer], threading.Semaphore]] = {}
+        self._sent: dict[int, tuple[Future[Answer], Slots]] = {}
         try:
             for rank, order in packed.items():
                 self._send(session, rank, order, takes=rank in takers)
@@ -108,8 +108,11 @@ class _Call:
 
     def _send(self, session: Session, rank: int, order: Packed, *, takes: bool) -> None:
         slot = session.slots[rank, self._depth]
-        if not slot.acquire(timeout=self.timeout):
-            raise TimeoutError(f"{self._names[rank]} has been busy with other calls for {self.timeout:g} s")
+        if not slot.acquire(self.timeout):
+            raise TimeoutError(
+                f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
+                f"{self.timeout:g} s, so this one was not sent"
+            )
         head = (self._depth, session.name, self._queue if takes else None, self._ctx, self.timeout)
         try:
             future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
@@ -165,7 +168,7 @@ class _Call:
         for future, slot in self._sent.values():
             future.add_done_callback(functools.partial(_release, slot))
 
-    def _outcome(self, rank: int, sent: tuple[Future[Answer], threading.Semaphore]) -> Outcome:
+    def _outcome(self, rank: int, sent: tuple[Future[Answer], Slots]) -> Outcome:
         future, slot = sent
         try:
             answer = future.wait()
@@ -196,7 +199,7 @@ def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
         yield "an argument sent whole", value
 
 
-def _release(slot: threading.Semaphore, _: Future[Answer]) -> None:
+def _release(slot: Slots, _: Future[Answer]) -> None:
     slot.release()
 
 
@@ -276,7 +279,9 @@ def remote_sync_call(
             parts `(worker, args or None, kwargs or None)`, with the worker None for the first free worker;
             None: `batch_partitioner`.
         reducer: from the list of results, in the order of the parts, to the value returned; None: the list.
-        timeout: seconds that a worker may take; None: the session's.
+        timeout: seconds that a worker may take for its part, from when that is sent; None: the session's. A part is
+            sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that does not
+            count, unless none of them ends for this long.
 
     Raises:
         ConnectionError: a worker does not answer; the message names it.

@@ -1,11 +1,13 @@
 """Rank, world size and worker name of this process, read from the environment variables of torchrun and `launch`."""
 
-import math
 import os
 from typing import NamedTuple
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds that a remote call may take unless a caller sets another limit."""
+
+SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 2_000_000.0
+"""In seconds. torch counts whole milliseconds, in 32 bits: less means no limit, and more overflows."""
 
 _given_name: str | None = None
 
@@ -72,5 +74,9 @@ def on_one_host() -> bool:
 
 def check_timeout(seconds: float) -> None:
     """Raises ValueError if `seconds` is not a time limit."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ValueError(f"timeout={seconds!r}: must be a finite number of seconds above 0; for example timeout=60")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not SHORTEST_TIMEOUT <= seconds <= LONGEST_TIMEOUT:
+        raise ValueError(
+            f"timeout={seconds!r}: must be a number of seconds from {SHORTEST_TIMEOUT:g} to {LONGEST_TIMEOUT:.0f}; "
+            "for example timeout=60"
+        )

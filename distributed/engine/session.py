@@ -8,11 +8,11 @@ depth: `window` threads for each caller, and no caller sends more messages than 
 however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused.
 """
 
+import itertools
 import logging
 import os
 import threading
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -30,10 +30,12 @@ from distributed.engine.info import (
     default_worker_name,
     get_world_info,
     get_world_rank,
+    get_world_size,
     on_one_host,
     set_worker_name,
 )
 from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
+from distributed.engine.slots import Slots
 from distributed.engine.store import INTERFACE_VARIABLES, loopback_interface, meet
 
 T = TypeVar("T")
@@ -79,7 +81,8 @@ class Session:
         self.joined = threading.Event()
         self.workers: list[str] = []
         self.infos: list[rpc.WorkerInfo] = []
-        self.slots: defaultdict[tuple[int, int], threading.Semaphore] = defaultdict(lambda: threading.Semaphore(window))
+        places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
+        self.slots = {place: Slots(window) for place in places}
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
         self.stopped = False

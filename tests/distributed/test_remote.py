@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -163,6 +164,39 @@ def exec_module(text: str) -> None:
             spec.loader.exec_module(module)
         finally:
             del sys.modules["written_by_test"]
+
+
+# Time limits
+
+
+def test_limits_that_torch_would_not_keep_are_refused() -> None:
+    for timeout in (0.0009, 2_000_001, 3e6, float("inf"), -3, True):
+        with pytest.raises(ValueError, match=r"must be a number of seconds from 0.001 to 2000000"):
+            remote_sync_call(functions.rank, partitioner=1, timeout=timeout)
+    assert remote_sync_call(functions.rank, partitioner=1, timeout=2_000_000) == [1]
+    with pytest.raises(TimeoutError):
+        remote_sync_call(functions.sleep, args=(0.2,), partitioner=1, timeout=0.001)
+
+
+def test_waiting_for_other_calls_does_not_count() -> None:
+    with ThreadPoolExecutor(5 * session.MAX_WINDOW) as pool:
+        calls = [
+            pool.submit(remote_sync_call, functions.sleep, args=(1.0,), partitioner=1, timeout=3)
+            for _ in range(5 * session.MAX_WINDOW)
+        ]
+        assert len({call.result()[0] for call in calls}) == 1
+
+
+def test_a_queue_that_does_not_move_is_named() -> None:
+    slow = [
+        remote_async_call(functions.sleep, args=(2.0,), partitioner=1, timeout=20) for _ in range(session.MAX_WINDOW)
+    ]
+    with pytest.raises(
+        TimeoutError, match=r"worker1 is busy: none of the 8 calls.*for 0\.5 s, so this one was not sent"
+    ):
+        remote_sync_call(functions.rank, partitioner=1, timeout=0.5)
+    assert [len(call.wait()) for call in slow] == [1] * session.MAX_WINDOW
+    assert remote_sync_call(functions.rank, partitioner=1, timeout=0.5) == [1]
 
 
 # Errors
