@@ -10,9 +10,10 @@ from distributed.partition import (
     exclusive_batch_partitioner,
 )
 from distributed.reduce import mean_reducer, sum_reducer
-from distributed.remote import remote_async_call, remote_sync_call
+from distributed.remote import UNSET_RPC_TIMEOUT, remote_async_call, remote_sync_call
 
 __all__ = [
+    "UNSET_RPC_TIMEOUT",
     "PartitionFunction",
     "Partitioner",
     "TensorDimensionPartitioner",

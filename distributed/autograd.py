@@ -97,7 +97,7 @@ def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
 
 
 def backward(
-    ctx: int,
+    autograd_ctx_id: int,
     tensors: Tensor | Sequence[Tensor],
     retain_graph: bool = False,
     inputs: Tensor | Sequence[Tensor] | None = None,
@@ -107,7 +107,7 @@ def backward(
     A second call in the same context adds its own gradients only.
 
     Args:
-        ctx: the id that `context` gave.
+        autograd_ctx_id: the id that `context` gave.
         tensors: tensors with a graph; each is summed.
         retain_graph: whether the graph can be used again.
         inputs: the leaves whose `.grad` changes; default all.
@@ -117,7 +117,7 @@ def backward(
         RuntimeError: a worker does not answer within the session's time limit.
     """
     wanted = None if inputs is None else _leaves(inputs)
-    gradients = _new_gradients(ctx, _list(tensors), retain_graph)
+    gradients = _new_gradients(autograd_ctx_id, _list(tensors), retain_graph)
     with _lock:
         for leaf, gradient in gradients.items():
             if wanted is None or any(leaf is chosen for chosen in wanted):
@@ -125,7 +125,7 @@ def backward(
 
 
 def grad(
-    ctx: int,
+    autograd_ctx_id: int,
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
     retain_graph: bool = False,
@@ -134,7 +134,7 @@ def grad(
     """The gradients of the sum of `outputs`, one for each of `inputs`; `.grad` stays as it is.
 
     Args:
-        ctx: the id that `context` gave.
+        autograd_ctx_id: the id that `context` gave.
         outputs: tensors with a graph; each is summed.
         inputs: leaves on this worker.
         retain_graph: whether the graph can be used again.
@@ -145,7 +145,7 @@ def grad(
         RuntimeError: a worker does not answer within the session's time limit.
     """
     wanted = _leaves(inputs)
-    gradients = _new_gradients(ctx, _list(outputs), retain_graph)
+    gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)
     selected = [gradients.get(leaf) for leaf in wanted]
     unused = [i for i, gradient in enumerate(selected) if gradient is None]
     if unused and not allow_unused:

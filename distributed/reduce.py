@@ -1,6 +1,6 @@
-"""Reducers: make one result of many. Results may be any nesting of tensors and numbers."""
+"""Reducers: make one result of many. Each result may be any nesting of tensors and numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -10,14 +10,14 @@ from torch.utils import _pytree as pytree
 from distributed.engine.names import find_function
 
 T = TypeVar("T")
-Reducer = Callable[[Sequence[Any]], Any]
+Reducer = Callable[[list[Any]], Any]
 Tensors = dict[str, Tensor]
 Combine = Callable[[Sequence[Tensors], Sequence[int]], Tensors]
 """The reducers of the trainers. Arguments: each chunk's gradient, summed over its samples, and each chunk's number of
 samples, both in chunk order. Returns the gradient of the step."""
 
 
-def mean_reducer(results: Sequence[T]) -> T:
+def mean_reducer(results: Iterable[T]) -> T:
     """The unweighted mean of the results, leaf by leaf.
 
     Raises:
@@ -26,7 +26,7 @@ def mean_reducer(results: Sequence[T]) -> T:
     return _leafwise(results, lambda leaves: torch.stack(leaves).mean(dim=0), lambda leaves: sum(leaves) / len(leaves))
 
 
-def sum_reducer(results: Sequence[T]) -> T:
+def sum_reducer(results: Iterable[T]) -> T:
     """The sum of the results, leaf by leaf.
 
     Raises:
@@ -35,7 +35,7 @@ def sum_reducer(results: Sequence[T]) -> T:
     return _leafwise(results, lambda leaves: torch.stack(leaves).sum(dim=0), sum)
 
 
-def stack_reducer(results: Sequence[T]) -> T:
+def stack_reducer(results: Iterable[T]) -> T:
     """The n results stacked, leaf by leaf: tensors [n, …] (numbers as tensors [n]).
 
     Raises:
@@ -44,12 +44,13 @@ def stack_reducer(results: Sequence[T]) -> T:
     return _leafwise(results, torch.stack, torch.tensor)
 
 
-def weighted_mean_reducer(results: Sequence[tuple[T, float]]) -> T:
+def weighted_mean_reducer(results: Iterable[tuple[T, float]]) -> T:
     """The mean over samples of results `(mean over the part, number of samples)`, however uneven the parts.
 
     Raises:
         ValueError: there are no results, or no samples.
     """
+    results = list(results)
     count = sum(weight for _, weight in results)
     if results and not count:
         raise ValueError("results: the numbers of samples add up to 0")
@@ -59,8 +60,9 @@ def weighted_mean_reducer(results: Sequence[tuple[T, float]]) -> T:
 
 
 def _leafwise(
-    results: Sequence[T], of_tensors: Callable[[list[Tensor]], Tensor], of_numbers: Callable[[list[Any]], Any]
+    results: Iterable[T], of_tensors: Callable[[list[Tensor]], Tensor], of_numbers: Callable[[list[Any]], Any]
 ) -> T:
+    results = list(results)
     if not results:
         raise ValueError("results=[]: there is nothing to reduce")
 
@@ -71,16 +73,18 @@ def _leafwise(
     return value
 
 
-def add_in_order(results: Sequence[T]) -> T:
+def add_in_order(results: Iterable[T]) -> T:
     """((r₀ + r₁) + r₂) + …, leaf by leaf: always the same bits, whichever worker computed which result.
 
     Raises:
         ValueError: there are no results.
     """
-    if not results:
-        raise ValueError("results=[]: there is nothing to add")
-    total = results[0]
-    for result in results[1:]:
+    remaining = iter(results)
+    try:
+        total = next(remaining)
+    except StopIteration:
+        raise ValueError("results=[]: there is nothing to add") from None
+    for result in remaining:
         total = pytree.tree_map(lambda a, b: a + b, total, result)
     return total
 

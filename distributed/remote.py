@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import rpc
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
@@ -28,7 +29,7 @@ from distributed.world import get_worker_id
 
 T = TypeVar("T")
 
-UNSET_TIMEOUT = -1
+UNSET_RPC_TIMEOUT = rpc.constants.UNSET_RPC_TIMEOUT
 """torch's value for the default time limit; None means the same here."""
 
 
@@ -50,7 +51,7 @@ class _Call:
     ) -> None:
         session = current()
         self._names = session.workers
-        self.timeout = session.timeout if timeout in (None, UNSET_TIMEOUT) else timeout
+        self.timeout = session.timeout if timeout in (None, UNSET_RPC_TIMEOUT) else timeout
         check_timeout(self.timeout)
         self._depth = worker.depth() + 1
         if self._depth > MAX_DEPTH:

@@ -12,7 +12,6 @@ from torch.distributed import rpc
 from distributed.engine.errors import describe
 from distributed.engine.info import (
     WorldInfo,
-    default_worker_name,
     get_local_rank,
     get_local_world_size,
     get_rank,
@@ -20,13 +19,14 @@ from distributed.engine.info import (
     get_world_rank,
     get_world_size,
 )
+from distributed.engine.info import default_worker_name as default_worker_name_format
 from distributed.engine.session import current, gather, is_started, start_rpc, stop_rpc
 
 __all__ = [
     "WorldInfo",
     "auto_init_rpc",
     "barrier",
-    "default_worker_name",
+    "default_worker_name_format",
     "get_local_rank",
     "get_local_world_size",
     "get_rank",
@@ -46,6 +46,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+get_world_info()  # sets its attributes
 
 
 def is_available() -> bool:
@@ -84,7 +86,7 @@ def barrier(worker_names: Iterable[str] | None = None) -> None:
 
 def auto_init_rpc(
     worker_init_fn: Callable[[], None] | None = None,
-    worker_name_format: Callable[..., str] = default_worker_name,
+    worker_name_format: Callable[..., str] = default_worker_name_format,
     *,
     backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
@@ -141,7 +143,11 @@ def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
 # Rank selectors
 
 
-def _on(chosen: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+def _on(ranks: tuple[int, ...], chosen: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    for rank in ranks:
+        if isinstance(rank, bool) or not hasattr(rank, "__index__") or index(rank) < 0:
+            raise ValueError(f"rank={rank!r}: must be a whole number from 0; type on_rank(0), or on_rank(0, 2) for two")
+
     def decorate(func: Callable[P, T]) -> Callable[P, T | None]:
         @functools.wraps(func)
         def selected(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -153,18 +159,26 @@ def _on(chosen: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P,
 
 
 def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: only these ranks call the function, the others get None."""
-    return _on(lambda rank: rank in ranks)
+    """A decorator: only these ranks call the function, the others get None.
+
+    Raises:
+        ValueError: a rank is not a whole number from 0.
+    """
+    return _on(ranks, lambda rank: rank in ranks)
 
 
 def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: these ranks get None, the others call the function."""
-    return _on(lambda rank: rank not in ranks)
+    """A decorator: these ranks get None, the others call the function.
+
+    Raises:
+        ValueError: a rank is not a whole number from 0.
+    """
+    return _on(ranks, lambda rank: rank not in ranks)
 
 
 def rank_all(func: Callable[P, T]) -> Callable[P, T | None]:
     """Every rank calls the function."""
-    return _on(lambda rank: True)(func)
+    return not_on_rank()(func)
 
 
 def rank_zero_only(func: Callable[P, T]) -> Callable[P, T | None]:

@@ -35,11 +35,23 @@ def set_worker_name(name: str | None) -> None:
     _given_name = name
 
 
+_last_info: WorldInfo | None = None
+
+
 def get_world_info() -> WorldInfo:
-    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process."""
+    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process.
+
+    As in the original, the values are also attributes of this function: `get_world_info.world_rank`, `.WORLD_RANK`.
+    """
+    global _last_info
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    return WorldInfo(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    info = WorldInfo(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if info != _last_info:
+        values = info._asdict() | {"rank": rank, "world_info": info}
+        vars(get_world_info).update(values | {name.upper(): value for name, value in values.items()})
+        _last_info = info
+    return info
 
 
 def get_world_rank() -> int:
@@ -61,7 +73,7 @@ def get_local_world_size() -> int:
     return get_world_info().local_world_size
 
 
-def default_worker_name(*, world_rank: int, world_size: int, **_: int) -> str:
+def default_worker_name(world_rank: int, world_size: int, local_rank: int = 0, local_world_size: int = 1) -> str:
     """worker0, worker1, …, zero-padded to the width of the world size."""
     return f"worker{world_rank:0{len(str(world_size))}d}"
 

@@ -98,6 +98,14 @@ def test_backward_twice_gives_twice_the_gradient(net: nn.Linear) -> None:
         assert_equal(autograd.get_gradients(ctx)[net.weight], 3 * expected)
 
 
+def test_the_original_names_its_arguments_so(net: nn.Linear) -> None:
+    with autograd.context() as ctx:
+        losses = remote_sync_call(functions.product, args=(net, X), partitioner=everywhere)
+        autograd.backward(autograd_ctx_id=ctx, tensors=losses, retain_graph=True)
+        ours = autograd.grad(autograd_ctx_id=ctx, outputs=losses, inputs=list(net.parameters()))
+    assert_equal(list(ours), grads_of(net))
+
+
 def test_results_that_are_not_used_do_not_block(net: nn.Linear) -> None:
     """torch's own engine waits for them until its time limit."""
     with autograd.context() as ctx:

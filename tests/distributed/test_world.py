@@ -14,7 +14,7 @@ import distributed as todist
 from distributed.engine.launch import LaunchConfig, launch
 from distributed.parallel import parallelize
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
-from distributed.reduce import add_in_order, mean_reducer, sum_reducer
+from distributed.reduce import add_in_order, mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
 from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, run_program, run_ranks
@@ -87,6 +87,11 @@ def test_reducers_take_nested_tensors_and_numbers() -> None:
     for reducer in (mean_reducer, sum_reducer, add_in_order):
         with pytest.raises(ValueError, match="nothing"):
             reducer([])
+    for reducer in (mean_reducer, sum_reducer, stack_reducer, add_in_order):
+        assert repr(reducer(iter(results))) == repr(reducer(results))
+        with pytest.raises(ValueError, match="nothing"):
+            reducer(iter(()))
+    assert weighted_mean_reducer((value, 1) for value in (2.0, 4.0)) == 3.0
     values = [torch.tensor(v) for v in (1e8, 1.0, -1e8, 1.0)]
     assert add_in_order(values).item() == 1.0  # in float32 1e8 swallows the first 1; any other order gives 0 or 2
 
@@ -181,6 +186,26 @@ def test_rank_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
             todist.rank_all(lambda: "all")(),
         ]
         assert results == expected
+
+
+def test_ranks_that_never_exist_are_refused() -> None:
+    for rank in ("0", [0], -1, 1.0, None, True, print):
+        for select in (todist.on_rank, todist.not_on_rank):
+            with pytest.raises(ValueError, match=r"rank=.*must be a whole number from 0; type on_rank\(0\)"):
+                select(rank)  # type: ignore[arg-type]
+
+
+def test_the_world_info_has_every_form_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (1, 2):
+        monkeypatch.setenv("RANK", str(rank))
+        info = todist.get_world_info()
+        assert info.world_rank == info.rank == info[0] == rank
+        read = todist.get_world_info
+        for name in ("world_rank", "rank", "world_size", "local_rank", "local_world_size"):
+            assert getattr(read, name) == getattr(read, name.upper()) == getattr(info, name)
+        assert read.world_info == read.WORLD_INFO == info  # type: ignore[attr-defined]
+    assert todist.world.default_worker_name_format(3, 10, 3, 10) == "worker03"
+    assert todist.api.UNSET_RPC_TIMEOUT == todist.rpc.api.UNSET_RPC_TIMEOUT
 
 
 # Programs with a world of their own
