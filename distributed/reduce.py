@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.engine.names import find_function
+from distributed.tree_sum import tree_sum
 
 T = TypeVar("T")
 Reducer = Callable[[list[Any]], Any]
@@ -52,10 +53,12 @@ def weighted_mean_reducer(results: Iterable[tuple[T, float]]) -> T:
     """
     results = list(results)
     count = sum(weight for _, weight in results)
-    if results and not count:
+    if not results:
+        raise ValueError("results=[]: there is nothing to reduce")
+    if not count:
         raise ValueError("results: the numbers of samples add up to 0")
     shares = [pytree.tree_map(lambda leaf, w=weight: leaf * w, value) for value, weight in results]
-    mean: T = pytree.tree_map(lambda leaf: leaf / count, add_in_order(shares))
+    mean: T = pytree.tree_map(lambda leaf: leaf / count, tree_sum(shares))
     return mean
 
 
@@ -76,6 +79,8 @@ def _leafwise(
 def add_in_order(results: Iterable[T]) -> T:
     """((r₀ + r₁) + r₂) + …, leaf by leaf: always the same bits, whichever worker computed which result.
 
+    The trainers use `distributed.tree_sum`, whose sums workers can begin.
+
     Raises:
         ValueError: there are no results.
     """
@@ -93,13 +98,13 @@ def add_in_order(results: Iterable[T]) -> T:
 
 
 def mean_of_sums(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
-    """Σ sums ÷ Σ counts: the mean over samples, however unevenly they were dealt out."""
-    return {name: value / sum(counts) for name, value in add_in_order(sums).items()}
+    """Σ sums ÷ Σ counts: the mean over samples, however unevenly they were dealt out. Added by `tree_sum`."""
+    return {name: value / sum(counts) for name, value in tree_sum(sums).items()}
 
 
 def add_up(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
-    """The sum over samples, not divided."""
-    return add_in_order(sums)
+    """The sum over samples, not divided. Added by `tree_sum`."""
+    return tree_sum(sums)
 
 
 def mean() -> Combine:

@@ -1,7 +1,7 @@
 """All ranks step together, over torch's process groups (c10d): gloo on CPUs, NCCL on GPUs.
 
 Each rank has the parameters and computes a run of consecutive chunks. Only the sum of the gradients travels. If the
-loss itself takes a gradient, as in meta-learning, torch's DistributedDataParallel cannot be used. Then `ordered_sum`
+loss itself takes a gradient, as in meta-learning, torch's DistributedDataParallel cannot be used. Then `sum_over_ranks`
 adds the chunks' results, to the same bits as in one process. A plain loss uses DistributedDataParallel: its all-reduce
 overlaps the backward pass, and adds in another order.
 """
@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,11 +24,14 @@ from distributed.engine.info import check_timeout
 from distributed.engine.listening import group_listeners, listening_line
 from distributed.engine.sockets import tcp_bytes_sent
 from distributed.partition import TensorDimensionPartitioner
-from distributed.reduce import add_in_order
 from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.ordered_sum import ordered_sum
+from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped
+from distributed.strategies.common.sum_over_ranks import sum_over_ranks
 from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, Work, diagnose_chunk, join
+from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
+
+T = TypeVar("T")
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -94,10 +97,9 @@ class _Rank:
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         """Returns a single result: the sum over all chunks."""
         began = time.perf_counter()
-        own_chunks = _chunks_by_rank(chunks, self._size)[self._rank]
         with self._naming_missing_ranks():
-            compute = self._in_order if self._bucket_mb is None else self._overlapped
-            total, costs = compute(params, own_chunks, chunks, step)
+            compute = self._by_tree if self._bucket_mb is None else self._overlapped
+            total, costs = compute(params, chunks, step)
         self._cost = as_metrics(time.perf_counter() - began, costs)
         return [total]
 
@@ -122,37 +124,30 @@ class _Rank:
         self._tcp_bytes = now
         return estimate if now is None or before is None else now - before
 
-    def _in_order(
-        self, params: Tensors, own_chunks: Sequence[Tensor], chunks: Sequence[Tensor], step: int
-    ) -> tuple[Any, list[WorkerCost]]:
-        """The sum over all chunks, added in chunk order, and every rank's cost."""
+    def _by_tree(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
+        """The sum over all chunks in the order of `distributed.tree_sum`, and every rank's cost."""
         began = time.perf_counter()
+        runs = _chunks_by_rank(range(len(chunks)), self._size)
+        results = ((number, self._work.map(params, chunks[number], step)) for number in runs[self._rank])
+        sums = partials_of_terms(results, len(chunks))
         # A rank without chunks computes one nevertheless, to know the form of a result.
-        results = [self._work.map(params, chunk, step) for chunk in own_chunks or chunks[:1]]
+        flat = {subtree: flatten(value) for subtree, value in sums.items()}
+        like = next(iter(flat.values()), None) or flatten(self._work.map(params, chunks[0], step))
         seconds = time.perf_counter() - began
-        leaves, form = pytree.tree_flatten(results[0])
-        all_leaves = [pytree.tree_leaves(result) for result in results]
-        by_type = {dtype: _positions(leaves, dtype) for dtype in sorted({_type(leaf) for leaf in leaves}, key=str)}
-        sums: list[Any] = list(leaves)
-        sent = 0
-        for dtype, positions in by_type.items():
-            flat = [self._flat([values[i] for i in positions], dtype) for values in all_leaves]
-            added, bytes_sent = ordered_sum(flat if own_chunks else [], flat[0])
-            sent += bytes_sent
-            parts = added.split([_count(leaves[i]) for i in positions])
-            for i, part in zip(positions, parts, strict=True):
-                sums[i] = _like(leaves[i], part)
-        costs, _ = self._exchange(WorkerCost(seconds if own_chunks else 0.0, sent))
-        return pytree.tree_unflatten(sums, form), costs
+        buffers = {subtree: self._on_device(value.buffers) for subtree, value in flat.items()}
+        subtrees = [subtrees_of(run, len(chunks)) for run in runs]
+        added, sent = sum_over_ranks(buffers, self._on_device(like.buffers), subtrees, len(chunks))
+        costs, _ = self._exchange(WorkerCost(seconds if sums else 0.0, sent))
+        total = Flat([value.to(own.device) for value, own in zip(added, like.buffers, strict=True)], like.form)
+        return unflatten(total), costs
 
-    def _flat(self, leaves: Sequence[Any], dtype: torch.dtype) -> Tensor:
-        return torch.cat([torch.as_tensor(leaf, dtype=dtype).reshape(-1) for leaf in leaves]).to(self._device)
+    def _on_device(self, buffers: Sequence[Tensor]) -> list[Tensor]:
+        return [buffer.to(self._device) for buffer in buffers]
 
-    def _overlapped(
-        self, params: Tensors, own_chunks: Sequence[Tensor], chunks: Sequence[Tensor], step: int
-    ) -> tuple[Any, list[WorkerCost]]:
-        """As `_in_order`, but DistributedDataParallel adds the gradients."""
+    def _overlapped(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
+        """As `_by_tree`, but DistributedDataParallel adds the gradients."""
         assert self._bucket_mb is not None
+        own_chunks = _chunks_by_rank(chunks, self._size)[self._rank]
         if self._module is None or not self._module.holds(params):
             self._module = Overlapped(params, self._work, self._bucket_mb, chunks[0], step)
         module = self._module
@@ -163,7 +158,7 @@ class _Rank:
             rests = [_zeroed(module.add_gradient(chunks[0], step, last=True, weight=0.0))]
         seconds = module.stats.ready - began
         grads = {name: grad.to(params[name].device) for name, grad in module.gradients().items()}
-        leaves, form = pytree.tree_flatten(add_in_order(rests))
+        leaves, form = pytree.tree_flatten(tree_sum(rests))
         sent = 2 * (self._size - 1) / self._size * module.stats.bytes  # as a ring all-reduce sends
         costs, rows = self._exchange(WorkerCost(seconds, sent), [float(leaf) for leaf in leaves])
         sums = [_number_like(leaf, sum(column)) for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)]
@@ -247,30 +242,11 @@ def _zeroed(values: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf * 0, values)
 
 
-def _chunks_by_rank(chunks: Sequence[Tensor], ranks: int) -> list[Sequence[Tensor]]:
-    """Each rank's chunks: consecutive, and as even as possible; the first ranks have one more."""
+def _chunks_by_rank(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:
+    """Each rank's chunks, or their numbers: consecutive, and as even as possible; the first ranks have one more."""
     each, more = divmod(len(chunks), ranks)
     ends = [each * (rank + 1) + min(rank + 1, more) for rank in range(ranks)]
     return [chunks[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def _type(leaf: Any) -> torch.dtype:
-    return leaf.dtype if isinstance(leaf, Tensor) else torch.float64 if isinstance(leaf, float) else torch.int64
-
-
-def _positions(leaves: Sequence[Any], dtype: torch.dtype) -> list[int]:
-    return [i for i, leaf in enumerate(leaves) if _type(leaf) == dtype]
-
-
-def _count(leaf: Any) -> int:
-    return leaf.numel() if isinstance(leaf, Tensor) else 1
-
-
-def _like(leaf: Any, values: Tensor) -> Any:
-    """`values` [k] in the form of `leaf`. Tensors are copies, so they are aligned as any other tensor."""
-    if isinstance(leaf, Tensor):
-        return values.view(leaf.shape).to(leaf.device, copy=True)
-    return type(leaf)(values.item())
 
 
 def _is_about_connections(error: RuntimeError) -> bool:

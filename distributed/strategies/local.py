@@ -7,15 +7,16 @@ from typing import Any
 from torch import Tensor
 
 from distributed.engine.info import check_timeout
-from distributed.reduce import add_in_order
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, diagnose_chunk, join
+from distributed.tree_sum import partials_of_terms
 
 
 def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     """Computes the chunks one after the other. `timeout` and `device_maps` have no effect here.
 
-    If the reducer only adds, each result is added to the sum at once, so more chunks need no more memory.
+    If the reducer only adds, results are added as soon as the tree of additions allows it. So the results of n chunks
+    need the memory of log₂(n) + 1.
 
     Raises:
         ValueError: the plan has several workers, or the time limit is not above 0.
@@ -28,11 +29,11 @@ def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         began = time.perf_counter()
-        results: list[Any] = []
-        for chunk in chunks:
-            results.append(work.map(params, chunk, step))
-            if plan.only_adds:
-                results = [add_in_order(results)]
+        computed = ((number, work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
+        if plan.only_adds:
+            results = list(partials_of_terms(computed, len(chunks)).values())  # of all chunks, so a single sum
+        else:
+            results = [result for _, result in computed]
         seconds[0] = time.perf_counter() - began
         return results
 

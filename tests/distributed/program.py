@@ -106,29 +106,29 @@ def strategies() -> None:
             print(factory.__name__, name, "ok")
 
 
-def added_in_order() -> None:
+def added_by_tree() -> None:
     """Sums over the ranks of a process group, and all-reduce as a strategy, against one process."""
     import torch
 
     from distributed import partition, reduce
     from distributed.engine import groups
-    from distributed.strategies.common import ordered_sum
+    from distributed.strategies.common.sum_over_ranks import sum_over_ranks
     from distributed.strategies.common.work import Plan
     from distributed.strategies.ddp import ddp
     from distributed.strategies.local import local
+    from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
     from tests.distributed.chunk_work import PARAMS, WORK
 
-    ordered_sum.BUCKET = 1000
     workers, rank = todist.get_world_size(), todist.get_rank()
     groups.start_process_group(timeout=20, backend="gloo")
     for size, counts in ((1, [1] * workers), (2500, [3, 1, 2][:workers]), (999, [2, 0, 0][:workers])):
         generator = torch.Generator().manual_seed(size)
-        terms = [torch.randn(size, generator=generator) * 10.0**i for i in range(sum(counts))]
-        own = terms[sum(counts[:rank]) : sum(counts[: rank + 1])]
-        total, sent = ordered_sum.ordered_sum(own, terms[0])
-        expected = reduce.add_in_order(terms)
-        assert torch.equal(total, expected), (size, counts)
-        assert sent == (4 * size * (2 if rank == 0 and workers > 2 else 1) if workers > 1 else 0)
+        count = sum(counts)
+        terms = [[torch.randn(size, generator=generator) * 10.0**i, torch.tensor([i])] for i in range(count)]
+        runs = [range(sum(counts[:i]), sum(counts[: i + 1])) for i in range(workers)]
+        own = partials_of_terms([(i, terms[i]) for i in runs[rank]], count)
+        total, _ = sum_over_ranks(own, terms[0], [subtrees_of(run, count) for run in runs], count)
+        assert all(map(torch.equal, total, tree_sum(terms))), (size, counts)
     groups.stop_process_group()
 
     plan = Plan(WORK, workers, partition.dim_partitioner(0), reduce.mean())
@@ -138,9 +138,9 @@ def added_in_order() -> None:
         for count in (1, 3, 7):
             chunks = list(torch.arange(2 * count - 1).split(2))
             ((grads, loss, size),) = strategy.map(PARAMS, chunks, 4)
-            sums, losses, sizes = zip(*alone.map(PARAMS, chunks, 4), strict=True)
-            assert size == sum(sizes) and abs(loss.item() - sum(losses).item()) < 1e-9
-            for name, value in reduce.add_in_order(sums).items():
+            ((sums, expected_loss, expected_size),) = alone.map(PARAMS, chunks, 4)
+            assert size == expected_size and abs(loss.item() - expected_loss.item()) < 1e-9
+            for name, value in sums.items():
                 assert torch.equal(grads[name], value) or (work.plain and (grads[name] - value).abs().max() < 1e-9)
             values = strategy.evaluate({k: v * (rank == 0) for k, v in PARAMS.items()}, "val", chunks)
             assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
@@ -215,7 +215,7 @@ def missing_rank() -> None:
         session.start_rpc(timeout=2)
 
 
-PROGRAMS = (serve, twice, init_fails, one, strategies, added_in_order, failing_main, slow_start, endless, missing_rank)
+PROGRAMS = (serve, twice, init_fails, one, strategies, added_by_tree, failing_main, slow_start, endless, missing_rank)
 
 if __name__ == "__main__":
     {program.__name__: program for program in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -36,7 +36,7 @@ def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_sums_over_ranks_have_the_bits_of_one_process(ranks: int) -> None:
-    results = run_program("added_in_order", ranks)
+    results = run_program("added_by_tree", ranks)
     assert all(code == 0 for code, _ in results), results
     assert all(text.count("ok") == 2 for _, text in results)
 

@@ -1,0 +1,80 @@
+"""Sums over the ranks of a process group in the order of `distributed.tree_sum`, by two collectives.
+
+Every rank owns a slice of the flat buffers. It gets all partial sums of its slice (`all_to_all`), adds them, and
+shares the result (`all_gather`). For B bytes, n ranks and one partial sum on each, a rank sends 2·B·(n − 1)/n bytes, as
+in a ring all-reduce; but a ring adds in another order for every element.
+
+NCCL has both collectives. There is no single send or receive, so none can wait for another.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distributed.tree_sum import Subtree, combine
+
+_ALIGN = 16
+"""A slice has a multiple of so many elements. So slices of all types can lie side by side as bytes."""
+
+
+def sum_over_ranks(
+    own: Mapping[Subtree, Sequence[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]], count: int
+) -> tuple[list[Tensor], int]:
+    """The sum of `count` terms of which every rank has some, and the bytes that this rank has sent.
+
+    Args:
+        own: of each of this rank's subtrees, the sum of its terms as flat buffers, one [k] for each type.
+        like: buffers of the same sizes and types, also on a rank without terms.
+        subtrees: of every rank, its subtrees.
+        count: the number of terms on all ranks.
+
+    Returns:
+        The buffers of the sum, and bytes.
+
+    Raises:
+        RuntimeError: a rank has died, or does not answer within the group's time limit.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return [combine(zip(own, buffers, strict=True), count) for buffers in zip(*own.values(), strict=True)], 0
+    lengths = [_slice_length(buffer.numel(), size) for buffer in like]
+    width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
+    rows = [_by_rank(own[subtree], lengths, size) for subtree in subtrees[rank]]
+    outgoing = torch.stack(rows, dim=1) if rows else _bytes_like(like[0], size, 0, width)
+    counts = [len(theirs) for theirs in subtrees]
+    incoming = _bytes_like(like[0], sum(counts), width)
+    dist.all_to_all_single(incoming, outgoing.view(-1, width), counts, [len(rows)] * size)
+    everyones = [subtree for theirs in subtrees for subtree in theirs]
+    totals = [combine(zip(everyones, part, strict=True), count) for part in _typed(incoming, lengths, like)]
+    own_slice = torch.cat([total.view(torch.uint8) for total in totals])
+    slices = _bytes_like(like[0], size, width)
+    dist.all_gather(list(slices), own_slice)
+    sums = zip(_typed(slices, lengths, like), like, strict=True)
+    sent = (size - 1) * (len(rows) + 1) * width
+    return [values.reshape(-1)[: buffer.numel()] for values, buffer in sums], sent
+
+
+def _slice_length(elements: int, size: int) -> int:
+    per_rank = -(-elements // size)
+    return -(-per_rank // _ALIGN) * _ALIGN
+
+
+def _by_rank(buffers: Sequence[Tensor], lengths: Sequence[int], size: int) -> Tensor:
+    """The buffers as bytes [ranks, width]: row i has rank i's slices. The last ones are filled up with 0."""
+    slices = []
+    for buffer, length in zip(buffers, lengths, strict=True):
+        padded = torch.nn.functional.pad(buffer, (0, length * size - buffer.numel()))
+        slices.append(padded.view(size, length).view(torch.uint8))
+    return torch.cat(slices, dim=1)
+
+
+def _typed(rows: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+    """From bytes [r, width] the values [r, length] of every type."""
+    sizes = [length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True)]
+    return [part.view(buffer.dtype) for part, buffer in zip(rows.split(sizes, dim=1), like, strict=True)]
+
+
+def _bytes_like(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device=like.device)
