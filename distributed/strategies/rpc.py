@@ -8,16 +8,19 @@ from torch import Tensor
 from distributed.engine.info import check_timeout
 from distributed.partition import whole
 from distributed.strategies.common import chunks as dealing
+from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.work import Connect, Plan, Tensors
+from distributed.tree_sum import combine
 
 
 def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     """Rank zero drives and also computes. The other workers serve until rank zero closes the session.
 
-    The parameters go to each worker once per step.
+    The parameters go to each worker once per step. If the reducer only adds, a worker adds its chunks' results as far
+    as the order of `distributed.tree_sum` allows. Then fewer results come back, one for an aligned run of chunks.
 
     Args:
-        plan: the work, the number of workers, and the partitioner of the chunk numbers.
+        plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
         timeout: seconds that a worker may take for its part.
         device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
 
@@ -31,13 +34,16 @@ def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
-        shared = (whole(dealing.for_transport(params)), step)
+        count = len(chunks)
+        shared = (whole(flatten(dealing.for_transport(params))), step, count if plan.only_adds else None)
         results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda numbers: shared, timeout)
+        ordered = [combine(results.items(), count)] if plan.only_adds else dealing.in_order(results)
         meter.stop(seconds)
-        return results
+        return ordered
 
     return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
 
 
-def _map(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> dealing.PartResult:
-    return dealing.compute(numbers, (dealing.current_work().map(params, chunk, step) for chunk in chunks))
+def _map(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int, adds: int | None) -> dealing.PartResult:
+    params, work = unflatten(flat), dealing.current_work()
+    return dealing.compute(numbers, (work.map(params, chunk, step) for chunk in chunks), adds).flat()

@@ -3,30 +3,34 @@ pass through all of them."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from distributed import autograd
 from distributed.engine.info import check_timeout, get_world_rank
 from distributed.engine.traffic import Traffic
 from distributed.remote import remote_sync_call
 from distributed.strategies.common import chunks as dealing
+from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.work import Connect, Plan, Tensors
+from distributed.tree_sum import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 
 
 def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     """As `rpc`, but the forward pass returns only losses, and the backward pass returns the gradients.
 
-    Each chunk has its own leaf copies of the parameters. So each chunk's gradient is separate, and the gradients can
-    be added in chunk order. Parameters and gradients travel once per chunk, and every worker keeps the graphs of all
-    its chunks until the backward pass.
+    If the reducer only adds, every subtree of chunks that a worker has (see `distributed.tree_sum`) has its own leaf
+    copy of the parameters; else every chunk has one. So the gradients of the subtrees are separate, and are added in
+    one order. Parameters and gradients travel once per copy, and every worker keeps the graphs of all its chunks until
+    the backward pass.
 
     Args:
-        plan: the work, the number of workers, and the partitioner of the chunk numbers.
+        plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
         timeout: seconds that a worker may take for its part.
         device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
 
@@ -43,56 +47,96 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
-        plain = dealing.for_transport(params)
-        copies = [{name: p.clone().requires_grad_() for name, p in plain.items()} for _ in chunks]
+        count = len(chunks)
+        plain = flatten(dealing.for_transport(params))
+        leaves: dict[Subtree, list[Tensor]] = {}
+
+        def args(numbers: list[int]) -> tuple[dict[Subtree, list[Tensor]], Any, int, int]:
+            subtrees = subtrees_of(numbers, count) if plan.only_adds else [Subtree(0, number) for number in numbers]
+            own = {subtree: [b.clone().requires_grad_() for b in plain.buffers] for subtree in subtrees}
+            leaves.update(own)
+            return own, plain.form, count, step
+
         with autograd.context() as ctx:
-            results, seconds = dealing.call(
-                _losses, plan.partitioner, chunks, lambda numbers: ([copies[i] for i in numbers], step), timeout
-            )
-            ranks = [rank for _, _, rank in results]
-            grads = _gradients(ctx, [loss for loss, _, _ in results], copies, ranks)
-        meter.stop(seconds + _backward_seconds(step, set(ranks), timeout), _backward_traffic(plain, ranks))
-        return [plan.work.result(gradient, rest) for gradient, (_, rest, _) in zip(grads, results, strict=True)]
+            results, seconds = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
+            losses, rests, ranks = zip(*dealing.in_order(results), strict=True)
+            grads = _gradients(ctx, losses, ranks, leaves)
+        traffic = _backward_traffic(plain.buffers, ranks, leaves)
+        if plan.only_adds:
+            total, rest = combine(grads.items(), count), tree_sum(rests)
+            ordered = [plan.work.result(unflatten(Flat(total, plain.form)), rest)]
+        else:
+            by_number = {subtree.first(): unflatten(Flat(grad, plain.form)) for subtree, grad in grads.items()}
+            ordered = [plan.work.result(by_number[number], rest) for number, rest in enumerate(rests)]
+        meter.stop(seconds + _backward_seconds(step, set(ranks), timeout), traffic)
+        return ordered
 
     return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
 
 
-def _gradients(ctx: int, losses: Sequence[Tensor], copies: Sequence[Tensors], ranks: Sequence[int]) -> list[Tensors]:
-    """The gradient of each loss by its own copy of the parameters.
+Leaves = Mapping[Subtree, Sequence[Tensor]]
+"""Copies of the parameters as flat buffers, by the chunks that use them."""
+
+
+def _gradients(ctx: int, losses: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> dict[Subtree, list[Tensor]]:
+    """The gradient of each subtree's losses by its own copy of the parameters.
 
     This process computes the gradients of its own losses in parallel to the distributed backward pass. Inside that
     pass torch would compute them first, and the other workers would wait.
     """
-    here, elsewhere = (
-        [i for i, rank in enumerate(ranks) if (rank == get_world_rank()) == own] for own in (True, False)
-    )
 
-    def distributed() -> Sequence[Tensor | None]:
-        return autograd.grad(ctx, [losses[i] for i in elsewhere], _leaves(copies, elsewhere), allow_unused=True)
+    def part(own: bool) -> tuple[list[Tensor], list[Subtree], list[Tensor]]:
+        chosen = [loss for loss, rank in zip(losses, ranks, strict=True) if (rank == get_world_rank()) == own]
+        subtrees = [subtree for subtree in leaves if (ranks[subtree.first()] == get_world_rank()) == own]
+        return chosen, subtrees, [leaf for subtree in subtrees for leaf in leaves[subtree]]
 
+    (own_losses, own_subtrees, own_leaves), (other_losses, other_subtrees, other_leaves) = part(True), part(False)
     with ThreadPoolExecutor(1) as beside:
-        others = beside.submit(distributed) if elsewhere else None
-        own_gradients: Sequence[Tensor | None] = ()
-        if here:
-            own_gradients = torch.autograd.grad([losses[i] for i in here], _leaves(copies, here), allow_unused=True)
-        gradients = iter([*own_gradients, *(others.result() if others is not None else ())])
-    by_chunk = {i: {name: _or_zeros(next(gradients), p) for name, p in copies[i].items()} for i in [*here, *elsewhere]}
-    return [by_chunk[i] for i in range(len(losses))]
+        others = beside.submit(autograd.grad, ctx, other_losses, other_leaves) if other_losses else None
+        own: Sequence[Any] = torch.autograd.grad(own_losses, own_leaves) if own_losses else ()
+        gradients = iter([*own, *(others.result() if others is not None else ())])
+    return {subtree: [next(gradients) for _ in leaves[subtree]] for subtree in [*own_subtrees, *other_subtrees]}
 
 
-def _leaves(copies: Sequence[Tensors], chosen: Sequence[int]) -> list[Tensor]:
-    return [leaf for i in chosen for leaf in copies[i].values()]
+class _Copies(torch.autograd.Function):
+    """A copy of the parameters for each chunk of a subtree. Backward adds the chunks' gradients by `tree_sum`."""
+
+    @staticmethod
+    def forward(ctx: Any, form: Any, numbers: list[int], count: int, *buffers: Tensor) -> tuple[Tensor, ...]:
+        ctx.numbers, ctx.count = numbers, count
+        return tuple(p for _ in numbers for p in pytree.tree_leaves(unflatten(Flat(list(buffers), form))))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        each = len(grads) // len(ctx.numbers)
+        terms = (flatten(grads[i : i + each]).buffers for i in range(0, len(grads), each))
+        (total,) = partials_of_terms(zip(ctx.numbers, terms, strict=True), ctx.count).values()
+        return None, None, None, *total
 
 
-def _losses(numbers: list[int], chunks: list[Tensor], copies: list[Tensors], step: int) -> dealing.PartResult:
+def _copies(leaves: Leaves, form: Any, numbers: Sequence[int], count: int) -> dict[int, Tensors]:
+    """By chunk number, its own copy of the parameters."""
+    copies: dict[int, Tensors] = {}
+    names = list(form)
+    for subtree, buffers in leaves.items():
+        inside = sorted(n for n in numbers if n >> subtree.level == subtree.position)
+        values = iter(_Copies.apply(form, inside, count, *buffers))
+        copies |= {number: {name: next(values) for name in names} for number in inside}
+    return copies
+
+
+def _losses(
+    numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int
+) -> dealing.PartResult:
     """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
     loss_of = dealing.current_work().loss
     assert loss_of is not None
+    copies = _copies(leaves, form, numbers, count)
 
     def losses() -> Iterator[tuple[Tensor, Any, int]]:
-        for chunk, copy in zip(chunks, copies, strict=True):
-            loss, rest = loss_of(copy, chunk, step)
-            _watch(step, loss, copy)
+        for number, chunk in zip(numbers, chunks, strict=True):
+            loss, rest = loss_of(copies[number], chunk, step)
+            _watch(step, loss, copies[number])
             yield loss, rest, get_world_rank()
 
     return dealing.compute(numbers, losses())
@@ -127,14 +171,11 @@ def _backward_seconds(step: int, ranks: set[int], timeout: float) -> Counter[int
     return Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
 
 
-def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:
-    return leaf.new_zeros(leaf.shape) if gradient is None else gradient
-
-
-def _backward_traffic(params: Tensors, ranks: Sequence[int]) -> Traffic:
+def _backward_traffic(buffers: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> Traffic:
     """The bytes of the backward pass, estimated, since torch does not count them: for every chunk of another worker one
-    gradient of the loss goes out, and one gradient of every parameter comes back."""
-    size = sum(p.nbytes for p in params.values())
-    chunks = Counter(rank for rank in ranks if rank != get_world_rank())
-    of_losses = next(iter(params.values())).element_size() * chunks.total()
-    return Traffic(of_losses, Counter({rank: size * count for rank, count in chunks.items()}))
+    gradient of the loss goes out, and one gradient of every copy of the parameters comes back."""
+    size = sum(buffer.nbytes for buffer in buffers)
+    copies = Counter(ranks[subtree.first()] for subtree in leaves)
+    elsewhere = sum(rank != get_world_rank() for rank in ranks)
+    received = {rank: size * number for rank, number in copies.items() if rank != get_world_rank()}
+    return Traffic(buffers[0].element_size() * elsewhere, Counter(received))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.thorough
 def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     results = run_program("strategies", ranks)
     assert all(code == 0 for code, _ in results), results
-    assert results[0][1].count("ok") == 8
+    assert results[0][1].count("ok") == 10
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

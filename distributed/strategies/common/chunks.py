@@ -1,5 +1,5 @@
 """What the strategies by remote calls share: chunks are dealt out by number, any worker computes them, and the results
-come back in chunk order."""
+come back in chunk order, or as partial sums. Parameters and results travel as flat buffers."""
 
 import itertools
 import logging
@@ -19,7 +19,9 @@ from distributed.engine.traffic import Traffic, traffic
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
 from distributed.strategies.common.cost import WorkerCost, as_metrics
+from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, join
+from distributed.tree_sum import partials_of_terms
 
 ROUND = 4
 """Chunks that a worker evaluates in one call."""
@@ -75,17 +77,25 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | N
 
 
 class PartResult(NamedTuple):
-    """The results of a worker's part, by chunk number; its rank; and the seconds that it took."""
+    """The results of a worker's part, by chunk number or by subtree; its rank; and the seconds that it took."""
 
-    results: dict[int, Any]
+    results: dict[Any, Any] | Flat
     rank: int
     seconds: float
 
+    def flat(self) -> "PartResult":
+        """The same with flat buffers, and without graphs."""
+        return self._replace(results=flatten(self.results))
 
-def compute(numbers: list[int], results: Iterable[Any]) -> PartResult:
-    """Runs on a worker: computes the results of its chunks, one after the other."""
+
+def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None) -> PartResult:
+    """Runs on a worker: computes the results of its chunks, one after the other.
+
+    `adds`: the number of all workers' chunks if results are added up as far as possible; None if they are not.
+    """
     began = time.perf_counter()
-    computed = dict(zip(numbers, results, strict=True))
+    numbered = zip(numbers, results, strict=True)
+    computed: dict[Any, Any] = dict(numbered) if adds is None else partials_of_terms(numbered, adds)
     return PartResult(computed, get_world_rank(), time.perf_counter() - began)
 
 
@@ -95,8 +105,9 @@ def call(
     chunks: Sequence[Tensor],
     args: Callable[[list[int]], Args],
     timeout: float,
-) -> tuple[list[Any], Counter[int]]:
-    """Calls `func` on the workers; returns the results of all chunks, in order, and each worker's seconds, by rank.
+) -> tuple[dict[Any, Any], Counter[int]]:
+    """Calls `func` on the workers; returns the results by chunk number or by subtree, and each worker's seconds, by
+    rank.
 
     Args:
         func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
@@ -114,11 +125,16 @@ def call(
     except TimeoutError as error:
         raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
     seconds: Counter[int] = Counter()
-    results = {}
+    results: dict[Any, Any] = {}
     for done in answers:
         seconds[done.rank] += done.seconds
-        results.update(done.results)
-    return [results[number] for number in range(len(chunks))], seconds
+        results.update(unflatten(done.results) if isinstance(done.results, Flat) else done.results)
+    return results, seconds
+
+
+def in_order(results: dict[int, Any]) -> list[Any]:
+    """The results in the order of the chunks."""
+    return [results[number] for number in sorted(results)]
 
 
 def sample_values(
@@ -132,20 +148,21 @@ def sample_values(
     """The values of every sample by `func`, in order. Chunks are sent in rounds, so that the time limit is for a few
     chunks only, however many there are."""
     size = ROUND * get_world_info().world_size
-    shared = (whole(for_transport(params)), argument)
+    shared = (whole(flatten(for_transport(params))), argument)
     rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    by_chunk = [v for part in rounds for v in call(func, partitioner, part, lambda _: shared, timeout)[0]]
+    by_chunk = [v for part in rounds for v in in_order(call(func, partitioner, part, lambda _: shared, timeout)[0])]
     joined: Tensors = to_cpu(join(by_chunk))
     return joined
 
 
-def _evaluate(numbers: list[int], chunks: list[Tensor], params: Tensors, split: str) -> PartResult:
-    return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks))
+def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> PartResult:
+    params = unflatten(flat)
+    return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks)).flat()
 
 
-def _diagnose(numbers: list[int], chunks: list[Tensor], params: Tensors, step: int) -> PartResult:
-    rank = get_world_rank()
-    return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks))
+def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> PartResult:
+    params, rank = unflatten(flat), get_world_rank()
+    return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks)).flat()
 
 
 class Meter:
