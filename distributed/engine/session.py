@@ -69,6 +69,7 @@ class Session:
         device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
         workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
         slots: by (rank, depth), free places for messages to that worker.
+        gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
         stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
     """
@@ -83,6 +84,7 @@ class Session:
         self.infos: list[rpc.WorkerInfo] = []
         places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
         self.slots = {place: Slots(window) for place in places}
+        self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
         self.stopped = False
@@ -113,6 +115,12 @@ def current() -> Session:
 
 def is_started() -> bool:
     return _session is not None
+
+
+def use_own_gpu() -> None:
+    """Gives this thread the session's GPU. torch's handler threads begin on GPU 0, on every rank."""
+    if _session is not None and _session.gpu is not None:
+        torch.cuda.set_device(_session.gpu)
 
 
 def default_timeout() -> float:

@@ -15,7 +15,7 @@ from distributed import autograd
 from distributed.engine.errors import describe, message_of
 from distributed.engine.leaving import served
 from distributed.engine.message import Carries, Packed, own_copy, pack, unpack
-from distributed.engine.session import current, default_timeout
+from distributed.engine.session import current, default_timeout, use_own_gpu
 from distributed.engine.traffic import note_sent
 from distributed.partition import Args, KwArgs
 
@@ -86,6 +86,7 @@ def serve(
     depth: int, caller: str, queue: int | None, ctx: int | None, timeout: float, payload: bytes, carried: list[Any]
 ) -> Answer:
     """The function that the caller's message runs on the worker."""
+    use_own_gpu()
     source = None if queue is None else QueueAddress(caller, queue)
     packed = Packed(payload, carried)
     with served(caller, timeout):

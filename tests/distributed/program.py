@@ -161,6 +161,22 @@ def added_by_tree() -> None:
         print("ok")
 
 
+def gpus() -> None:
+    """Remote calls run on the GPU of the thread that has started RPC. There are no GPUs; torch.cuda is replaced."""
+    import torch
+
+    cuda: Any = torch.cuda
+    rank, own = todist.get_rank(), remote_functions.own_gpu
+    cuda.is_initialized, cuda.current_device = lambda: True, lambda: 10 + rank
+    cuda.set_device = lambda device: setattr(own, "number", device)
+    session.start_rpc(timeout=20)
+    if rank == 0:
+        futures = [todist.remote_async_call(remote_functions.current_gpu, partitioner=i) for i in (0, 1)]
+        assert [future.wait() for future in futures] == [[10], [11]]
+        print("ok")
+    session.stop_rpc()
+
+
 def failing_main() -> None:
     """Rank 1's main function fails while rank zero continues to call rank 2."""
 
@@ -217,7 +233,19 @@ def missing_rank() -> None:
         session.start_rpc(timeout=2)
 
 
-PROGRAMS = (serve, twice, init_fails, one, strategies, added_by_tree, failing_main, slow_start, endless, missing_rank)
+PROGRAMS = (
+    serve,
+    twice,
+    init_fails,
+    one,
+    strategies,
+    added_by_tree,
+    gpus,
+    failing_main,
+    slow_start,
+    endless,
+    missing_rank,
+)
 
 if __name__ == "__main__":
     {program.__name__: program for program in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -52,6 +52,14 @@ class HomelyError(Exception):
         return "far from home"
 
 
+own_gpu = threading.local()
+
+
+def current_gpu() -> int:
+    """The GPU that this thread was given; the test replaces torch.cuda.set_device."""
+    return getattr(own_gpu, "number", 0)
+
+
 def rank() -> int:
     return todist.get_rank()
 
