@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distributed.tree_sum import tree_sum
+
 
 def deal_backwards(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
     """A partitioner: the last chunk goes to worker 0, the one before to worker 1, and so on."""
@@ -25,15 +27,9 @@ def deal_to_nobody(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
 
 
 def mean(sums: dict[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
-    """A reducer: the mean over tasks, chunk after chunk as `reducer=mean` adds."""
+    """A reducer: the mean over tasks, added as `reducer=mean` adds."""
     total = counts.sum().item()
-    added = {}
-    for name, value in sums.items():
-        first, *others = value.unbind()
-        for other in others:
-            first = first + other
-        added[name] = first / total
-    return added
+    return {name: tree_sum(value.unbind()) / total for name, value in sums.items()}
 
 
 def fail_at_the_third_call(sums: dict[str, Tensor], counts: Tensor, calls: list[int] = []) -> dict[str, Tensor]:  # noqa: B006

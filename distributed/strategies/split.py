@@ -179,7 +179,7 @@ class Pipeline:
                 values = [self._wait(len(self._shards) - 1, outcome) for outcome in outcomes]
                 rests += [rest for _, rest in values]
                 self._backward(ctx, [loss for loss, _ in values])
-                self._all("collect", ctx)
+                self._all("collect", ctx, len(chunks))
                 if group_start + self._micro_batches >= len(chunks):
                     for name in self._all("prepare", counts, rate):
                         if name is not None:

@@ -1,7 +1,7 @@
 """A shard: the part of a network on one worker. It computes its stages for any caller, and steps its own parameters.
 
-Every micro-batch has its own leaf copies of the parameters. So its gradients are separate and can be added in one
-order, and training gives the same bits as in one process.
+Every micro-batch has its own leaf copies of the parameters. So its gradients are separate and are added in one order,
+by `distributed.tree_sum`, and training gives the same bits as in one process.
 """
 
 import threading
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd, rpc
 
+from distributed.engine.session import use_own_gpu
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
 from distributed.strategies.common.cost import WorkerCost
 from distributed.strategies.common.work import Pieces, Tensors
+from distributed.tree_sum import Subtree, combine, partials
 
 Window = tuple[float, float]
 
@@ -66,7 +68,7 @@ class Shard:
             self._optimizer.load_state_dict({"state": numbered, "param_groups": [group]})
         self._one_at_a_time = threading.Lock()
         self._copies: dict[int, Tensors] = {}
-        self._sums: dict[int, Tensors] = {}
+        self._sums: dict[Subtree, Tensors] = {}
         self._seconds = 0.0
         self._backward: dict[int, Window] = {}
         self._sent_back = 0
@@ -90,6 +92,7 @@ class Shard:
         Returns:
             The inputs of the next shard; of the last shard, the value of `Pieces.outcome` or `Pieces.values`.
         """
+        use_own_gpu()
         h, known = self._pieces.inputs(split, indices) if before is None else before.to_here(timeout=self._timeout)
         training = params is None
         with self._one_at_a_time, torch.set_grad_enabled(training):
@@ -128,19 +131,25 @@ class Shard:
         for tensor in (outputs, *inputs):
             tensor.register_hook(note)
 
-    def collect(self, ctx: int) -> None:
-        """Takes the gradients of a backward pass from its context."""
+    def collect(self, ctx: int, count: int) -> None:
+        """Takes the gradients of a backward pass from its context, and adds them to those of the step's `count`
+        micro-batches as far as their order allows."""
         gradients = autograd.get_gradients(ctx)
-        for number, copies in self._copies.items():
-            self._sums[number] = {
-                name: gradients[copy] if copy in gradients else torch.zeros_like(copy) for name, copy in copies.items()
+        copies, self._copies = self._copies, {}
+        for number in sorted(copies):
+            values = {
+                name: gradients[copy] if copy in gradients else torch.zeros_like(copy)
+                for name, copy in copies[number].items()
             }
-        self._copies = {}
+            self._sums = partials([*self._sums.items(), (Subtree(0, number), values)], count)
 
     def prepare(self, counts: Sequence[int], rate: float) -> str | None:
-        """Sets the gradients and the learning rate of a step; returns a parameter whose gradient is not finite."""
+        """Sets the gradients and the learning rate of a step; returns a parameter whose gradient is not finite.
+
+        `counts`: of every micro-batch, the number of samples.
+        """
         sums, self._sums = self._sums, {}
-        for name, gradient in self._reduce([sums[number] for number in sorted(sums)], counts).items():
+        for name, gradient in self._reduce([combine(sums.items(), len(counts))], counts).items():
             if not torch.isfinite(gradient).all():
                 return name
             self._params[name].grad = gradient
