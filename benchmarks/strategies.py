@@ -5,7 +5,7 @@
 Every row is a run of train.py in its own folder. Seconds and bytes come from its metrics.jsonl, without the first
 steps: for remote calls the packed bytes, for process groups the bytes that the kernel has sent over TCP. The last
 column has the bytes that the strategy must send, as computed from sizes. A round runs every row once; the table has
-medians over the rounds.
+medians over the rounds. `--beside FOLDER` also runs every row with another version of the program, in turn.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import torch  # noqa: E402 (the path comes first, here and below)
 from omegaconf import DictConfig  # noqa: E402
 
 from distributed.strategies.split import shard_ends  # noqa: E402
+from distributed.tree_sum import subtrees_of  # noqa: E402
 from metalearn.config.compose import compose_config  # noqa: E402
 from metalearn.program.job import to_job  # noqa: E402
 from metalearn.program.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
@@ -46,12 +47,13 @@ class Case(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to run it: the strategy, its workers, and how many such runs there are at once."""
+    """A way to run it: the strategy, its workers, how many such runs there are at once, and the program's folder."""
 
     name: str
     overrides: tuple[str, ...]
     workers: int
     at_once: int = 1
+    program: Path = ROOT
 
 
 CASES = (
@@ -81,22 +83,41 @@ def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of every row")
+    parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
+    parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], help="only these")
+    parser.add_argument("--workers", nargs="+", type=int, default=[2], help="of the ways that have several")
+    parser.add_argument("--beside", type=Path, help="a folder with another version of the program")
     options = parser.parse_args()
+    wanted = chosen_ways(options.ways, options.workers, options.beside)
     print(
         "| what | strategy | workers | a second | of one | ms compute | ms waiting | ms communication | bytes sent | "
         "computed |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for case in CASES:
-        ways = [way for way in WAYS if suits(case, way)]
+        if options.case not in (None, case.name):
+            continue
+        ways = [way for way in wanted if suits(case, way)]
         rounds = [[run(case, way) for way in ways] for _ in range(options.rounds)]
         for i, way in enumerate(ways):
             print(row(case, way, [figures[i] for figures in rounds], [figures[0].speed for figures in rounds]))
     return 0
 
 
+def chosen_ways(names: Sequence[str] | None, workers: Sequence[int], beside: Path | None) -> list[Way]:
+    """The ways with these names for these numbers of workers, each also with the program in `beside`."""
+    ways = []
+    for way in WAYS:
+        if names is None or way.name in names:
+            for count in workers if way.workers > 1 else (1,):
+                ways.append(way._replace(workers=count))
+                if beside is not None:
+                    ways.append(ways[-1]._replace(name=f"{way.name}, beside", program=beside.resolve()))
+    return ways
+
+
 def suits(case: Case, way: Way) -> bool:
     plain = case.name.startswith("supervised")
-    return plain or not (way.name == "split" or "strategy.overlap=false" in way.overrides)
+    return plain or not (way.name.startswith("split") or "strategy.overlap=false" in way.overrides)
 
 
 def run(case: Case, way: Way) -> Figures:
@@ -104,7 +125,9 @@ def run(case: Case, way: Way) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(i) for i in range(way.at_once)]
         processes = [
-            subprocess.Popen(command(case, way, path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                command(case, way, path), cwd=way.program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             for path in paths
         ]
         try:
@@ -120,8 +143,8 @@ def run(case: Case, way: Way) -> Figures:
 
 def command(case: Case, way: Way, folder: Path) -> list[str]:
     return [
-        sys.executable, str(ROOT / "train.py"), *case.overrides, *SHORT, *way.overrides, f"workers={way.workers}",
-        f"trainer.steps={case.steps}", f"hydra.run.dir={folder}",
+        sys.executable, str(way.program / "train.py"), *case.overrides, *SHORT, *way.overrides,
+        f"workers={way.workers}", f"trainer.steps={case.steps}", f"hydra.run.dir={folder}",
     ]  # fmt: skip
 
 
@@ -161,14 +184,16 @@ def computed_bytes(case: Case, way: Way) -> list[float]:
     parts = assemble(job)
     size = sum(value.nbytes for value in parts.start.values())
     chunks = math.ceil(parts.settings.meta_batch_size / training_chunk(parts))
-    others, theirs = way.workers - 1, chunks // way.workers
+    others, each = way.workers - 1, chunks // way.workers
+    ends = [*(each * worker for worker in range(1, way.workers)), chunks]
+    sums = [len(subtrees_of(range(begin, end), chunks)) for begin, end in zip([0, *ends], ends, strict=False)]
     strategy = job.config.strategy._target_.rpartition(".")[2]
     if strategy == "rpc":
-        return [size * others, *[size * theirs] * others]
+        return [size * others, *(size * number for number in sums[1:])]
     if strategy == "rpc_autograd":
-        return [size * theirs * others, *[size * theirs] * others]
+        return [size * sum(sums[1:]), *(size * number for number in sums[1:])]
     if strategy == "ddp":
-        return [2 * size * others / way.workers] * way.workers
+        return [size * (number + 1) * others / way.workers for number in sums]
     return activations(job.config, parts, way.workers) if strategy == "split" else [0.0]
 
 
