@@ -15,7 +15,8 @@ Reducer = Callable[[list[Any]], Any]
 Tensors = dict[str, Tensor]
 Combine = Callable[[Sequence[Tensors], Sequence[int]], Tensors]
 """The reducers of the trainers. Arguments: each chunk's gradient, summed over its samples, and each chunk's number of
-samples, both in chunk order. Returns the gradient of the step."""
+samples, both in chunk order. A reducer that only adds may get the sum of all chunks instead. Returns the gradient of
+the step."""
 
 
 def mean_reducer(results: Iterable[T]) -> T:

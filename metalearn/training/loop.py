@@ -18,7 +18,7 @@ from metalearn.training.settings import Settings
 from metalearn.types import ChunkResult, Metrics, Params, Strategy, Unit
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
-"""From the chunks' summed gradients and numbers of tasks, both in chunk order, to the meta-gradient."""
+"""From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
 StartOptimizer = Callable[[Params], torch.optim.Optimizer]
 
 
