@@ -48,6 +48,7 @@ from benchmarks.ways import (  # noqa: E402
     shortened,
     ways_there,
 )
+from distributed.engine.memory import share_arena  # noqa: E402
 from metalearn.nn.native import describe  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
 from metalearn.program.process import keep_freed_memory  # noqa: E402
@@ -141,6 +142,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     (threads,), device = options.threads, options.device
     torch.set_num_threads(threads)
     keep_freed_memory()
+    share_arena()
     compute_with(options.precision)
     seconds = 0.02 if options.short else 0.3
     before = rates(device, seconds)

@@ -16,6 +16,7 @@ from torch._C._distributed_rpc import _invoke_rpc_python_udf
 from torch.distributed import rpc
 from torch.distributed.rpc import internal
 from torch.futures import Future
+from torch.utils import _pytree as pytree
 
 from distributed.partition import Whole
 
@@ -170,6 +171,19 @@ _CARRIED = _Carried()
 def own_copy(packed: Packed, *, graphs: bool) -> Packed:
     """The message as this worker would receive it: changes to its tensors do not reach the originals."""
     return Packed(packed.payload, [_copied(v, graphs) if isinstance(v, Tensor) else v for v in packed.carried])
+
+
+def without_graphs(value: Any) -> Any:
+    """`value` with the tensors in its containers detached, so that their graphs need no memory from now on.
+
+    Tensors inside objects of other classes stay as they are.
+    """
+    try:
+        if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(value)):
+            return pytree.tree_map_only(Tensor, Tensor.detach, value)
+    except RecursionError:  # a container that holds itself
+        pass
+    return value
 
 
 def _copied(tensor: Tensor, graphs: bool) -> Tensor:

@@ -35,6 +35,7 @@ from distributed.engine.info import (
     set_worker_name,
 )
 from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
+from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
 from distributed.engine.store import INTERFACE_VARIABLES, loopback_interface, meet
 
@@ -192,6 +193,7 @@ def start_rpc(
     if is_stuck():
         raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
     info = get_world_info()
+    share_arena()  # before torch makes its threads
     stay_on_loopback()
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
     options = rpc_backend_options or _quiet_options(timeout)

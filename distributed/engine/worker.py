@@ -14,7 +14,7 @@ from torch.distributed import rpc
 from distributed import autograd
 from distributed.engine.errors import describe, message_of
 from distributed.engine.leaving import served
-from distributed.engine.message import Carries, Packed, own_copy, pack, unpack
+from distributed.engine.message import Carries, Packed, own_copy, pack, unpack, without_graphs
 from distributed.engine.session import current, default_timeout, use_own_gpu
 from distributed.engine.traffic import note_sent
 from distributed.partition import Args, KwArgs
@@ -130,12 +130,17 @@ def _run(order: Order, source: QueueAddress | None, me: str, ctx: int | None) ->
         if isinstance(item, Failure):
             return item
         try:
-            results[item.number] = order.func(*item.args, **item.kwargs)
+            results[item.number] = _kept(order.func(*item.args, **item.kwargs), ctx)
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
         except BaseException as error:  # an exit on a worker must not leave the caller waiting
             return failure(error, me, item.number)
     return results
+
+
+def _kept(result: Any, ctx: int | None) -> Any:
+    """What stays of a result until the message ends. Outside a context the next item begins without its graph."""
+    return result if ctx is not None else without_graphs(result)
 
 
 def _items(order: Order, source: QueueAddress | None, ctx: int | None) -> Iterator[Item | Failure]:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from metalearn.config.check import started_by_launcher
 from metalearn.program.job import Job
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 _LARGEST_ALLOWED = 32 * 2**20
 
@@ -39,13 +39,14 @@ def set_up_process(threads: int) -> None:
 
 
 def set_up_torch(config: DictConfig) -> None:
-    """Sets threads and precision of torch and the network interface; ends this rank with its launcher."""
+    """Sets threads, memory and precision of torch and the network interface; ends this rank with its launcher."""
     import torch  # after `set_up_process`
 
-    from distributed.engine import launch
+    from distributed.engine import launch, memory
     from metalearn.nn.precision import compute_with
 
     torch.set_num_threads(config.threads)
+    memory.share_arena()
     compute_with(config.precision)
     launch.die_with_parent()
     if config.launch.interface is not None:
@@ -56,12 +57,11 @@ def keep_freed_memory() -> None:
     """Makes glibc keep freed memory instead of giving it back to the kernel.
 
     An inner loop frees and takes the same tensors a thousand times a second. If the memory went back, the kernel would
-    have to zero every page again each time. All threads share one arena, since each thread would keep its own.
+    have to zero every page again each time.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent in other C libraries
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_ALLOWED)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)

@@ -1,8 +1,11 @@
 """The functions that the tests call on workers. The workers import them by name."""
 
+import ctypes
 import os
+import tempfile
 import threading
 import time
+import weakref
 from typing import Any, NoReturn
 
 import torch
@@ -270,3 +273,41 @@ def fail_on(rank: int, number: Tensor) -> None:
     if todist.get_rank() == rank:
         raise OwnError("not on this worker")
     time.sleep(0.02)
+
+
+class _Traced(torch.autograd.Function):
+    """Passes its input on, and holds an object for as long as its place in the graph exists."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.token = _Token()
+        _tokens.add(ctx.token)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+class _Token:
+    pass
+
+
+_tokens: weakref.WeakSet[_Token] = weakref.WeakSet()
+
+
+def graphs_so_far(x: Tensor) -> tuple[Tensor, dict[str, list[Tensor]], int]:
+    """Results with a graph, and how many graphs of this function exist on this worker, its own included."""
+    y = _Traced.apply(x.clone().requires_grad_())
+    return y, {"twice": [2 * y]}, len(_tokens)
+
+
+def arenas() -> int:
+    """How many arenas glibc has made in this process."""
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    with tempfile.NamedTemporaryFile() as file:
+        stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+        libc.malloc_info(0, stream)
+        libc.fclose(stream)
+        return file.read().count(b"<heap nr=")
