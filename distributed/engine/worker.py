@@ -248,7 +248,7 @@ def _begin(number: int) -> None:
 def read_answer(answer: Answer, sender: str) -> Outcome:
     """Unpacks what `compute` has returned on worker `sender`."""
     numbers, payload, carried, _ = answer
-    _rebuilding.set(None if numbers is None else numbers[0])
+    _rebuilding.set(numbers[0] if numbers else None)
     try:
         values = unpack(Packed(payload, carried))
     except Exception as error:  # a class does not exist here, or may raise anything
