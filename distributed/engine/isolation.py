@@ -75,7 +75,7 @@ def new_network(address: str, port: int) -> tuple[Network, socket.socket]:
         message, descriptors, _, _ = socket.recv_fds(parent, 4096, 3, socket.MSG_CMSG_CLOEXEC)
         os.waitpid(pid, 0)
     if not descriptors:
-        raise CannotIsolateError(message.decode() or "the process that makes the network was killed")
+        raise CannotIsolateError(message.decode() or "the process that makes the network has failed")
     listener, *namespaces = descriptors
     return Network(namespaces), socket.socket(fileno=listener)
 
