@@ -1,53 +1,50 @@
 """Distributed autograd: gradients through remote calls.
 
 torch's engine assumes that every message sent under a context takes part in the backward pass. If a result is not
-used, its message does not, and the engine waits until its time limit. So every remote call leaves an *anchor* here:
-an empty sum that ties its messages to the caller. `backward` and `grad` add the anchors to the roots.
+used, its message does not, and the engine waits for ever. So every remote call leaves an *anchor*: an empty sum that
+ties its messages to the caller. `backward` and `grad` wait for the context's calls, and add the anchors to the roots.
 """
 
-import functools
+import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from types import TracebackType
 
 import torch
 from torch import Tensor
 from torch.distributed import autograd
 
+from distributed.engine import contexts
+from distributed.engine.contexts import current_context
+from distributed.engine.session import current, default_timeout, is_started, missing_workers
+
 if autograd.is_available():
     from torch.distributed.autograd import DistAutogradContext
 
-__all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "grad", "is_available"]
+__all__ = [
+    "DistAutogradContext",
+    "backward",
+    "context",
+    "current_context",
+    "get_gradients",
+    "grad",
+    "is_available",
+]
 
 is_available = autograd.is_available
 
+_ANSWER_SECONDS = 2.0
+
 _lock = threading.Lock()
-_anchors: dict[int, list[Tensor]] = {}
-
-_MAIN_THREAD = threading.main_thread().ident
-_ever_entered = False
-
-
-def _note_first_entry() -> None:
-    """Makes torch's context class record its first use. To ask torch instead takes a tenth of a small call's time."""
-    enter = autograd.context.__enter__
-
-    @functools.wraps(enter)
-    def noted(self: autograd.context) -> int:
-        global _ever_entered
-        _ever_entered = True
-        return enter(self)
-
-    autograd.context.__enter__ = noted  # type: ignore[method-assign]
-
-
-_note_first_entry()
 
 
 class context:  # noqa: N801 (the name is the original's)
     """`with context() as ctx:` makes what is computed inside, here and on other workers, differentiable.
 
-    A context belongs to one thread. Contexts do not nest.
+    A context belongs to one thread. Contexts do not nest. The graphs of its remote calls stay until it ends, so any
+    number of backward passes is possible. Each pass goes through all calls of the context: in a loop, open a context
+    for each step.
     """
 
     def __init__(self) -> None:
@@ -60,29 +57,8 @@ class context:  # noqa: N801 (the name is the original's)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _anchors.pop(self._id, None)
+        contexts.close(self._id)
         self._context.__exit__(kind, error, trace)
-
-
-def current_context() -> int | None:
-    """The id of the context that this thread is in, or None."""
-    if not _ever_entered and threading.get_ident() == _MAIN_THREAD:
-        return None  # in other threads a message may have opened one
-    if autograd._get_debug_info()["num_autograd_contexts"] == "0":
-        return None  # ten times as fast as the error below
-    try:
-        return int(autograd._current_context()._context_id())
-    except RuntimeError:
-        return None
-
-
-def leave_anchor(ctx: int, anchor: Tensor) -> None:
-    """Keeps the anchor of a remote call until the context ends."""
-    with _lock:
-        for other in [known for known in _anchors if known != ctx]:  # torch's own class may have ended them
-            if not _is_open(other):
-                del _anchors[other]
-        _anchors.setdefault(ctx, []).append(anchor)
 
 
 def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
@@ -109,12 +85,15 @@ def backward(
     Args:
         autograd_ctx_id: the id that `context` gave.
         tensors: tensors with a graph; each is summed.
-        retain_graph: whether the graph can be used again.
+        retain_graph: whether the graph can be used again. That of remote calls always can, until the context ends.
         inputs: the leaves whose `.grad` changes; default all.
 
     Raises:
         ValueError: no such context; no inputs; a tensor without a graph; an input that is no leaf.
-        RuntimeError: a worker does not answer within the session's time limit.
+        RuntimeError: a call of the context was never answered, so its graph is incomplete; or the pass failed on a
+            worker. The message names the worker.
+        ConnectionError: a worker does not answer.
+        TimeoutError: the pass did not end within the session's time limit.
     """
     wanted = None if inputs is None else _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(tensors), retain_graph)
@@ -137,12 +116,15 @@ def grad(
         autograd_ctx_id: the id that `context` gave.
         outputs: tensors with a graph; each is summed.
         inputs: leaves on this worker.
-        retain_graph: whether the graph can be used again.
+        retain_graph: whether the graph can be used again. That of remote calls always can, until the context ends.
         allow_unused: give None for an input that no output depends on, instead of an error.
 
     Raises:
         ValueError: no such context; a tensor without a graph; an input that is no leaf, or that no output depends on.
-        RuntimeError: a worker does not answer within the session's time limit.
+        RuntimeError: a call of the context was never answered, so its graph is incomplete; or the pass failed on a
+            worker. The message names the worker.
+        ConnectionError: a worker does not answer.
+        TimeoutError: the pass did not end within the session's time limit.
     """
     wanted = _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)
@@ -168,6 +150,7 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
                 f"tensors: number {i}, of shape {tuple(root.shape)}, has no graph; compute it inside "
                 "autograd.context(), from tensors that require a gradient"
             )
+    anchors = _anchors_of(ctx)
     before = {}
     with torch.no_grad():
         for leaf, total in autograd.get_gradients(ctx).items():
@@ -175,18 +158,81 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
             total.zero_()
     untouched = {leaf: _state(total) for leaf, total in autograd.get_gradients(ctx).items()}
     summed = [root if root.ndim == 0 else root.sum() for root in roots]
-    anchors = _anchors.get(ctx, [])
     try:
-        autograd.backward(ctx, [*summed, *anchors], retain_graph=retain_graph)
+        _pass(ctx, [*summed, *anchors], retain_graph or bool(anchors))
         totals = autograd.get_gradients(ctx)
         return {leaf: t.clone() for leaf, t in totals.items() if untouched.get(leaf) != _state(t)}
     finally:
-        if not retain_graph:  # the graphs of the calls are freed with those of the roots
-            _anchors.pop(ctx, None)
         with torch.no_grad():
             for leaf, total in autograd.get_gradients(ctx).items():
                 if leaf in before:
                     total.add_(before[leaf])
+
+
+def _anchors_of(ctx: int) -> list[Tensor]:
+    """Waits until all calls of the context are answered.
+
+    Raises:
+        RuntimeError: an answer never came.
+    """
+    calls = contexts.calls_of(ctx)
+    calls.wait()
+    reason = contexts.reason_against(ctx)
+    if reason is not None:
+        raise RuntimeError(
+            f"ctx={ctx}: its backward pass would wait for ever: {reason}; "
+            "type `with autograd.context() as ctx:` and repeat the calls in it"
+        )
+    return list(calls.anchors)
+
+
+def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
+    """A backward pass of torch's engine, which has no time limit of its own. So a second thread waits for it."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            autograd.backward(ctx, roots, retain_graph=retain_graph)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    limit = default_timeout()
+    threading.Thread(target=run, name=f"backward of context {ctx}", daemon=True).start()
+    try:
+        done.result(limit)
+    except TimeoutError:
+        silent = _silent_workers()
+        reason = f"{silent} does not answer" if silent else (
+            "all workers answer, so a tensor that was sent takes no part; for example, a function that fetches "
+            "parameters by RRef.to_here() must use them in its result"
+        )  # fmt: skip
+        contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
+        raise TimeoutError(f"ctx={ctx}: the backward pass did not end within {limit:g} s: {reason}") from None
+    except RuntimeError as error:
+        contexts.spoil(ctx, "an earlier pass failed")
+        raise _named(ctx, error, limit) from error
+
+
+def _named(ctx: int, error: RuntimeError, limit: float) -> Exception:
+    """torch's error of a backward pass, with the worker's name for its number."""
+    found = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
+    assert found is not None
+    number, cause = found.groups()
+    silent = _silent_workers()
+    if "timeout" in cause.lower() or "timed out" in cause.lower():
+        return TimeoutError(
+            f"ctx={ctx}: {silent or 'a worker'} did not answer the backward pass in {limit:g} s: {cause}"
+        )
+    if silent:
+        return ConnectionError(f"ctx={ctx}: {silent} did not answer the backward pass: {cause}")
+    where = current().workers[int(number)] if number is not None and is_started() else "a worker"
+    return RuntimeError(f"ctx={ctx}: the backward pass failed on {where}: {cause}")
+
+
+def _silent_workers() -> str:
+    """The names of the workers that do not answer now; empty if all do."""
+    return " and ".join(missing_workers(_ANSWER_SECONDS)) if is_started() else ""
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
@@ -195,16 +241,8 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _check_open(ctx: int) -> None:
-    if not _is_open(ctx):
+    if not contexts.is_open(ctx):
         raise ValueError(f"ctx={ctx}: there is no such context; type `with autograd.context() as ctx:`")
-
-
-def _is_open(ctx: int) -> bool:
-    try:
-        autograd._retrieve_context(ctx)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed import autograd
-from distributed.engine import worker
+from distributed.engine import contexts, worker
 from distributed.engine.info import check_timeout
 from distributed.engine.message import Packed, pack, send
 from distributed.engine.session import MAX_DEPTH, Session, current
@@ -57,6 +57,7 @@ class _Call:
         if self._depth > MAX_DEPTH:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
         self._ctx = autograd.current_context()
+        self._calls = None if self._ctx is None else contexts.calls_of(self._ctx)
         self._me = session.rank
         items, free, shared = _split_up(partitioner, args or (), kwargs or {})
         self._expected = len(free) + sum(map(len, items.values()))
@@ -64,6 +65,11 @@ class _Call:
         orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
         packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        if self._ctx is None:
+            self._calls = contexts.of_a_function(tensor for order in packed.values() for tensor in order.tensors())
+            if self._calls is not None:
+                self._ctx = self._calls.ctx
+                packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
         self._queue = worker.open_queue([self._pack_item(item, shared) for item in free]) if free else None
         self._source = None if self._queue is None else QueueAddress(session.name, self._queue)
         self._own_order = packed.pop(self._me, None) if compute_own_part else None
@@ -84,6 +90,15 @@ class _Call:
     @property
     def futures(self) -> list[Future[Answer]]:
         return [future for future, _ in self._sent.values()]
+
+    def note_unread(self, value: Future[Any]) -> None:
+        """Until `note_read`, a backward pass must wait for this value."""
+        if self._calls is not None:
+            self._calls.unread.add(value)
+
+    def note_read(self, value: Future[Any]) -> None:
+        if self._calls is not None:
+            self._calls.unread.discard(value)
 
     def _pack(self, order: Order, rank: int) -> Packed:
         """Raises TypeError or ValueError that names the value that cannot be sent."""
@@ -116,7 +131,8 @@ class _Call:
             )
         head = (self._depth, session.name, self._queue if takes else None, self._ctx, self.timeout)
         try:
-            future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
+            with contexts.entered(self._ctx):
+                future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
         except BaseException as error:
             slot.release()
             if isinstance(error, RuntimeError):
@@ -166,6 +182,9 @@ class _Call:
         """Closes the queue. Messages that are still under way release their slots when they end."""
         if self._queue is not None:
             worker.close_queue(self._queue)
+        if self._ctx is not None and self._sent:
+            names = " and ".join(self._names[rank] for rank in self._sent)
+            contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
         for future, slot in self._sent.values():
             future.add_done_callback(functools.partial(_release, slot))
 
@@ -174,7 +193,10 @@ class _Call:
         try:
             answer = future.wait()
         except RuntimeError as error:
-            raise worker_error(self._names[rank], error, self.timeout) from error
+            cause = worker_error(self._names[rank], error, self.timeout)
+            if self._ctx is not None:
+                contexts.spoil(self._ctx, str(cause))
+            raise cause from error
         finally:
             slot.release()
         note_received(Packed(answer[1], answer[2]).size(), rank)
@@ -184,8 +206,8 @@ class _Call:
         (numbers, _, _, anchor) = answer
         if numbers is None and self._queue is not None:
             worker.close_queue(self._queue)
-        if self._ctx is not None and anchor is not None:
-            worker.keep_anchor(self._ctx, anchor)
+        if self._calls is not None and anchor is not None:
+            self._calls.anchors.append(anchor)
         return worker.read_answer(answer, self._names[rank])
 
 
@@ -311,6 +333,7 @@ def remote_async_call(
     """
     call = _Call(func, args, kwargs, partitioner, timeout, compute_own_part=False)
     value: Future[Any] = Future()
+    call.note_unread(value)
 
     def finish(_: Any) -> None:
         try:
@@ -318,6 +341,7 @@ def remote_async_call(
             value.set_result(results if reducer is None else reducer(results))
         except Exception as error:
             value.set_exception(error)
+        call.note_read(value)
 
     torch.futures.collect_all(call.futures).add_done_callback(finish)
     return value

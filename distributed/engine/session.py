@@ -360,8 +360,6 @@ def missing_workers(seconds: float) -> list[str]:
     """After a call has failed: the workers that do not answer within `seconds`."""
     session = current()
     others = [name for name in session.workers if name != session.name]
-    if len(others) == 1:
-        return others
     futures = {name: rpc.rpc_async(name, _ping, timeout=seconds) for name in others}
     missing = []
     for name, future in futures.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from distributed import autograd
+from distributed.engine import contexts
 from distributed.engine.errors import describe, message_of
 from distributed.engine.leaving import served
 from distributed.engine.message import Carries, Packed, own_copy, pack, unpack, without_graphs
@@ -62,24 +62,14 @@ Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
 alone), or None and a packed `Failure`; and the anchor that `distributed.autograd` needs."""
 
 
-# The call that this thread computes: how deep it is nested, and the anchors of the calls that it has made itself.
-# Context variables, since to Python torch's threads are new at every message, and thread-locals are slow to make.
+# How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
+# every message, and thread-locals are slow to make.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
-_anchors: ContextVar[list[Tensor] | None] = ContextVar("anchors", default=None)
 
 
 def depth() -> int:
     """How deep the call is nested that this thread computes; 0 if it computes none."""
     return _depth.get()
-
-
-def keep_anchor(ctx: int, anchor: Tensor) -> None:
-    """Ties a call made by this thread to the call that this thread computes; if there is none, to the context."""
-    anchors = _anchors.get()
-    if anchors is None:
-        autograd.leave_anchor(ctx, anchor)
-    else:
-        anchors.append(anchor)
 
 
 def serve(
@@ -90,7 +80,17 @@ def serve(
     source = None if queue is None else QueueAddress(caller, queue)
     packed = Packed(payload, carried)
     with served(caller, timeout):
-        return compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
+        answer = compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
+        if ctx is not None:
+            _report_spoiled(ctx, caller)
+    return answer
+
+
+def _report_spoiled(ctx: int, caller: str) -> None:
+    """Tells the caller, before it gets its answer, that a call made here has spoiled their context."""
+    reason = contexts.reason_against(ctx)
+    if reason is not None and caller != current_name():
+        rpc.rpc_sync(caller, contexts.spoil, (ctx, f"on {current_name()}: {reason}"), timeout=default_timeout())
 
 
 def compute_here(order: Packed, depth: int, source: QueueAddress | None, ctx: int | None) -> Answer:
@@ -101,23 +101,28 @@ def compute_here(order: Packed, depth: int, source: QueueAddress | None, ctx: in
 def compute(packed: Packed, depth: int, source: QueueAddress | None, ctx: int | None, carries: Carries) -> Answer:
     """Runs the items of an order. Stops at the first item that fails."""
     me = current_name()
-    anchors: list[Tensor] = []
-    outer = _depth.set(depth), _anchors.set(anchors)
+    outer = _depth.set(depth)
+    try:
+        with contexts.computing(ctx) as calls:
+            outcome = _outcome(packed, source, me, ctx)
+            if calls is not None:
+                calls.wait()
+    finally:
+        _depth.reset(outer)
+    numbers, answer = _packed(outcome, me, ctx, carries)
+    if calls is None:
+        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
+        return numbers, answer.payload, plain, None
+    return numbers, answer.payload, answer.carried, _anchor(packed.tensors(), calls.anchors, answer.tensors())
+
+
+def _outcome(packed: Packed, source: QueueAddress | None, me: str, ctx: int | None) -> Outcome:
     try:
         func, items, shared = unpack(packed)
         order = Order(func, [Item(*item) for item in items], shared)
     except Exception as error:  # a name does not exist here, or an object cannot be built
-        outcome: Outcome = failure(error, me, None)
-    else:
-        outcome = _run(order, source, me, ctx)
-    finally:
-        _depth.reset(outer[0])
-        _anchors.reset(outer[1])
-    numbers, answer = _packed(outcome, me, ctx, carries)
-    if ctx is None:
-        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
-        return numbers, answer.payload, plain, None
-    return numbers, answer.payload, answer.carried, _anchor(packed.tensors(), anchors, answer.tensors())
+        return failure(error, me, None)
+    return _run(order, source, me, ctx)
 
 
 def current_name() -> str:
@@ -153,7 +158,7 @@ def _items(order: Order, source: QueueAddress | None, ctx: int | None) -> Iterat
                 return
             if ctx is not None:
                 for tensor in [t for t in pulled.tensors() if t.requires_grad][:1]:
-                    keep_anchor(ctx, tensor.reshape(-1)[:0].sum())
+                    contexts.calls_of(ctx).anchors.append(tensor.reshape(-1)[:0].sum())
             yield Item(*unpack(pulled, order.shared))
         except Exception as error:
             yield failure(error, current_name(), None)
@@ -197,7 +202,12 @@ def _pull(source: QueueAddress, ctx: int | None) -> Packed | None:
     if source.caller == current_name():
         taken = take_item(source.queue, is_sent=False)
         return None if taken is None else own_copy(taken, graphs=ctx is not None)
-    pulled: Packed | None = rpc.rpc_sync(source.caller, take_item, (source.queue,), timeout=default_timeout())
+    try:
+        pulled: Packed | None = rpc.rpc_sync(source.caller, take_item, (source.queue,), timeout=default_timeout())
+    except RuntimeError as error:
+        if ctx is not None:
+            contexts.spoil(ctx, f"{source.caller} gave no item: {str(error).splitlines()[0]}")
+        raise
     return pulled
 
 

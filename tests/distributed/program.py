@@ -1,6 +1,7 @@
 """Programs that the tests run on several ranks: python program.py NAME."""
 
 import functools
+import os
 import sys
 import threading
 import time
@@ -233,7 +234,29 @@ def missing_rank() -> None:
         session.start_rpc(timeout=2)
 
 
+def passes_that_cannot_end() -> None:
+    """Rank zero prints the errors of backward passes: a fetched tensor is not used; worker 1 dies."""
+    import torch
+
+    session.start_rpc(timeout=2)
+    if todist.get_rank() == 0:
+        net = torch.nn.Linear(3, 3)
+        for function, value in (
+            (remote_functions.fetches_in_vain, lambda: (todist.rpc.RRef(2 * net.weight),)),
+            (remote_functions.leaves_backward, lambda: (net, torch.ones(2, 3))),
+        ):
+            try:
+                with todist.autograd.context() as ctx:
+                    (loss,) = todist.remote_sync_call(function, args=value(), partitioner=1)
+                    todist.autograd.backward(ctx, loss if loss.requires_grad else net.weight.sum())
+            except (RuntimeError, OSError) as error:
+                print(f"{type(error).__name__}: {str(error).partition(': ')[2]}", flush=True)
+        os._exit(0)
+    session.stop_rpc()
+
+
 PROGRAMS = (
+    passes_that_cannot_end,
     serve,
     twice,
     init_fails,

@@ -1,11 +1,13 @@
 """The functions that the tests call on workers. The workers import them by name."""
 
+import contextlib
 import ctypes
 import os
 import tempfile
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
@@ -311,3 +313,65 @@ def arenas() -> int:
         libc.malloc_info(0, stream)
         libc.fclose(stream)
         return file.read().count(b"<heap nr=")
+
+
+def late_product(net: Any, x: Tensor, seconds: float) -> Tensor:
+    time.sleep(seconds)
+    return product(net, x)
+
+
+def product_beside_an_unused_call(net: Any, x: Tensor) -> Tensor:
+    """Makes an asynchronous call to the next worker, and neither waits for it nor uses its result."""
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    todist.remote_async_call(late_product, args=(net, x, 0.2), partitioner=other)
+    return product(net, x)
+
+
+def product_despite_a_late_call(net: Any, x: Tensor) -> Tensor:
+    """Makes a call to the next worker that fails by its time limit."""
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    with contextlib.suppress(TimeoutError):
+        todist.remote_sync_call(late_product, args=(net, x, 1.0), partitioner=other, timeout=0.2)
+    return product(net, x)
+
+
+def product_from_own_thread(net: Any, x: Tensor) -> Tensor:
+    """Calls the next worker from a thread of its own."""
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    with ThreadPoolExecutor(1) as pool:
+        (loss,) = pool.submit(todist.remote_sync_call, product, args=(net, x), partitioner=other).result()
+    return loss
+
+
+class _FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise OwnError("no gradient today")
+
+
+def fails_backward(net: Any, x: Tensor) -> Tensor:
+    return _FailsBackward.apply(product(net, x))
+
+
+class _LeavesBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        os._exit(9)
+
+
+def leaves_backward(net: Any, x: Tensor) -> Tensor:
+    return _LeavesBackward.apply(product(net, x))
+
+
+def fetches_in_vain(reference: Any) -> Tensor:
+    """Fetches a tensor under the context, and does not use it."""
+    reference.to_here(timeout=30)
+    return torch.ones(())

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import distributed as todist
+from distributed.engine import contexts
 from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD
@@ -46,7 +47,7 @@ def test_modules_keep_their_graph(net: nn.Linear, clone: bool) -> None:
 
 
 def test_torchs_own_context_is_seen(net: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd, "_ever_entered", False)
+    monkeypatch.setattr(contexts, "_ever_entered", False)
     assert autograd.current_context() is None
     with torch.distributed.autograd.context() as ctx:
         assert autograd.current_context() == ctx
