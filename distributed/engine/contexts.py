@@ -81,6 +81,7 @@ _lock = threading.Lock()
 _contexts: dict[int, Calls] = {}
 _spoiled: dict[int, str] = {}
 _functions: list[Calls] = []
+"""Of the functions that are computed now."""
 
 _function: ContextVar[Calls | None] = ContextVar("function", default=None)
 """The calls of the function that this thread computes under a context."""
@@ -135,7 +136,8 @@ def spoil(ctx: int, reason: str) -> None:
     with _lock:
         for closed in [other for other in _spoiled if not is_open(other)]:
             del _spoiled[closed]
-        _spoiled.setdefault(ctx, reason)
+        if is_open(ctx):
+            _spoiled.setdefault(ctx, reason)
 
 
 def reason_against(ctx: int) -> str | None:
@@ -150,18 +152,38 @@ def of_a_function(tensors: Iterable[Tensor]) -> Calls | None:
     """For a thread outside every context: the calls of the function that has made these tensors; None if none has.
 
     Raises:
-        RuntimeError: the tensors have a graph, but functions of several contexts are computed here.
+        RuntimeError: the tensors have a graph, but it is not clear from which context.
     """
     functions = {calls.ctx: calls for calls in [*_functions]}
-    if not functions or not any(tensor.grad_fn is not None for tensor in tensors):
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    if not functions or not nodes:
         return None
     if len(functions) > 1:
-        raise RuntimeError(
-            "a remote call from a thread that a function has started: this worker computes for several autograd "
-            "contexts, so it is not known to which of them the call belongs; make it in the function's first thread"
-        )
-    (calls,) = functions.values()
-    return calls
+        chosen = _receiver(nodes, [*functions])
+        if chosen is None:
+            raise RuntimeError(
+                "a remote call from a thread that a function has started: this worker computes for several autograd "
+                "contexts, and the arguments do not show which one is meant; call from the function's first thread"
+            )
+        return functions[chosen]
+    return next(iter(functions.values()))
+
+
+def _receiver(nodes: list[Any], contexts: list[int]) -> int | None:
+    """Which of the contexts has received a tensor that the graph behind these nodes begins with; None if none has."""
+    received = {
+        node: ctx for ctx in contexts if is_open(ctx)
+        for node in autograd._retrieve_context(ctx)._recv_functions().values()
+    }  # fmt: skip
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node in received:
+            return received[node]
+        new = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= new
+        nodes += new
+    return None
 
 
 @contextmanager

@@ -40,6 +40,17 @@ def assert_equal(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(tuple(ours), tuple(theirs), rtol=1e-12, atol=1e-12)
 
 
+def in_threads(count: int, work: Callable[[], None]) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            for done in [pool.submit(work) for _ in range(count)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_a_pass_waits_for_asynchronous_calls_that_it_does_not_use(net: nn.Linear) -> None:
     with autograd.context() as ctx:
         later = remote_async_call(functions.late_product, args=(net, X, 0.5), partitioner=1)
@@ -122,24 +133,17 @@ def test_a_call_from_a_functions_own_thread_keeps_its_graph(net: nn.Linear) -> N
         assert_equal(autograd.grad(ctx, loss, params(net)), gradient(net))
 
 
-def test_a_call_from_a_functions_own_thread_is_refused_if_its_context_is_not_clear() -> None:
-    tensor = torch.ones(1, requires_grad=True) * 2
+def test_a_call_from_a_functions_own_thread_finds_its_context_among_several(net: nn.Linear) -> None:
+    with autograd.context():
+        beside = remote_async_call(functions.late_product, args=(net, X, 2.0), partitioner=1)
+        in_threads(1, lambda: test_a_call_from_a_functions_own_thread_keeps_its_graph(net))
+        beside.wait()
+    tensor = 2 * torch.ones(1, requires_grad=True)
     with contexts.computing(1), contexts.computing(2):
         assert contexts.of_a_function([tensor.detach()]) is None
         with pytest.raises(RuntimeError, match="several autograd contexts"):
             contexts.of_a_function([tensor])
     assert contexts.of_a_function([tensor]) is None
-
-
-def in_threads(count: int, work: Callable[[], None]) -> None:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            for done in [pool.submit(work) for _ in range(count)]:
-                done.result()
-    finally:
-        sys.setswitchinterval(interval)
 
 
 def test_contexts_of_several_threads_do_not_meet(net: nn.Linear) -> None:
