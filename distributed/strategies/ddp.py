@@ -130,8 +130,8 @@ class _Rank:
         runs = _chunks_by_rank(range(len(chunks)), self._size)
         results = ((number, self._work.map(params, chunks[number], step)) for number in runs[self._rank])
         sums = partials_of_terms(results, len(chunks))
-        # A rank without chunks computes one nevertheless, to know the form of a result.
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
+        # A rank without chunks computes one nevertheless, to know the form of a result.
         like = next(iter(flat.values()), None) or flatten(self._work.map(params, chunks[0], step))
         seconds = time.perf_counter() - began
         buffers = {subtree: self._on_device(value.buffers) for subtree, value in flat.items()}
