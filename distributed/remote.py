@@ -5,19 +5,25 @@ One message goes to each worker, and the worker runs its items one after the oth
 worker, and no number of items can block a worker. How calls can be nested: see `session`.
 """
 
+import contextlib
 import functools
+import itertools
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import torch
 from torch.distributed import rpc
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed import autograd
 from distributed.engine import contexts, worker
+from distributed.engine.errors import worker_error
 from distributed.engine.info import check_timeout
+from distributed.engine.leaving import cancel
 from distributed.engine.message import Packed, pack, send
 from distributed.engine.session import MAX_DEPTH, Session, current
 from distributed.engine.slots import Slots
@@ -31,6 +37,9 @@ T = TypeVar("T")
 
 UNSET_RPC_TIMEOUT = rpc.constants.UNSET_RPC_TIMEOUT
 """torch's value for the default time limit; None means the same here."""
+
+
+_numbers = itertools.count()
 
 
 class _Call:
@@ -59,6 +68,7 @@ class _Call:
         self._ctx = autograd.current_context()
         self._calls = None if self._ctx is None else contexts.calls_of(self._ctx)
         self._me = session.rank
+        self._number = next(_numbers)
         items, free, shared = _split_up(partitioner, args or (), kwargs or {})
         self._expected = len(free) + sum(map(len, items.values()))
         takers = self._takers(len(free))
@@ -74,22 +84,22 @@ class _Call:
         self._source = None if self._queue is None else QueueAddress(session.name, self._queue)
         self._own_order = packed.pop(self._me, None) if compute_own_part else None
         self._sent: dict[int, tuple[Future[Answer], Slots]] = {}
+        self._arrived: SimpleQueue[int] = SimpleQueue()
+        self._has_failed = False
         try:
             for rank, order in packed.items():
                 self._send(session, rank, order, takes=rank in takers)
         except BaseException:
             self._abandon()
             raise
+        for rank, (future, _) in self._sent.items():
+            future.add_done_callback(functools.partial(self._note_answer, rank))
 
     def _takers(self, free: int) -> list[int]:
         """The ranks that take items from the queue: the caller, then the others, at most as many as there are items."""
         if not free:
             return []
         return [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][:free]
-
-    @property
-    def futures(self) -> list[Future[Answer]]:
-        return [future for future, _ in self._sent.values()]
 
     def note_unread(self, value: Future[Any]) -> None:
         """Until `note_read`, a backward pass must wait for this value."""
@@ -129,7 +139,7 @@ class _Call:
                 f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
                 f"{self.timeout:g} s, so this one was not sent"
             )
-        head = (self._depth, session.name, self._queue if takes else None, self._ctx, self.timeout)
+        head = (self._depth, session.name, self._number, self._queue if takes else None, self._ctx, self.timeout)
         try:
             with contexts.entered(self._ctx):
                 future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
@@ -140,56 +150,77 @@ class _Call:
             raise
         self._sent[rank] = future, slot
         note_sent(order.size())
-        if takes:
-            future.add_done_callback(self._stop_dealing_if_failed)
 
-    def _stop_dealing_if_failed(self, done: Future[Answer]) -> None:
-        """After a failure the other workers get no more items."""
-        try:
-            (numbers, *_) = done.value()
-        except RuntimeError:
-            numbers = None
-        if numbers is None and self._queue is not None:
-            worker.close_queue(self._queue)
+    def _note_answer(self, rank: int, answered: Future[Answer]) -> None:
+        """Runs when a worker has answered, or is lost. After a failure the other workers get no more items."""
+        if _state(answered) is not _State.DONE:
+            self._has_failed = True
+            if self._queue is not None:
+                worker.close_queue(self._queue)
+        self._arrived.put(rank)
+
+    def when_ended(self, action: Callable[[], None]) -> None:
+        """Calls `action` once, as soon as `results` need not wait."""
+        futures = [future for future, _ in self._sent.values()]
+        first = threading.Lock()
+
+        def act_if_ended(_: Future[Answer]) -> None:
+            states = [_state(future) for future in futures]
+            ended = (
+                _State.OPEN not in states or _State.LOST in states or (self._ctx is None and _State.FAILED in states)
+            )
+            if ended and first.acquire(blocking=False):
+                action()
+
+        for future in futures:
+            future.add_done_callback(act_if_ended)
 
     def results(self) -> list[Any]:
-        """Waits for all workers; returns the results in the order of the items."""
+        """Waits for all workers, or for the first failure; returns the results in the order of the items."""
         ordered: dict[int, Any] = {}
         failures = []
-        for outcome in self._outcomes():
-            if isinstance(outcome, Failure):
-                failures.append(outcome)
-            else:
-                ordered.update(outcome)
+        try:
+            for outcome in self._outcomes():
+                if isinstance(outcome, Failure):
+                    failures.append(outcome)
+                else:
+                    ordered.update(outcome)
+                if failures and self._arrived.empty() and self._ctx is None:
+                    break
+        finally:
+            self._abandon()
         if failures:
             worker.raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
         assert len(ordered) == self._expected
         return [ordered[number] for number in sorted(ordered)]
 
-    def _outcomes(self) -> list[Outcome]:
-        outcomes = []
-        try:
-            if self._own_order is not None:
-                answer = worker.compute_here(self._own_order, self._depth, self._source, self._ctx)
-                outcomes.append(self._read(answer, self._me))
-            while self._sent:
-                outcomes.append(self._outcome(*self._sent.popitem()))
-        finally:
-            self._abandon()
-        return outcomes
+    def _outcomes(self) -> Iterator[Outcome]:
+        """The outcomes of the workers in the order in which they come; the caller's own is the first."""
+        if self._own_order is not None:
+            answer = worker.compute_here(
+                self._own_order, self._depth, self._source, self._ctx, stop=lambda: self._has_failed
+            )
+            yield self._read(answer, self._me)
+        while self._sent:
+            rank = self._arrived.get()
+            yield self._outcome(rank, *self._sent.pop(rank))
 
     def _abandon(self) -> None:
-        """Closes the queue. Messages that are still under way release their slots when they end."""
+        """Closes the queue and cancels the messages that are under way, which release their slots when they end."""
         if self._queue is not None:
             worker.close_queue(self._queue)
         if self._ctx is not None and self._sent:
             names = " and ".join(self._names[rank] for rank in self._sent)
             contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
-        for future, slot in self._sent.values():
+        for rank, (future, slot) in self._sent.items():
             future.add_done_callback(functools.partial(_release, slot))
+            if not future.done():
+                with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
+                    rpc.rpc_async(
+                        self._names[rank], cancel, (self._names[self._me], self._number), timeout=self.timeout
+                    )
 
-    def _outcome(self, rank: int, sent: tuple[Future[Answer], Slots]) -> Outcome:
-        future, slot = sent
+    def _outcome(self, rank: int, future: Future[Answer], slot: Slots) -> Outcome:
         try:
             answer = future.wait()
         except RuntimeError as error:
@@ -211,6 +242,22 @@ class _Call:
         return worker.read_answer(answer, self._names[rank])
 
 
+class _State(Enum):
+    """What has become of a message: not answered yet, answered with results or a failure, or lost with its worker."""
+
+    OPEN, DONE, FAILED, LOST = range(4)
+
+
+def _state(future: Future[Answer]) -> _State:
+    if not future.done():
+        return _State.OPEN
+    try:
+        (numbers, *_) = future.value()
+    except RuntimeError:
+        return _State.LOST
+    return _State.FAILED if numbers is None else _State.DONE
+
+
 def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
     """The values of an order, each with its name for an error message."""
     hint = "; workers find a function by its module and name, so define it with def at the top of a module"
@@ -224,16 +271,6 @@ def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
 
 def _release(slot: Slots, _: Future[Answer]) -> None:
     slot.release()
-
-
-def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
-    """The exception to raise for torch's error of a call to a worker."""
-    first = str(error).splitlines()[0]
-    if "timeout" in first.lower() or "timed out" in first.lower():
-        return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")
-    if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
-        return ConnectionError(f"{name} does not answer: {first}")
-    return RuntimeError(f"{name}: {first}")
 
 
 def _split_up(
@@ -292,6 +329,8 @@ def remote_sync_call(
 ) -> Any:
     """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
 
+    The first failure is raised at once, also if other workers still compute.
+
     Every worker, also the caller, computes on copies of the arguments. Under `autograd.context()` parameters and
     modules keep their graph, and so do the results. Without a context, results come back without a graph.
 
@@ -335,7 +374,7 @@ def remote_async_call(
     value: Future[Any] = Future()
     call.note_unread(value)
 
-    def finish(_: Any) -> None:
+    def finish() -> None:
         try:
             results = call.results()
             value.set_result(results if reducer is None else reducer(results))
@@ -343,5 +382,5 @@ def remote_async_call(
             value.set_exception(error)
         call.note_read(value)
 
-    torch.futures.collect_all(call.futures).add_done_callback(finish)
+    call.when_ended(finish)
     return value

@@ -79,7 +79,9 @@ def barrier(worker_names: Iterable[str] | None = None) -> None:
     """Waits until all workers, or those named, have called this.
 
     Raises:
-        RuntimeError: a worker did not call it within the session's time limit.
+        ConnectionError, RuntimeError: a worker is lost, or has failed; the message names it.
+        TimeoutError: a worker did not call it within the session's time limit.
+        ValueError: there is no such worker, or this worker is not among those named.
     """
     gather(None, set(worker_names or ()) or None)
 
@@ -99,7 +101,7 @@ def auto_init_rpc(
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`.
 
     Raises:
-        RuntimeError: `worker_init_fn` failed on another worker.
+        RuntimeError, ConnectionError: `worker_init_fn` failed on another worker, or that worker was lost in it.
     """
 
     def decorate(main: Callable[P, T]) -> Callable[P, T]:
@@ -130,7 +132,7 @@ def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
     if worker_init_fn is not None:
         try:
             worker_init_fn()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             own_error = error
     causes = gather(describe(own_error) if own_error is not None else None)
     if own_error is not None:

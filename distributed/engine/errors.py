@@ -1,8 +1,8 @@
-"""Texts of exceptions. A class may raise anything when its message is asked for."""
+"""Exceptions: their texts, and what torch's errors of a call mean."""
 
 
 def message_of(error: BaseException) -> str:
-    """The message, or that it cannot be shown."""
+    """The message, or that it cannot be shown: a class may raise anything when it is asked."""
     try:
         return str(error)
     except Exception as unprintable:
@@ -12,3 +12,13 @@ def message_of(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """The type and the message."""
     return f"{type(error).__name__}: {message_of(error)}"
+
+
+def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
+    """The exception to raise for torch's error of a call to a worker."""
+    first = str(error).splitlines()[0]
+    if "timeout" in first.lower() or "timed out" in first.lower():
+        return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")
+    if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
+        return ConnectionError(f"{name} does not answer: {first}")
+    return RuntimeError(f"{name}: {first}")

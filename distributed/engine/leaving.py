@@ -1,8 +1,8 @@
 """Ends torch's RPC in this process, also when a call that it serves never returns.
 
 torch waits for every call that is being served, without a limit. Here a call is waited for until its caller's time
-limit. Then an exception is raised in it. If that does not end it either, as in `time.sleep(1e9)`, the process goes on
-without waiting, and ends when the program ends.
+limit, or until its caller has cancelled it. Then an exception is raised in it. If that does not end it either, as in
+`time.sleep(1e9)`, the process goes on without waiting, and ends when the program ends.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from torch.distributed import rpc
 
@@ -29,28 +29,41 @@ class CallEnded(BaseException):
     """Raised in a call that runs beyond its time limit while its worker leaves."""
 
 
-class _Served(NamedTuple):
-    """A remote call that a thread of this process computes. The deadline is in seconds of `time.monotonic`."""
+@dataclass
+class Served:
+    """A remote call that a thread of this process computes, by the caller's number for it.
+
+    The deadline is in seconds of `time.monotonic`. A cancelled call stops after its present item.
+    """
 
     caller: str
+    number: int
     deadline: float
+    cancelled: bool = False
 
 
-_served: dict[int, _Served] = {}
+_served: dict[int, Served] = {}
 _lock = threading.Lock()
 _stuck = False
 
 
 @contextlib.contextmanager
-def served(caller: str, timeout: float) -> Iterator[None]:
+def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
     """Notes that this thread computes a call of `caller`, which waits `timeout` seconds for it."""
     thread = threading.get_ident()
-    _served[thread] = _Served(caller, time.monotonic() + timeout)
+    call = _served[thread] = Served(caller, number, time.monotonic() + timeout)
     try:
-        yield
+        yield call
     finally:
         with _lock:
             _served.pop(thread, None)
+
+
+def cancel(caller: str, number: int) -> None:
+    """Runs on a worker: nobody waits for this call any more."""
+    for call in list(_served.values()):
+        if (call.caller, call.number) == (caller, number):
+            call.cancelled, call.deadline = True, time.monotonic()
 
 
 def is_stuck() -> bool:
@@ -85,7 +98,7 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
             break
     _stuck = True
     for thread, call in calls.items():
-        log.warning("a call of %s runs beyond its time limit and cannot be ended:\n%s", call.caller, _place(thread))
+        log.warning("a call of %s is still running and cannot be ended:\n%s", call.caller, _place(thread))
     _end_without_waiting()
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
-from distributed.engine.errors import describe
+from distributed.engine.errors import describe, worker_error
 from distributed.engine.info import (
     DEFAULT_TIMEOUT,
     WorldInfo,
@@ -38,6 +38,7 @@ from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
 from distributed.engine.store import INTERFACE_VARIABLES, loopback_interface, meet
+from distributed.engine.watching import POLL_SECONDS, Gathering, Watch, forget_gatherings, ping
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -53,7 +54,6 @@ MAX_WINDOW = 8
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _LAST_WORD_SECONDS = 1.0
-_POLL_SECONDS = 1.0
 _SCHEME = "distributed"
 
 
@@ -130,9 +130,17 @@ def default_timeout() -> float:
 
 
 def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
-    """Every worker's value, by name. Waits until all workers, or those named, have called this."""
-    gathered: dict[str, T] = rpc_api._all_gather(value, worker_names, timeout=default_timeout())
-    return gathered
+    """Every worker's value, by name. Waits until all workers, or those named, have called this; see `Gathering`.
+
+    Raises:
+        ValueError: there is no such worker, or this worker is not among those named.
+    """
+    session = current()
+    group = sorted(worker_names or session.workers)
+    if session.name not in group or not set(group) <= set(session.workers):
+        known = ", ".join(session.workers)
+        raise ValueError(f"worker_names={group}: must be some of {known}, with this worker, {session.name}")
+    return Gathering(session.name, group, session.timeout, session.failures).gather(value)
 
 
 # Start
@@ -200,6 +208,7 @@ def start_rpc(
     _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, device_maps or {})
     session = Session(name or default_worker_name(**info._asdict()), options, window)
     _session = session
+    forget_gatherings()
     try:
         _join_world(session, info, backend, options)
     except BaseException:
@@ -274,10 +283,6 @@ def _note_stop(failure: str | None) -> None:
             session.changed.notify_all()
 
 
-def _ping() -> bool:
-    return True
-
-
 def stop_rpc(failure: BaseException | None = None) -> None:
     """Ends the session. Serves the other workers until all have called this; then all leave together.
     A call that runs beyond its time limit is ended, see `leaving`.
@@ -312,13 +317,15 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
     """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
     others = dict(enumerate(session.workers))
     others.pop(0)
-    missing: BaseException | None = None
+    missing: Exception | None = None
+    watch = Watch(session.timeout)
     while cause is None and missing is None:
         with session.changed:
-            if session.changed.wait_for(lambda: len(session.finished) == len(others), timeout=_POLL_SECONDS):
+            if session.changed.wait_for(lambda: len(session.finished) == len(others), timeout=POLL_SECONDS):
                 break
-        unfinished = (others[rank] for rank in others if rank not in session.finished)
-        missing = next(filter(None, map(_ping_error, unfinished)), None)
+        missing = watch.lost(others.values())
+    if cause is None and missing is None:
+        missing = _dead_one(others.values())
     failures = session.failures()
     reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
@@ -338,6 +345,19 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
         raise RuntimeError(failures[0])
 
 
+def _dead_one(names: Iterable[str]) -> Exception | None:
+    """The error of a worker that was killed after it had finished, if there is one."""
+    pings = {name: rpc.rpc_async(name, ping, timeout=GOODBYE_SECONDS) for name in names}
+    for name, answer in pings.items():
+        try:
+            answer.wait()
+        except RuntimeError as error:
+            lost = worker_error(name, error, GOODBYE_SECONDS)
+            if isinstance(lost, ConnectionError):
+                return lost
+    return None
+
+
 def _serve_until_dismissed(session: Session, cause: str | None) -> None:
     """The other ranks' part of a stop: reports to rank zero, then serves calls until rank zero ends the session."""
     first = session.workers[0]
@@ -345,13 +365,14 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
         rpc.rpc_sync(first, _note_finished, (get_world_rank(), cause), timeout=session.timeout)
     except RuntimeError as error:
         raise ConnectionError(f"{first} does not answer: {error}") from error
+    watch = Watch(session.timeout)
     while cause is None:
         with session.changed:
-            if session.changed.wait_for(lambda: session.stopped, timeout=_POLL_SECONDS):
+            if session.changed.wait_for(lambda: session.stopped, timeout=POLL_SECONDS):
                 break
-        no_answer = _ping_error(first)
-        if no_answer is not None and not session.stopped:
-            raise no_answer
+        lost = watch.lost([first])
+        if lost is not None and not session.stopped:
+            raise lost
     if session.failure is not None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
@@ -360,7 +381,7 @@ def missing_workers(seconds: float) -> list[str]:
     """After a call has failed: the workers that do not answer within `seconds`."""
     session = current()
     others = [name for name in session.workers if name != session.name]
-    futures = {name: rpc.rpc_async(name, _ping, timeout=seconds) for name in others}
+    futures = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in others}
     missing = []
     for name, future in futures.items():
         try:
@@ -368,12 +389,3 @@ def missing_workers(seconds: float) -> list[str]:
         except RuntimeError:
             missing.append(name)
     return missing
-
-
-def _ping_error(worker: str) -> ConnectionError | None:
-    """Calls the worker; returns an error if it does not answer, else None."""
-    try:
-        rpc.rpc_sync(worker, _ping, timeout=default_timeout())
-    except RuntimeError as error:
-        return ConnectionError(f"{worker} does not answer: {str(error).splitlines()[0]}")
-    return None

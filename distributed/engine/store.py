@@ -1,7 +1,9 @@
 """The key-value store where the processes of a world meet before anything else."""
 
+import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from datetime import timedelta
@@ -15,6 +17,9 @@ INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IF
 """Environment variables that set the network interface of torch's transports."""
 
 _POLL_SECONDS = 0.005
+_LATE_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
 
 _store: dist.Store | None = None
 
@@ -55,17 +60,23 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     Raises:
         ConnectionError: a rank did not come within `timeout`; the message names it.
     """
-    store = process_store(world_rank, world_size, timeout)
     if world_size == 1:
-        return dist.PrefixStore(uuid.uuid4().hex, store)
+        return dist.PrefixStore(uuid.uuid4().hex, process_store(world_rank, world_size, timeout))
     deadline = time.monotonic() + timeout.total_seconds()
+    missing = set(range(1, world_size)) if world_rank == 0 else {0}
+    late = threading.Timer(_LATE_SECONDS, _warn_of_late_ranks, (missing, world_size, timeout.total_seconds()))
+    late.daemon = True
+    late.start()
     try:
+        store = process_store(world_rank, world_size, timeout)
         if world_rank == 0:
-            call: str | None = _call_ranks(store, world_size, deadline)
+            call: str | None = _call_ranks(store, world_size, missing, deadline)
         else:
             call = _answer_rank_zero(store, world_rank, deadline)
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming: {error}") from error
+    finally:
+        late.cancel()
     if call is None:
         raise ConnectionError(
             f"rank 0 of {world_size} did not come, or had not met all others, within {timeout.total_seconds():g} s"
@@ -73,14 +84,21 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     return dist.PrefixStore(call, store)
 
 
-def _call_ranks(store: dist.Store, world_size: int, deadline: float) -> str:
-    """Rank zero's part: returns the number of the call that all ranks have answered."""
+def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> None:
+    if missing == {0}:
+        log.warning("waiting up to %g s for rank 0 of %d, or for ranks that it waits for", seconds, world_size)
+    else:
+        names = ", ".join(map(str, sorted(missing)))
+        log.warning("waiting up to %g s for rank %s of %d", seconds, names, world_size)
+
+
+def _call_ranks(store: dist.Store, world_size: int, missing: set[int], deadline: float) -> str:
+    """Rank zero's part: returns the number of the call that all ranks have answered; takes them out of `missing`."""
     call = uuid.uuid4().hex
     began = time.monotonic()
     store.set("call", call)
-    missing = set(range(1, world_size))
     while missing:
-        missing = {rank for rank in missing if not store.check([f"{call}/{rank}"])}
+        missing -= {rank for rank in missing if store.check([f"{call}/{rank}"])}
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, sorted(missing)))
             raise ConnectionError(f"rank {names} of {world_size} did not come within {deadline - began:.0f} s")

@@ -1,5 +1,7 @@
 """The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
 
+import functools
+import itertools
 import threading
 import traceback
 from collections import deque
@@ -73,14 +75,21 @@ def depth() -> int:
 
 
 def serve(
-    depth: int, caller: str, queue: int | None, ctx: int | None, timeout: float, payload: bytes, carried: list[Any]
+    depth: int,
+    caller: str,
+    number: int,
+    queue: int | None,
+    ctx: int | None,
+    timeout: float,
+    payload: bytes,
+    carried: list[Any],
 ) -> Answer:
     """The function that the caller's message runs on the worker."""
     use_own_gpu()
     source = None if queue is None else QueueAddress(caller, queue)
-    packed = Packed(payload, carried)
-    with served(caller, timeout):
-        answer = compute(packed, depth, source, ctx, carries=lambda device: carries(caller, device, any_device=True))
+    sendable = functools.partial(carries, caller, any_device=True)
+    with served(caller, number, timeout) as call:
+        answer = compute(Packed(payload, carried), depth, source, ctx, sendable, stop=lambda: call.cancelled)
         if ctx is not None:
             _report_spoiled(ctx, caller)
     return answer
@@ -93,18 +102,27 @@ def _report_spoiled(ctx: int, caller: str) -> None:
         rpc.rpc_sync(caller, contexts.spoil, (ctx, f"on {current_name()}: {reason}"), timeout=default_timeout())
 
 
-def compute_here(order: Packed, depth: int, source: QueueAddress | None, ctx: int | None) -> Answer:
+def compute_here(
+    order: Packed, depth: int, source: QueueAddress | None, ctx: int | None, stop: Callable[[], bool]
+) -> Answer:
     """Computes the caller's own part, on copies of the arguments as on any other worker."""
-    return compute(own_copy(order, graphs=ctx is not None), depth, source, ctx, carries=lambda device: True)
+    return compute(own_copy(order, graphs=ctx is not None), depth, source, ctx, lambda device: True, stop)
 
 
-def compute(packed: Packed, depth: int, source: QueueAddress | None, ctx: int | None, carries: Carries) -> Answer:
-    """Runs the items of an order. Stops at the first item that fails."""
+def compute(
+    packed: Packed,
+    depth: int,
+    source: QueueAddress | None,
+    ctx: int | None,
+    carries: Carries,
+    stop: Callable[[], bool],
+) -> Answer:
+    """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
     me = current_name()
     outer = _depth.set(depth)
     try:
         with contexts.computing(ctx) as calls:
-            outcome = _outcome(packed, source, me, ctx)
+            outcome = _outcome(packed, source, me, ctx, stop)
             if calls is not None:
                 calls.wait()
     finally:
@@ -116,22 +134,24 @@ def compute(packed: Packed, depth: int, source: QueueAddress | None, ctx: int | 
     return numbers, answer.payload, answer.carried, _anchor(packed.tensors(), calls.anchors, answer.tensors())
 
 
-def _outcome(packed: Packed, source: QueueAddress | None, me: str, ctx: int | None) -> Outcome:
+def _outcome(
+    packed: Packed, source: QueueAddress | None, me: str, ctx: int | None, stop: Callable[[], bool]
+) -> Outcome:
     try:
         func, items, shared = unpack(packed)
         order = Order(func, [Item(*item) for item in items], shared)
     except Exception as error:  # a name does not exist here, or an object cannot be built
         return failure(error, me, None)
-    return _run(order, source, me, ctx)
+    return _run(order, source, me, ctx, stop)
 
 
 def current_name() -> str:
     return current().name
 
 
-def _run(order: Order, source: QueueAddress | None, me: str, ctx: int | None) -> Outcome:
+def _run(order: Order, source: QueueAddress | None, me: str, ctx: int | None, stop: Callable[[], bool]) -> Outcome:
     results = {}
-    for item in _items(order, source, ctx):
+    for item in itertools.takewhile(lambda _: not stop(), _items(order, source, ctx)):
         if isinstance(item, Failure):
             return item
         try:

@@ -17,10 +17,10 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
 from distributed import autograd
+from distributed.engine.errors import worker_error
 from distributed.engine.info import check_timeout
 from distributed.engine.session import current, missing_workers, stop_rpc
 from distributed.reduce import Combine
-from distributed.remote import worker_error
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State

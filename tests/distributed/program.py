@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -202,6 +203,26 @@ def endless(func: str) -> None:
             print("main has ended")
 
 
+def first_failure() -> None:
+    """One of four workers fails, or is killed, while the others and rank zero itself compute for long."""
+
+    @todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=900))
+    def main() -> None:
+        if todist.get_rank() != 0:
+            return
+        for fault in ("raise", "kill"):
+            for call in (todist.remote_async_call, todist.remote_sync_call):
+                others = [(worker, ("sleep", 600), None) for worker in (2, 3)]
+                parts = [(1, (fault, 0.2), None), *others, *[(0, ("sleep", 0.1), None)] * 6000]
+                try:
+                    answer = call(remote_functions.fail_by, partitioner=lambda parts=parts: parts)
+                    answer.wait()
+                except Exception as error:
+                    print(type(error).__name__, error)
+
+    main()
+
+
 def slow_start() -> None:
     """Rank 1 gets a call before its own start has returned."""
     called, answered = threading.Event(), threading.Event()
@@ -228,10 +249,36 @@ def slow_start() -> None:
     session.stop_rpc()
 
 
-def missing_rank() -> None:
+def init_exits(how: str) -> None:
+    """Rank 1 leaves in worker_init_fn."""
+
+    def prepare() -> None:
+        if todist.get_rank() == 1:
+            sys.exit(3) if how == "exit" else os._exit(0)
+
+    @todist.auto_init_rpc(prepare, rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=900))
+    def main() -> None:
+        print("main was entered")
+
+    main()
+
+
+@todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=3))
+def late_barrier() -> None:
+    """Rank 1 does not come to a barrier with rank zero; rank 2 is killed before a barrier of all."""
+    if todist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for names in [["worker0", "worker1"], None][todist.get_rank() :]:
+        try:
+            todist.barrier(names)
+        except (TimeoutError, ConnectionError, RuntimeError) as error:
+            print(type(error).__name__, error, flush=True)
+
+
+def missing_rank(timeout: str) -> None:
     """Rank 1 never joins the others."""
     if todist.get_rank() != 1:
-        session.start_rpc(timeout=2)
+        session.start_rpc(timeout=float(timeout))
 
 
 def passes_that_cannot_end() -> None:
@@ -260,6 +307,8 @@ PROGRAMS = (
     serve,
     twice,
     init_fails,
+    init_exits,
+    late_barrier,
     one,
     strategies,
     added_by_tree,
@@ -267,6 +316,7 @@ PROGRAMS = (
     failing_main,
     slow_start,
     endless,
+    first_failure,
     missing_rank,
 )
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -124,6 +125,15 @@ def loop(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.01)
+
+
+def fail_by(fault: str, seconds: float) -> None:
+    """Waits, then does what `fault` says."""
+    time.sleep(seconds)
+    if fault == "raise":
+        raise OwnError("failed first")
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def threads() -> int:

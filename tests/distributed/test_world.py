@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -262,12 +263,48 @@ def test_a_call_that_never_returns_does_not_keep_the_job_alive(
         assert subprocess.run([sys.executable, *torchrun, *command], timeout=90).returncode == 0
 
 
+def test_the_first_failure_is_raised_while_others_still_compute() -> None:
+    (code, output), (killed, _), *_ = run_program("first_failure", 4)
+    assert code == 1 and killed == -signal.SIGKILL, output
+    assert output.count("OwnError failed first") == output.count("\nConnectionError worker1 does not answer") == 2
+
+
 def test_a_call_to_a_rank_that_is_still_starting_waits_for_it() -> None:
     assert run_program("slow_start", 2) == [(0, "[5]\n"), (0, "")]
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"), [("exit", "worker_init_fn failed on worker1: SystemExit: 3"), ("die", "worker1 does not answer")]
+)
+def test_a_rank_that_leaves_in_worker_init_fn_is_named(how: str, reason: str) -> None:
+    results = run_program("init_exits", 3, how)
+    assert [code for code, _ in results] == [1, 3 if how == "exit" else 0, 1]
+    assert all(reason in output and "entered" not in output for _, output in (results[0], results[2])), results
+
+
+def test_the_launcher_does_not_wait_for_a_rank_that_left_in_worker_init_fn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "init_exits", "die"]
+    assert launch(command, LaunchConfig(3)) == 1
+
+
+def test_who_does_not_come_to_a_barrier_is_named() -> None:
+    (code, output), (other, second), (killed, _) = run_program("late_barrier", 3)
+    assert (code, other, killed) == (1, 1, -signal.SIGKILL), (output, second)
+    late, lost = [line for line in output.splitlines() if "Error worker" in line]
+    assert late == "TimeoutError worker1 did not come to the barrier within 3 s"
+    assert lost.startswith("ConnectionError worker2 does not answer")
+    assert "RuntimeError worker2 does not answer" in second
+
+
+def test_a_late_rank_is_named_while_it_is_waited_for() -> None:
+    results = run_program("missing_rank", 3, "7")
+    assert "waiting up to 7 s for rank 1 of 3" in results[0][1]
+    assert "waiting up to 7 s for rank 0 of 3, or for ranks that it waits for" in results[2][1]
+
+
 def test_a_missing_rank_is_named() -> None:
-    results = run_program("missing_rank", 3)
+    results = run_program("missing_rank", 3, "2")
     assert [code for code, _ in results] == [1, 0, 1]
     assert "rank 1 of 3 did not come within 2 s" in results[0][1]
     assert "rank 0 of 3 did not come, or had not met all others" in results[2][1] or "rank 0 of 3 has" in results[2][1]
