@@ -202,32 +202,31 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     try:
         done.result(limit)
     except TimeoutError:
-        silent = _silent_workers()
-        reason = f"{silent} does not answer" if silent else (
-            "all workers answer, so a tensor that was sent takes no part; for example, a function that fetches "
-            "parameters by RRef.to_here() must use them in its result"
-        )  # fmt: skip
         contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
-        raise TimeoutError(f"ctx={ctx}: the backward pass did not end within {limit:g} s: {reason}") from None
+        silent = _silent_workers()
+        if silent:
+            raise TimeoutError(f"{silent} did not answer within {limit:g} s in the backward pass") from None
+        raise TimeoutError(
+            f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a tensor "
+            "that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
+        ) from None
     except RuntimeError as error:
         contexts.spoil(ctx, "an earlier pass failed")
-        raise _named(ctx, error, limit) from error
+        raise _named(error, limit) from error
 
 
-def _named(ctx: int, error: RuntimeError, limit: float) -> Exception:
+def _named(error: RuntimeError, limit: float) -> Exception:
     """torch's error of a backward pass, with the worker's name for its number."""
-    found = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
-    assert found is not None
-    number, cause = found.groups()
+    parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
+    assert parts is not None
+    number, cause = parts.groups()
     silent = _silent_workers()
     if "timeout" in cause.lower() or "timed out" in cause.lower():
-        return TimeoutError(
-            f"ctx={ctx}: {silent or 'a worker'} did not answer the backward pass in {limit:g} s: {cause}"
-        )
+        return TimeoutError(f"{silent or 'a worker'} did not answer within {limit:g} s in the backward pass: {cause}")
     if silent:
-        return ConnectionError(f"ctx={ctx}: {silent} did not answer the backward pass: {cause}")
+        return ConnectionError(f"{silent} does not answer in the backward pass: {cause}")
     where = current().workers[int(number)] if number is not None and is_started() else "a worker"
-    return RuntimeError(f"ctx={ctx}: the backward pass failed on {where}: {cause}")
+    return RuntimeError(f"the backward pass failed on {where}: {cause}")
 
 
 def _silent_workers() -> str:

@@ -19,14 +19,12 @@ from torch.distributed.optim import DistributedOptimizer
 from distributed import autograd
 from distributed.engine.errors import worker_error
 from distributed.engine.info import check_timeout
-from distributed.engine.session import current, missing_workers, stop_rpc
+from distributed.engine.session import current, stop_rpc
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State
 from distributed.strategies.common.work import Connect, Pieces, Plan, Strategy, Tensors, join
-
-_LAST_WORD_SECONDS = 1.0
 
 
 def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
@@ -197,9 +195,8 @@ class Pipeline:
     def _backward(self, ctx: int, losses: list[Tensor]) -> None:
         try:
             autograd.backward(ctx, losses)
-        except RuntimeError as error:
-            names = " and ".join(missing_workers(_LAST_WORD_SECONDS)) or "a worker"
-            raise _worker_error(names, error, self._timeout) from error
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}{_advice(self._timeout)}") from error
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
         """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
@@ -271,8 +268,11 @@ def _optimizer_here(params: Sequence[Tensor]) -> Shard:
 def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
     """As `worker_error`, with advice on the setting if it is a TimeoutError."""
     explained = worker_error(name, error, timeout)
-    advice = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
-    return TimeoutError(f"{explained}{advice}") if isinstance(explained, TimeoutError) else explained
+    return TimeoutError(f"{explained}{_advice(timeout)}") if isinstance(explained, TimeoutError) else explained
+
+
+def _advice(timeout: float) -> str:
+    return f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
 
 
 def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:
