@@ -207,8 +207,8 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         if silent:
             raise TimeoutError(f"{silent} did not answer within {limit:g} s in the backward pass") from None
         raise TimeoutError(
-            f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a tensor "
-            "that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
+            f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a "
+            "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
         ) from None
     except RuntimeError as error:
         contexts.spoil(ctx, "an earlier pass failed")
