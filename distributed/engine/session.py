@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -317,16 +317,10 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
     """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
     others = dict(enumerate(session.workers))
     others.pop(0)
-    missing: Exception | None = None
-    watch = Watch(session.timeout)
-    while cause is None and missing is None:
-        with session.changed:
-            if session.changed.wait_for(lambda: len(session.finished) == len(others), timeout=POLL_SECONDS):
-                break
-        missing = watch.lost(others.values())
-    if cause is None and missing is None:
-        missing = _dead_one(others.values())
+    missing = None if cause is not None else _await_others(session, others.values())
     failures = session.failures()
+    if failures:  # who has failed may have left since
+        missing = None
     reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     goodbyes = {
@@ -343,6 +337,20 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
         raise missing
     if cause is None and failures:
         raise RuntimeError(failures[0])
+
+
+def _await_others(session: Session, others: Collection[str]) -> Exception | None:
+    """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead."""
+    watch = Watch(session.timeout)
+    while True:
+        with session.changed:
+            if session.changed.wait_for(
+                lambda: len(session.finished) == len(others) or any(session.finished.values()), timeout=POLL_SECONDS
+            ):
+                return None if any(session.finished.values()) else _dead_one(others)
+        missing = watch.lost(others)
+        if missing is not None:
+            return missing
 
 
 def _dead_one(names: Iterable[str]) -> Exception | None:

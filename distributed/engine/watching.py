@@ -118,9 +118,9 @@ class Gathering(NamedTuple):
                     values = here.values.pop(key)
                     return {name: values[name] for name in self.group}
                 missing = [name for name in self.group if name not in here.values[key]]
-            for failure in self.failures():
-                raise RuntimeError(failure)
             lost = watch.lost(missing)
+            for failure in self.failures():  # a worker that has failed may have left since
+                raise RuntimeError(failure)
             if lost is not None:
                 raise lost
             if time.monotonic() > deadline:
