@@ -61,7 +61,6 @@ class Run(NamedTuple):
     """What a run is made of; it stays the same throughout. `pause_after` is a step, or None."""
 
     settings: Settings
-    pause_after: int | None
     strategy: Strategy
     outer: OuterOptimizer
     reduce: Reduce
@@ -71,6 +70,7 @@ class Run(NamedTuple):
     log: RunLog
     config: dict[str, Any]
     should_stop: Callable[[], bool]
+    pause_after: int | None = None
 
 
 def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
