@@ -22,7 +22,7 @@ from distributed.strategies.split import shard_ends
 from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program
-from tests.runs import until
+from tests.runs import slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -34,7 +34,7 @@ def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     assert results[0][1].count("ok") == 10
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), 2, 3])
 def test_sums_over_ranks_have_the_bits_of_one_process(ranks: int) -> None:
     results = run_program("added_by_tree", ranks)
     assert all(code == 0 for code, _ in results), results
