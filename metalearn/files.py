@@ -1,7 +1,9 @@
-"""Files that are written whole or not at all, and the cache folder."""
+"""Files that are written whole or not at all, JSON, and the cache folder."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -9,6 +11,15 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file, or it holds no JSON."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content
 
 
 def cache_folder() -> Path:

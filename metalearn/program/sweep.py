@@ -14,6 +14,7 @@ from metalearn.config.check import started_as_rank
 from metalearn.config.compose import compose_config, compose_sweeper, groups, quoted, resolved, sweep_jobs
 from metalearn.config.saved import FREE_KEYS
 from metalearn.errors import ConfigError
+from metalearn.files import read_json
 from metalearn.program.job import Job, to_job
 from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.program.process import log_sweep, set_up_process
@@ -108,7 +109,7 @@ def trial(config: DictConfig, program: Path, run_job: RunJob, main: Main) -> dic
         return run_job(job)
 
     ending = ending_of(run)
-    result = _result_in(folder) if ending.code in (OK, FAILED) else {}
+    result = read_json(folder / "result.json") if ending.code in (OK, FAILED) else {}
     return {**result, "status": _status(ending, result), "exit": ending.code, "error": ending.error}
 
 
@@ -123,14 +124,6 @@ def _rank(main: Main, arguments: Sequence[str]) -> int:
 
     GlobalHydra.instance().clear()
     return main(arguments)
-
-
-def _result_in(folder: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return result
 
 
 def _status(ending: Ending, result: Mapping[str, Any]) -> str:

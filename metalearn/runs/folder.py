@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.saved import FREE_KEYS, with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import write_atomically
+from metalearn.files import read_json, write_atomically
 from metalearn.runs.checkpoint import Snapshot, fitted, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.types import Params
@@ -90,18 +90,10 @@ def is_finished(run_dir: Path, config: DictConfig) -> bool:
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
     """The result of a run that has completed `steps` steps, else None."""
-    result = _result(run_dir)
+    result = read_json(run_dir / "result.json")
     if result.get("status") != "completed" or result.get("steps") != steps:
         return None
     return result | {"test": from_json(result["test"])}
-
-
-def _result(run_dir: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return result
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
@@ -111,7 +103,7 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
 
 def pause_of(run_dir: Path, pause_after: int | None) -> str:
     """Why the run is paused, and what resumes it; empty if it is not."""
-    result = _result(run_dir)
+    result = read_json(run_dir / "result.json")
     if result.get("status") == PRUNED and (run_dir / STOP).exists():
         return f"paused: remove {run_dir / STOP}, and the same command resumes the run"
     if result.get("status") == PAUSED and pause_after is not None and pause_after <= result["steps"]:
