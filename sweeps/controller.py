@@ -72,7 +72,7 @@ class Controller:
 
     def run(self) -> int:
         """Runs all trials that have not ended; returns the number of the signal that stopped the sweep, or 0."""
-        self._ready.extend(self._begun(number) for number in self._study.interrupted())
+        self._ready.extend(filter(None, map(self._begin, self._study.interrupted())))
         with self._signals():
             self._fill()
             while self._running:
@@ -108,11 +108,12 @@ class Controller:
                 return trial
         if self._ready:
             return self._ready.popleft()
-        number = next(filter(self._search.is_ready, self._study.waiting()), None)
-        return None if number is None else self._begun(number)
+        return next(filter(None, map(self._begin, self._study.waiting())), None)
 
-    def _begun(self, number: int) -> Trial:
-        return self._study.begin(number, self._search.sampler_of(number), self._search.parent_of(number))
+    def _begin(self, number: int) -> Trial | None:
+        """Gives a trial its parameters; None if they are not known yet."""
+        choice = self._search.choose(number)
+        return None if choice is None else self._study.begin(number, *choice)
 
     def _twin(self, trial: Trial) -> Finished | None:
         """A trial that has ended with the same parameters; its values need not be computed again."""

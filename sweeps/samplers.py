@@ -6,7 +6,6 @@ first draws after every restart.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import optuna
@@ -15,54 +14,46 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
 from sweeps.islands import suggest
-from sweeps.population import Decision, Population, decide
+from sweeps.population import decide
 from sweeps.settings import Settings
 from sweeps.space import Category, Number, Params, Space
 from sweeps.study import Study, values_of
 
 
-class Search(NamedTuple):
-    """What the controller asks of a way to search, by the number of a trial.
+class Choice(NamedTuple):
+    """A trial's parameters, as a sampler that gives them; and the trial whose checkpoint it goes on from."""
 
-    `is_ready` tells whether a trial can start yet; `sampler_of` gives its parameters; `parent_of` is the trial whose
-    checkpoint it goes on from. With `repeats`, equal parameters may have other values, so no value is copied.
+    sampler: BaseSampler
+    parent: int | None = None
+
+
+class Search(NamedTuple):
+    """A way to search. `choose` is asked by a trial's number; None: what decides the trial is not known yet.
+
+    With `repeats`, equal parameters may have other values, so no value is copied.
     """
 
-    sampler_of: Callable[[int], BaseSampler]
-    is_ready: Callable[[int], bool] = lambda number: True
-    parent_of: Callable[[int], int | None] = lambda number: None
+    choose: Callable[[int], Choice | None]
     repeats: bool = False
 
 
 def search_of(study: Study, chosen: Settings) -> Search:
     """The search that the settings ask for."""
-    if chosen.population is not None:
-        return _population_search(study, chosen.population)
-    return Search(partial(_sampler, study, chosen))
+    population = chosen.population
+    if population is None:
+        return Search(lambda number: Choice(_sampler(study, chosen, number)))
 
+    def choose(number: int) -> Choice | None:
+        decision = decide(number, study.losses(), study.space, population)
+        return None if decision is None else Choice(_Chosen(study, decision.params), decision.parent)
 
-def _population_search(study: Study, settings: Population) -> Search:
-    def decision(number: int) -> Decision | None:
-        return decide(number, study.losses(), study.space, settings)
-
-    def parent_of(number: int) -> int | None:
-        found = decision(number)
-        return None if found is None else found.parent
-
-    def params_of(number: int) -> Params:
-        found = decision(number)
-        assert found is not None
-        return found.params
-
-    return Search(
-        lambda number: _Chosen(study, params_of), lambda number: decision(number) is not None, parent_of, repeats=True
-    )
+    return Search(choose, repeats=True)
 
 
 def _sampler(study: Study, chosen: Settings, number: int) -> BaseSampler:
     own = chosen.seed * 1_000_003 + number
     if chosen.sampler == "islands":
-        return _Chosen(study, lambda number: suggest(number, study.losses(), study.space, chosen.islands))
+        return _Chosen(study, suggest(number, study.losses(), study.space, chosen.islands))
     if chosen.sampler == "tpe":
         return optuna.samplers.TPESampler(seed=own, constant_liar=True, n_startup_trials=10)
     if chosen.sampler == "cmaes":
@@ -95,10 +86,10 @@ def combinations(space: Space) -> list[Params]:
 
 
 class _Chosen(BaseSampler):
-    """Hands Optuna the parameters that a function chooses for a trial's number, all together."""
+    """Hands Optuna parameters that are chosen already, all together."""
 
-    def __init__(self, study: Study, params_of: Callable[[int], Params]) -> None:
-        self._study, self._params_of = study, params_of
+    def __init__(self, study: Study, params: Params) -> None:
+        self._study, self._params = study, params
 
     def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return dict(self._study.distributions)
@@ -106,7 +97,7 @@ class _Chosen(BaseSampler):
     def sample_relative(
         self, study: Any, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
     ) -> dict[str, Any]:
-        return dict(self._params_of(trial.number))
+        return dict(self._params)
 
     def sample_independent(self, study: Any, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Any:
         raise AssertionError("all parameters are chosen together")

@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-from optuna.samplers import RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 
 from sweeps import islands
-from sweeps.samplers import Search, combinations, search_of
+from sweeps.samplers import combinations, search_of
 from sweeps.settings import PACKAGES, settings_of
 from sweeps.space import Category, Number, Space, contains
 from sweeps.study import Study, StudyError
@@ -26,14 +26,15 @@ def opened(folder: Path, **identity: object) -> Study:
     return Study(folder / "study.journal", "s", SPACE, ["minimize"], {"seed": 0, **identity})
 
 
-def search(study: Study, sampler: str = "random") -> Search:
-    return search_of(study, settings_of({**KEYS, "sampler": sampler}, SPACE))
+def sampler_of(study: Study, number: int, sampler: str = "random") -> BaseSampler:
+    choice = search_of(study, settings_of({**KEYS, "sampler": sampler}, SPACE)).choose(number)
+    assert choice is not None and choice.parent is None
+    return choice.sampler
 
 
 def begun(study: Study) -> dict[int, dict[str, object]]:
     """Begins every waiting trial; their parameters by number."""
-    sampler_of = search(study).sampler_of
-    return {number: study.begin(number, sampler_of(number)).params for number in study.waiting()}
+    return {number: study.begin(number, sampler_of(study, number)).params for number in study.waiting()}
 
 
 def again(study: Study, seed: int | None = None) -> dict[int, dict[str, object]]:
@@ -149,11 +150,10 @@ def test_only_a_completed_trial_with_a_finite_value_is_a_parent(
 def test_islands_breed_the_same_child_whatever_was_asked_before(tmp_path: Path) -> None:
     study = opened(tmp_path)
     study.enqueue(8)
-    sampler_of = search(study, "islands").sampler_of
     for number in range(6):
-        study.begin(number, sampler_of(number))
+        study.begin(number, sampler_of(study, number, "islands"))
         study.tell(number, COMPLETED, (float(number),))
-    child = study.begin(6, sampler_of(6)).params
+    child = study.begin(6, sampler_of(study, 6, "islands")).params
     assert child == islands.suggest(6, study.losses(), SPACE, SETTINGS)
     study.close()
 
@@ -187,7 +187,7 @@ def test_a_sampler_draws_the_same_after_every_restart(tmp_path: Path, sampler: s
         study = opened(folder)
         study.enqueue(14)
         for number in range(14):
-            trial = study.begin(number, search(study, sampler).sampler_of(number))
+            trial = study.begin(number, sampler_of(study, number, sampler))
             rate, steps = trial.params["lr"], trial.params["steps"]
             assert isinstance(rate, float) and isinstance(steps, int)
             study.tell(number, COMPLETED, (abs(math.log10(rate) + 2) + steps / 9,))
