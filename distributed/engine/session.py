@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
-from distributed.engine.errors import describe, worker_error
+from distributed.engine.errors import describe
 from distributed.engine.info import (
     DEFAULT_TIMEOUT,
     WorldInfo,
@@ -38,7 +38,7 @@ from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
 from distributed.engine.store import INTERFACE_VARIABLES, loopback_interface, meet
-from distributed.engine.watching import POLL_SECONDS, Gathering, Watch, forget_gatherings, ping
+from distributed.engine.watching import POLL_SECONDS, Gathering, Watch, forget_gatherings, ping_errors
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -347,23 +347,16 @@ def _await_others(session: Session, others: Collection[str]) -> Exception | None
             if session.changed.wait_for(
                 lambda: len(session.finished) == len(others) or any(session.finished.values()), timeout=POLL_SECONDS
             ):
-                return None if any(session.finished.values()) else _dead_one(others)
+                return None if any(session.finished.values()) else _killed_one(others)
         missing = watch.lost(others)
         if missing is not None:
             return missing
 
 
-def _dead_one(names: Iterable[str]) -> Exception | None:
+def _killed_one(names: Iterable[str]) -> Exception | None:
     """The error of a worker that was killed after it had finished, if there is one."""
-    pings = {name: rpc.rpc_async(name, ping, timeout=GOODBYE_SECONDS) for name in names}
-    for name, answer in pings.items():
-        try:
-            answer.wait()
-        except RuntimeError as error:
-            lost = worker_error(name, error, GOODBYE_SECONDS)
-            if isinstance(lost, ConnectionError):
-                return lost
-    return None
+    errors = (error for _, error in ping_errors(names, GOODBYE_SECONDS))
+    return next((error for error in errors if isinstance(error, ConnectionError)), None)
 
 
 def _serve_until_dismissed(session: Session, cause: str | None) -> None:
@@ -389,11 +382,4 @@ def missing_workers(seconds: float) -> list[str]:
     """After a call has failed: the workers that do not answer within `seconds`."""
     session = current()
     others = [name for name in session.workers if name != session.name]
-    futures = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in others}
-    missing = []
-    for name, future in futures.items():
-        try:
-            future.wait()
-        except RuntimeError:
-            missing.append(name)
-    return missing
+    return [name for name, _ in ping_errors(others, seconds)]

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import rpc
@@ -41,6 +41,16 @@ class Watch:
 
 def ping() -> bool:
     return True
+
+
+def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exception]]:
+    """Pings workers, all at the same time; gives the name and the error of each that does not answer in `seconds`."""
+    pings = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in names}
+    for name, answer in pings.items():
+        try:
+            answer.wait()
+        except RuntimeError as error:
+            yield name, worker_error(name, error, seconds)
 
 
 class _Gatherings:
