@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
+from distributed.engine.descriptors import allow_sockets
 from distributed.engine.errors import describe
 from distributed.engine.info import (
     DEFAULT_TIMEOUT,
@@ -202,6 +203,7 @@ def start_rpc(
         raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
     info = get_world_info()
     share_arena()  # before torch makes its threads
+    allow_sockets(info.world_size)
     stay_on_loopback()
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
     options = rpc_backend_options or _quiet_options(timeout)

@@ -27,7 +27,7 @@ from distributed.partition import TensorDimensionPartitioner
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped
-from distributed.strategies.common.sum_over_ranks import sum_over_ranks
+from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, Work, diagnose_chunk, join
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
 
@@ -103,18 +103,16 @@ class _Rank:
         self._cost = as_metrics(time.perf_counter() - began, costs)
         return [total]
 
-    def _exchange(self, cost: WorkerCost, values: Sequence[float] = ()) -> tuple[list[WorkerCost], list[list[float]]]:
-        """Gathers every rank's cost of the step, its answer to `agree`, and `values`; returns all costs and values.
-
-        It also keeps rank zero's answer.
-        """
+    def _row(self, cost: WorkerCost, values: Sequence[float] = ()) -> Tensor:
+        """What this rank tells all others in a step: its cost, its answer to `agree`, and `values`."""
         row = [*cost._replace(sent=self._bytes_since_last_call(cost.sent)), float(self._answer), *values]
-        own = torch.tensor(row, dtype=torch.float64, device=self._device)
-        gathered = [torch.empty_like(own) for _ in range(self._size)]
-        dist.all_gather(gathered, own)
-        rows = torch.stack(gathered).tolist()
-        self._agreed = bool(rows[0][2])
-        return [WorkerCost(*row[:2]) for row in rows], [row[3:] for row in rows]
+        return torch.tensor(row, dtype=torch.float64, device=self._device)
+
+    def _read_rows(self, rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]]:
+        """Every rank's cost and values. It keeps rank zero's answer."""
+        numbers = rows.tolist()
+        self._agreed = bool(numbers[0][2])
+        return [WorkerCost(*row[:2]) for row in numbers], [row[3:] for row in numbers]
 
     def _bytes_since_last_call(self, estimate: float) -> float:
         """Bytes that this rank has sent since the last call, as the kernel counts them; if it does not, `estimate`."""
@@ -136,8 +134,10 @@ class _Rank:
         seconds = time.perf_counter() - began
         buffers = {subtree: self._on_device(value.buffers) for subtree, value in flat.items()}
         subtrees = [subtrees_of(run, len(chunks)) for run in runs]
-        added, sent = sum_over_ranks(buffers, self._on_device(like.buffers), subtrees, len(chunks))
-        costs, _ = self._exchange(WorkerCost(seconds if sums else 0.0, sent))
+        templates = self._on_device(like.buffers)
+        row = self._row(WorkerCost(seconds if sums else 0.0, bytes_sent(templates, len(sums))))
+        added, rows = sum_over_ranks(buffers, templates, subtrees, len(chunks), row)
+        costs, _ = self._read_rows(rows)
         total = Flat([value.to(own.device) for value, own in zip(added, like.buffers, strict=True)], like.form)
         return unflatten(total), costs
 
@@ -160,7 +160,8 @@ class _Rank:
         grads = {name: grad.to(params[name].device) for name, grad in module.gradients().items()}
         leaves, form = pytree.tree_flatten(tree_sum(rests))
         sent = 2 * (self._size - 1) / self._size * module.stats.bytes  # as a ring all-reduce sends
-        costs, rows = self._exchange(WorkerCost(seconds, sent), [float(leaf) for leaf in leaves])
+        row = self._row(WorkerCost(seconds, sent), [float(leaf) for leaf in leaves])
+        costs, rows = self._read_rows(gather_rows(row))
         sums = [_number_like(leaf, sum(column)) for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)]
         return self._work.result(grads, pytree.tree_unflatten(sums, form)), costs
 

@@ -6,14 +6,15 @@ from typing import Any
 from torch import Tensor
 
 from distributed.engine.info import check_timeout
-from distributed.partition import whole
+from distributed.engine.traffic import Traffic
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.flat import Flat, flatten, unflatten
+from distributed.strategies.common.relay import PartResult, check_fan_out
 from distributed.strategies.common.work import Connect, Plan, Tensors
 from distributed.tree_sum import combine
 
 
-def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
+def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto", fan_out: int | str = "auto") -> Connect:
     """Rank zero drives and also computes. The other workers serve until rank zero closes the session.
 
     The parameters go to each worker once per step. If the reducer only adds, a worker adds its chunks' results as far
@@ -23,27 +24,32 @@ def rpc(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
         plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
         timeout: seconds that a worker may take for its part.
         device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
+        fan_out: the base of the tree along which parameters and results travel, see `relay`; `auto`: by the number of
+            workers; with as many as there are workers rank zero sends to all others itself.
 
     Raises:
-        ValueError: the partitioner would split chunks, or the time limit is not above 0.
+        ValueError: the partitioner would split chunks, the time limit is not above 0, or the tree
+            would be too high.
     """
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
     dealing.check_device_maps(device_maps)
+    base = check_fan_out(fan_out, plan.workers)
     meter = dealing.Meter()
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
         count = len(chunks)
-        shared = (whole(flatten(dealing.for_transport(params))), step, count if plan.only_adds else None)
-        results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda numbers: shared, timeout)
-        ordered = [combine(results.items(), count)] if plan.only_adds else dealing.in_order(results)
-        meter.stop(seconds)
+        adds = count if plan.only_adds else None
+        shared = (flatten(dealing.for_transport(params)), step, adds)
+        result = dealing.call_along_tree(_map, plan, chunks, shared, adds, timeout, base)
+        ordered = dealing.in_order(result) if adds is None else [combine(result.unpacked().items(), count)]
+        meter.stop(result.seconds, Traffic(0, result.sent))
         return ordered
 
-    return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
+    return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter, base)
 
 
-def _map(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int, adds: int | None) -> dealing.PartResult:
+def _map(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int, adds: int | None) -> PartResult:
     params, work = unflatten(flat), dealing.current_work()
     return dealing.compute(numbers, (work.map(params, chunk, step) for chunk in chunks), adds).flat()

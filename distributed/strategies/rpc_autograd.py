@@ -17,6 +17,7 @@ from distributed.engine.traffic import Traffic
 from distributed.remote import remote_sync_call
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.flat import Flat, flatten, unflatten
+from distributed.strategies.common.relay import PartResult, automatic_fan_out
 from distributed.strategies.common.work import Connect, Plan, Tensors
 from distributed.tree_sum import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 
@@ -58,8 +59,8 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
             return own, plain.form, count, step
 
         with autograd.context() as ctx:
-            results, seconds = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
-            losses, rests, ranks = zip(*dealing.in_order(results), strict=True)
+            called = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
+            losses, rests, ranks = zip(*dealing.in_order(called), strict=True)
             grads = _gradients(ctx, losses, ranks, leaves)
         traffic = _backward_traffic(plain.buffers, ranks, leaves)
         if plan.only_adds:
@@ -68,10 +69,10 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
         else:
             by_number = {subtree.first(): unflatten(Flat(grad, plain.form)) for subtree, grad in grads.items()}
             ordered = [plan.work.result(by_number[number], rest) for number, rest in enumerate(rests)]
-        meter.stop(seconds + _backward_seconds(step, set(ranks), timeout), traffic)
+        meter.stop(called.seconds + _backward_seconds(step, set(ranks), timeout), traffic)
         return ordered
 
-    return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter)
+    return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter, automatic_fan_out(plan.workers))
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]
@@ -125,9 +126,7 @@ def _copies(leaves: Leaves, form: Any, numbers: Sequence[int], count: int) -> di
     return copies
 
 
-def _losses(
-    numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int
-) -> dealing.PartResult:
+def _losses(numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int) -> PartResult:
     """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
     loss_of = dealing.current_work().loss
     assert loss_of is not None

@@ -31,10 +31,13 @@ class Operation:
 
 
 class NcclRules:
-    """The functions of torch.distributed that sums use. `collectives` counts those that were done."""
+    """The functions of torch.distributed that sums use. `collectives` counts those that were done.
 
-    def __init__(self, size: int) -> None:
-        self.size, self.collectives, self.deadlock = size, 0, False
+    `backend` is what `get_backend` returns; the rules are the same.
+    """
+
+    def __init__(self, size: int, backend: str = "nccl") -> None:
+        self.size, self.backend, self.collectives, self.deadlock = size, backend, 0, False
         self._own = threading.local()
         self._changed = threading.Condition()
         self._streams: list[deque[Operation]] = [deque() for _ in range(size)]
@@ -76,9 +79,10 @@ class NcclRules:
     def irecv(self, tensor: Tensor, src: int) -> Operation:
         return self._post(Operation(self, "receive", src, [], [tensor]))
 
-    def all_to_all_single(
-        self, output: Tensor, values: Tensor, output_splits: list[int], input_splits: list[int]
-    ) -> None:
+    def get_backend(self) -> str:
+        return self.backend
+
+    def all_to_all_single(self, output: Tensor, values: Tensor, output_splits: Any = 1, input_splits: Any = 1) -> None:
         received, sent = output.split(output_splits), values.split(input_splits)
         self._post(Operation(self, "all_to_all", None, sent, received)).wait()
 

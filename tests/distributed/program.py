@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -110,6 +111,63 @@ def strategies() -> None:
                 print(factory.__name__, name, "ok")
 
 
+def relayed() -> None:
+    """Four ranks in a tree three levels high: same values as in one process; a worker lost at its end is named."""
+    import torch
+
+    from distributed import partition, reduce
+    from distributed.strategies.common.work import Plan
+    from distributed.strategies.local import local
+    from distributed.strategies.rpc import rpc
+    from tests.distributed.chunk_work import PARAMS, WORK
+
+    size = sum(p.numel() * p.element_size() for p in PARAMS.values())
+    plan = Plan(WORK._replace(map=_map_or_die), 4, partition.batch_partitioner, reduce.stack())
+    alone = local(plan=plan._replace(workers=1), timeout=20)()
+    for reducer in (reduce.stack(), reduce.mean()):
+        strategy = rpc(plan=plan._replace(reduce=reducer), timeout=20, fan_out=2)()
+        for count in (1, 4, 7, 8) if strategy.drives else ():
+            chunks = list(torch.arange(2 * count - 1).split(2))
+            ours = reducer([grads for grads, _, _ in strategy.map(PARAMS, chunks, 4)], [2 * count - 1])
+            theirs = [grads for grads, _, _ in alone.map(PARAMS, chunks, 4)]
+            expected = reducer(theirs, [2 * count - 1])
+            assert all(torch.equal(ours[name], expected[name]) for name in PARAMS)
+            values = strategy.evaluate(PARAMS, "val", chunks)
+            assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
+        if reducer is reduce.mean() and strategy.drives:  # 0 sends to 2 and 1, and 2 to 3
+            sent = [round(strategy.cost()[f"worker{rank}/bytes_sent"] / size) for rank in range(4)]
+            assert sent == [2, 1, 2, 1], sent
+            print("same", flush=True)
+            try:
+                strategy.map(PARAMS, list(torch.arange(4).split(1)), DEADLY_STEP)
+            except ConnectionError as error:
+                print(error, flush=True)
+                strategy.close(error)
+        else:
+            strategy.close()
+
+
+def few_descriptors(limit: str) -> None:
+    """Rank zero calls all others, although it may have few files open at first."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    session.start_rpc(timeout=20)
+    if todist.get_rank() == 0:
+        everyone = [(rank, (), None) for rank in range(todist.get_world_size())]
+        print(todist.remote_sync_call(todist.get_rank, partitioner=lambda: everyone))
+    session.stop_rpc()
+
+
+DEADLY_STEP = 13
+
+
+def _map_or_die(params: Any, indices: Any, step: int) -> Any:
+    from tests.distributed.chunk_work import WORK
+
+    if step == DEADLY_STEP and todist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return WORK.map(params, indices, step)
+
+
 def added_by_tree() -> None:
     """Sums over the ranks of a process group, and all-reduce as a strategy, against one process."""
     import torch
@@ -131,8 +189,10 @@ def added_by_tree() -> None:
         terms = [[torch.randn(size, generator=generator) * 10.0**i, torch.tensor([i])] for i in range(count)]
         runs = [range(sum(counts[:i]), sum(counts[: i + 1])) for i in range(workers)]
         own = partials_of_terms([(i, terms[i]) for i in runs[rank]], count)
-        total, _ = sum_over_ranks(own, terms[0], [subtrees_of(run, count) for run in runs], count)
+        row = torch.tensor([float(rank)])
+        total, rows = sum_over_ranks(own, terms[0], [subtrees_of(run, count) for run in runs], count, row)
         assert all(map(torch.equal, total, tree_sum(terms))), (size, counts)
+        assert rows.flatten().tolist() == list(range(workers))
     groups.stop_process_group()
 
     plan = Plan(WORK, workers, partition.dim_partitioner(0), reduce.mean())
@@ -311,6 +371,8 @@ PROGRAMS = (
     late_barrier,
     one,
     strategies,
+    relayed,
+    few_descriptors,
     added_by_tree,
     gpus,
     failing_main,

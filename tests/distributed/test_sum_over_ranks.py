@@ -20,27 +20,31 @@ def terms_of(count: int, elements: int) -> list[list[Tensor]]:
 
 @pytest.mark.parametrize(("count", "elements"), [(1, 1), (5, 7), (8, 100), (16, 1000), (19, 333)])
 @pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_every_rank_gets_the_bits_of_one_process(
-    ranks: int, count: int, elements: int, monkeypatch: pytest.MonkeyPatch
+    backend: str, ranks: int, count: int, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terms = terms_of(count, elements)
     ends = [count * (rank + 1) // ranks for rank in range(ranks)]
     runs = [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     subtrees = [subtrees_of(run, count) for run in runs]
-    stand_in = NcclRules(ranks)
+    stand_in = NcclRules(ranks, backend)
     monkeypatch.setattr(module, "dist", stand_in)
 
-    def program() -> tuple[list[Tensor], int]:
-        own = partials_of_terms([(i, terms[i]) for i in runs[stand_in.get_rank()]], count)
-        return module.sum_over_ranks(own, terms[0], subtrees, count)
+    def program() -> tuple[list[Tensor], Tensor, int]:
+        rank = stand_in.get_rank()
+        own = partials_of_terms([(i, terms[i]) for i in runs[rank]], count)
+        row = torch.tensor([rank, 0.5 * rank], dtype=torch.float64)
+        return *module.sum_over_ranks(own, terms[0], subtrees, count, row), module.bytes_sent(terms[0], len(own))
 
     results = stand_in.run(program)
-    for total, _ in results:
+    for total, rows, _ in results:
         assert all(map(torch.equal, total, tree_sum(terms)))
+        assert rows.tolist() == [[rank, 0.5 * rank] for rank in range(ranks)]
     assert stand_in.collectives == (2 if ranks > 1 else 0)
     if count == 16 and ranks in (1, 2, 4, 8):  # a partial sum a rank
         ring = 2 * (ranks - 1) / ranks * sum(buffer.nbytes for buffer in terms[0])
-        assert all(ring <= sent <= ring + 2 * 2 * 16 * 12 * (ranks - 1) for _, sent in results)
+        assert all(ring <= sent <= ring + 2 * 2 * 16 * 12 * (ranks - 1) for _, _, sent in results)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -219,6 +219,11 @@ def test_start_and_stop_can_be_repeated() -> None:
     assert output.strip() == "1 1"
 
 
+def test_a_world_needs_more_descriptors_than_the_soft_limit() -> None:
+    results = run_program("few_descriptors", 4, "30")
+    assert [code for code, _ in results] == [0] * 4 and "[0, 1, 2, 3]" in results[0][1], results
+
+
 def test_a_failing_worker_init_fn_stops_every_rank() -> None:
     began = time.monotonic()
     results = run_program("init_fails", 2)

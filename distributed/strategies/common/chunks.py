@@ -4,9 +4,10 @@ come back in chunk order, or as partial sums. Parameters and results travel as f
 import itertools
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +21,10 @@ from distributed.partition import Args, DynamicPartitioner, PartitionFunction, T
 from distributed.remote import parts_of, remote_sync_call
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
+from distributed.strategies.common.relay import PartFunction, PartResult, grow, joined, relay
 from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, join
 from distributed.tree_sum import partials_of_terms
+from distributed.world import get_worker_id
 
 ROUND = 4
 """Chunks that a worker evaluates in one call."""
@@ -53,8 +56,12 @@ def check_device_maps(device_maps: str) -> None:
         raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
 
 
-def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | None, list[int]]]:
-    """Which worker computes which chunks: (worker, or None for the first free worker; numbers of its chunks).
+Dealt = list[tuple[int | str | None, list[int]]]
+"""Parts of a call: (worker, or None for the first free worker; the numbers of its chunks)."""
+
+
+def deal(partitioner: PartitionFunction, count: int) -> Dealt:
+    """Which worker computes which chunks.
 
     Raises:
         ValueError: the partitioner leaves a chunk out, or gives it out twice.
@@ -76,18 +83,6 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str | N
     return dealt
 
 
-class PartResult(NamedTuple):
-    """The results of a worker's part, by chunk number or by subtree; its rank; and the seconds that it took."""
-
-    results: dict[Any, Any] | Flat
-    rank: int
-    seconds: float
-
-    def flat(self) -> "PartResult":
-        """The same with flat buffers, and without graphs."""
-        return self._replace(results=flatten(self.results))
-
-
 def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None) -> PartResult:
     """Runs on a worker: computes the results of its chunks, one after the other.
 
@@ -96,18 +91,17 @@ def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None)
     began = time.perf_counter()
     numbered = zip(numbers, results, strict=True)
     computed: dict[Any, Any] = dict(numbered) if adds is None else partials_of_terms(numbered, adds)
-    return PartResult(computed, get_world_rank(), time.perf_counter() - began)
+    return PartResult(computed, Counter({get_world_rank(): time.perf_counter() - began}), Counter())
 
 
 def call(
-    func: Callable[..., PartResult],
+    func: PartFunction,
     partitioner: PartitionFunction,
     chunks: Sequence[Tensor],
     args: Callable[[list[int]], Args],
     timeout: float,
-) -> tuple[dict[Any, Any], Counter[int]]:
-    """Calls `func` on the workers; returns the results by chunk number or by subtree, and each worker's seconds, by
-    rank.
+) -> PartResult:
+    """Calls `func` on the workers from here; returns all results, by chunk number or by subtree.
 
     Args:
         func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
@@ -116,43 +110,75 @@ def call(
         args: gives the further arguments for a worker's chunks.
         timeout: seconds that the error names if a worker does not answer.
     """
-    parts = [
-        (worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None)
-        for worker, numbers in deal(partitioner, len(chunks))
-    ]
+    return _call_dealt(func, deal(partitioner, len(chunks)), chunks, args, timeout)
+
+
+def call_along_tree(
+    func: PartFunction,
+    plan: Plan,
+    chunks: Sequence[Tensor],
+    shared: Args,
+    adds: int | None,
+    timeout: float,
+    fan_out: int,
+) -> PartResult:
+    """As `call`, with the same further arguments for all workers, which pass them on; see `relay`.
+
+    If the partitioner leaves chunks to the first free worker, all workers get them from here.
+    """
+    dealt = deal(plan.partitioner, len(chunks))
+    if any(worker is None for worker, _ in dealt):
+        once = tuple(map(whole, shared))
+        return _call_dealt(func, dealt, chunks, lambda _: once, timeout)
+    numbers: defaultdict[int, list[int]] = defaultdict(list)
+    for worker, its_numbers in dealt:
+        numbers[get_worker_id(worker)] += its_numbers
+    tree = grow(numbers, get_world_rank(), fan_out)
+    with _naming_the_setting(timeout):
+        return relay(tree, func, dict(enumerate(chunks)), shared, adds, timeout)
+
+
+def _call_dealt(
+    func: PartFunction, dealt: Dealt, chunks: Sequence[Tensor], args: Callable[[list[int]], Args], timeout: float
+) -> PartResult:
+    parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
+    with _naming_the_setting(timeout):
+        return joined(remote_sync_call(func, partitioner=lambda: parts))
+
+
+@contextmanager
+def _naming_the_setting(timeout: float) -> Iterator[None]:
     try:
-        answers = remote_sync_call(func, partitioner=lambda: parts)
+        yield
     except TimeoutError as error:
         raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
-    seconds: Counter[int] = Counter()
-    results: dict[Any, Any] = {}
-    for done in answers:
-        seconds[done.rank] += done.seconds
-        results.update(unflatten(done.results) if isinstance(done.results, Flat) else done.results)
-    return results, seconds
 
 
-def in_order(results: dict[int, Any]) -> list[Any]:
+def in_order(result: PartResult) -> list[Any]:
     """The results in the order of the chunks."""
-    return [results[number] for number in sorted(results)]
+    by_number = result.unpacked()
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def sample_values(
-    func: Callable[..., PartResult],
-    partitioner: PartitionFunction,
+    func: PartFunction,
+    plan: Plan,
     params: Tensors,
     chunks: Sequence[Tensor],
     argument: Any,
     timeout: float,
+    fan_out: int,
 ) -> Tensors:
     """The values of every sample by `func`, in order. Chunks are sent in rounds, so that the time limit is for a few
     chunks only, however many there are."""
     size = ROUND * get_world_info().world_size
-    shared = (whole(flatten(for_transport(params))), argument)
-    rounds = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    by_chunk = [v for part in rounds for v in in_order(call(func, partitioner, part, lambda _: shared, timeout)[0])]
-    joined: Tensors = to_cpu(join(by_chunk))
-    return joined
+    shared = (flatten(for_transport(params)), argument)
+    by_chunk: list[Tensors] = []
+    for first in range(0, len(chunks), size):
+        part = chunks[first : first + size]
+        by_chunk += in_order(call_along_tree(func, plan, part, shared, None, timeout, fan_out))
+    values: Tensors = to_cpu(join(by_chunk))
+    return values
 
 
 def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> PartResult:
@@ -177,15 +203,14 @@ class Meter:
         self._before = traffic()
         self._began = time.perf_counter()
 
-    def stop(self, compute: Counter[int], backward: Traffic | None = None) -> None:
-        """`compute`: each worker's seconds. `backward`: bytes of a backward pass, which remote calls do not count."""
-        seconds = time.perf_counter() - self._began
+    def stop(self, seconds: Counter[int], beside: Traffic | None = None) -> None:
+        """`seconds`: of each worker's compute. `beside`: bytes that this process's remote calls do not count."""
+        duration = time.perf_counter() - self._began
         (sent, received) = traffic().since(self._before)
-        (more_sent, more_received) = backward or Traffic(0, Counter())
+        (more_sent, more_received) = beside or Traffic(0, Counter())
         by_rank = received + more_received + Counter({0: sent + more_sent})
-        self._cost = as_metrics(
-            seconds, [WorkerCost(compute[r], by_rank[r]) for r in range(get_world_info().world_size)]
-        )
+        costs = [WorkerCost(seconds[rank], by_rank[rank]) for rank in range(get_world_info().world_size)]
+        self._cost = as_metrics(duration, costs)
 
     def cost(self) -> dict[str, float]:
         return self._cost
@@ -245,6 +270,7 @@ def connect(
     device_maps: str,
     map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
     meter: Meter,
+    fan_out: int,
 ) -> Strategy:
     """Starts the session of a strategy that maps chunks by remote calls; returns the strategy."""
     leads = start_session(plan.work, timeout, device_maps)
@@ -253,9 +279,9 @@ def connect(
         return [to_cpu(result) for result in map_chunks(params, chunks, step)]
 
     def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return sample_values(_evaluate, plan.partitioner, params, chunks, split, timeout)
+        return sample_values(_evaluate, plan, params, chunks, split, timeout, fan_out)
 
     def diagnose_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return sample_values(_diagnose, plan.partitioner, params, chunks, step, timeout)
+        return sample_values(_diagnose, plan, params, chunks, step, timeout, fan_out)
 
     return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, stop_rpc)

@@ -1,8 +1,8 @@
 """Sums over the ranks of a process group in the order of `distributed.tree_sum`, by two collectives.
 
 Every rank owns a slice of the flat buffers. It gets all partial sums of its slice (`all_to_all`), adds them, and
-shares the result (`all_gather`). For B bytes, n ranks and one partial sum on each, a rank sends 2·B·(n − 1)/n bytes, as
-in a ring all-reduce; but a ring adds in another order for every element.
+shares the result (`gather_rows`). For B bytes, n ranks and one partial sum on each, a rank sends 2·B·(n − 1)/n bytes,
+as in a ring all-reduce; but a ring adds in another order for every element.
 
 NCCL has both collectives. There is no single send or receive, so none can wait for another.
 """
@@ -20,25 +20,31 @@ _ALIGN = 16
 
 
 def sum_over_ranks(
-    own: Mapping[Subtree, Sequence[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]], count: int
-) -> tuple[list[Tensor], int]:
-    """The sum of `count` terms of which every rank has some, and the bytes that this rank has sent.
+    own: Mapping[Subtree, Sequence[Tensor]],
+    like: Sequence[Tensor],
+    subtrees: Sequence[Sequence[Subtree]],
+    count: int,
+    beside: Tensor,
+) -> tuple[list[Tensor], Tensor]:
+    """The sum of `count` terms of which every rank has some, and a row of every rank.
 
     Args:
         own: of each of this rank's subtrees, the sum of its terms as flat buffers, one [k] for each type.
         like: buffers of the same sizes and types, also on a rank without terms.
         subtrees: of every rank, its subtrees.
         count: the number of terms on all ranks.
+        beside: this rank's row [r], which travels with the sum.
 
     Returns:
-        The buffers of the sum, and bytes.
+        The buffers of the sum, and the rows [ranks, r].
 
     Raises:
         RuntimeError: a rank has died, or does not answer within the group's time limit.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
-        return [combine(zip(own, buffers, strict=True), count) for buffers in zip(*own.values(), strict=True)], 0
+        sums = [combine(zip(own, buffers, strict=True), count) for buffers in zip(*own.values(), strict=True)]
+        return sums, beside[None]
     lengths = [_slice_length(buffer.numel(), size) for buffer in like]
     width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
     rows = [_by_rank(own[subtree], lengths, size) for subtree in subtrees[rank]]
@@ -48,12 +54,33 @@ def sum_over_ranks(
     dist.all_to_all_single(incoming, outgoing.view(-1, width), counts, [len(rows)] * size)
     everyones = [subtree for theirs in subtrees for subtree in theirs]
     totals = [combine(zip(everyones, part, strict=True), count) for part in _typed(incoming, lengths, like)]
-    own_slice = torch.cat([total.view(torch.uint8) for total in totals])
-    slices = _bytes_like(like[0], size, width)
-    dist.all_gather(list(slices), own_slice)
-    sums = zip(_typed(slices, lengths, like), like, strict=True)
-    sent = (size - 1) * (len(rows) + 1) * width
-    return [values.reshape(-1)[: buffer.numel()] for values, buffer in sums], sent
+    own_slice = torch.cat([part.view(torch.uint8) for part in (*totals, beside)])
+    gathered = gather_rows(own_slice)
+    slices = _typed(gathered[:, :width].contiguous(), lengths, like)
+    sums = [values.reshape(-1)[: buffer.numel()] for values, buffer in zip(slices, like, strict=True)]
+    return sums, gathered[:, width:].contiguous().view(beside.dtype)
+
+
+def bytes_sent(like: Sequence[Tensor], own_terms: int) -> int:
+    """The bytes of buffers that a rank with so many partial sums sends in `sum_over_ranks`."""
+    size = dist.get_world_size()
+    width = sum(_slice_length(buffer.numel(), size) * buffer.itemsize for buffer in like)
+    return (size - 1) * (own_terms + 1) * width
+
+
+def gather_rows(own: Tensor) -> Tensor:
+    """The rows [ranks, r] of all ranks; `own` [r] is this rank's.
+
+    gloo's `all_gather` goes round a ring, and waits twice a link's latency at each rank; its `all_to_all` sends to all
+    ranks at once.
+    """
+    size = dist.get_world_size()
+    rows = own.new_empty(size, *own.shape)
+    if dist.get_backend() == "gloo":
+        dist.all_to_all_single(rows, own.expand(size, -1).contiguous())
+    else:
+        dist.all_gather(list(rows), own)
+    return rows
 
 
 def _slice_length(elements: int, size: int) -> int:
