@@ -23,7 +23,7 @@ from typing import Any
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # linux/if_tun.h
 _INTERFACE = "link0"
-_PACKET = 65_000
+_PACKET = 9_000
 _RECEIVER = slice(16, 20)  # of an IPv4 header
 
 _SETTINGS = {

@@ -28,7 +28,7 @@ from torch.distributed.rpc import internal
 
 ROOT = Path(__file__).resolve().parent.parent
 ORIGINAL = ROOT / ".torchopt"
-PACKAGES = ("torchopt", "optree", "graphviz")
+PACKAGES = ("torchopt", "optree", "graphviz", "pandas", "python-dateutil", "six", "setproctitle")
 LAYERS = ("distributed", "torchopt.distributed")
 TASKS = (8, 32, 128)
 STEPS = 10

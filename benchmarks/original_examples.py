@@ -1,0 +1,146 @@
+"""Runs the original's two few-shot examples, unmodified, on our layer and on the original's, on two processes in turn.
+
+    python benchmarks/remote_calls.py --install        first: puts the original from PyPI into .torchopt
+    METALEARN_DATA=/path/to/data python benchmarks/original_examples.py FOLDER
+
+FOLDER is `examples/distributed/few-shot` of the repository metaopt/torchopt. The examples read
+/tmp/omniglot-data/omniglot.npy; it is made from the real Omniglot if it is missing. They train for ten epochs; a run is
+ended after so many steps. A table shows the losses, the time of a step, and the largest memory of both processes.
+"""
+
+import argparse
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.remote_calls import ORIGINAL  # noqa: E402 (the path comes first, here and below)
+from metalearn.tasks.common.place import DataPlace  # noqa: E402
+from metalearn.tasks.omniglot import decoded  # noqa: E402
+
+PROGRAMS = ("maml_omniglot.py", "maml_omniglot_local_loader.py")
+LAYERS = ("distributed", "torchopt.distributed")
+DATA = Path("/tmp/omniglot-data/omniglot.npy")  # noqa: S108 (the examples' own path)
+WORKERS = 2
+
+_STEP = re.compile(r"Train Loss: (\S+) \| Acc: (\S+) \| Time: (\S+)")
+_START = (
+    "import sys, runpy, numpy; numpy.int, numpy.float = int, float\n"  # names that numpy had then
+    "layer, program = sys.argv[1:3]; sys.argv = sys.argv[2:]; sys.path[0] = program.rpartition('/')[0]\n"
+    "if layer == 'distributed':\n    from distributed.as_torchopt import main; main(sys.argv)\n"
+    "else:\n    runpy.run_path(program, run_name='__main__')\n"
+)
+
+
+class Figures(NamedTuple):
+    """Of each training step its loss, accuracy in per cent and seconds; of each rank its largest memory in bytes."""
+
+    losses: list[float]
+    accuracies: list[float]
+    seconds: list[float]
+    memory: list[int]
+
+    def learnt(self) -> bool:
+        """Whether the loss of the last ten steps is below that of the first ten."""
+        return statistics.mean(self.losses[-10:]) < statistics.mean(self.losses[:10])
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the examples")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help="only these")
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS, help="only these")
+    parser.add_argument("--tasks", nargs="+", type=int, default=[30, 32], help="tasks a step")
+    parser.add_argument("--steps", type=int, default=50, help="training steps of a run")
+    parser.add_argument("--limit", type=float, default=900, help="seconds that a run may take")
+    options = parser.parse_args()
+    print("| program | tasks | layer | steps | loss, first and last ten | s a step | GB, rank by rank |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for program in options.programs:
+        for tasks in options.tasks:
+            for layer in options.layers:
+                figures = run(options.folder / program, layer, tasks, options.steps, options.limit)
+                print(f"| {program} | {tasks} | `{layer}` | {_row(figures)} |", flush=True)
+    return 0
+
+
+def _row(figures: Figures) -> str:
+    memory = ", ".join(f"{size / 1e9:.2f}" for size in figures.memory)
+    if not figures.losses:
+        return f"none | | | {memory}"
+    first, last = (statistics.mean(losses) for losses in (figures.losses[:10], figures.losses[-10:]))
+    return f"{len(figures.losses)} | {first:.2f}, {last:.2f} | {statistics.median(figures.seconds):.2f} | {memory}"
+
+
+def run(program: Path, layer: str, tasks: int, steps: int, limit: float) -> Figures:
+    """Runs an example until it has made so many training steps, or the time is over."""
+    make_data()
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ORIGINAL}", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONUNBUFFERED": "1", "TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORKERS}", "--no-python"]
+    command = [sys.executable, *launcher, sys.executable, "-c", _START, layer, str(program.resolve())]
+    process = subprocess.Popen(
+        [*command, f"--task_num={tasks}"], env=environment, cwd=DATA.parent, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return _watch(process, steps, time.monotonic() + limit)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _watch(process: subprocess.Popen[bytes], steps: int, deadline: float) -> Figures:
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    figures = Figures([], [], [], [0] * WORKERS)
+    text = ""
+    while len(figures.losses) < steps and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.5)
+        text += (process.stdout.read() or b"").decode(errors="replace")
+        *lines, text = text.split("\n")
+        for match in filter(None, map(_STEP.search, lines)):
+            for column, value in zip(figures[:3], match.groups(), strict=True):
+                column.append(float(value))
+        for rank, peak in enumerate(_peaks(process.pid)):
+            figures.memory[rank] = max(figures.memory[rank], peak)
+    if process.poll():
+        print(text, *lines[-20:], sep="\n", file=sys.stderr)
+    return Figures(figures.losses[:steps], figures.accuracies[:steps], figures.seconds[:steps], figures.memory)
+
+
+def _peaks(launcher: int) -> Sequence[int]:
+    """The largest memory so far of each child of the launcher, in bytes, in the order in which they were started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    sizes = []
+    for child in children[:WORKERS]:
+        match = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{child}/status").read_text())
+        sizes.append(int(match.group(1)) * 1024 if match else 0)
+    return sizes
+
+
+def make_data() -> None:
+    """The array that the examples read: [1623, 20, 1, 28, 28], white is 1, as their loader would decode it."""
+    if DATA.exists():
+        return
+    ink = decoded(DataPlace(root=os.environ["METALEARN_DATA"], download=False), 28)
+    DATA.parent.mkdir(exist_ok=True)
+    np.save(DATA, (255 - ink[:, :, None]) / 255.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
