@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from distributed import api, autograd, world
+from distributed.marks import pure
 from distributed.module import module_clone
 from distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from distributed.partition import (
@@ -28,7 +29,7 @@ from distributed.reduce import (
     sum_reducer,
     weighted_mean_reducer,
 )
-from distributed.remote import remote_async_call, remote_sync_call
+from distributed.remote import as_completed, remote_async_call, remote_sync_call
 from distributed.world import (
     WorldInfo,
     auto_init_rpc,
@@ -56,6 +57,7 @@ __all__ = [
     "WorldInfo",
     "add_in_order",
     "api",
+    "as_completed",
     "auto_init_rpc",
     "autograd",
     "barrier",
@@ -79,6 +81,7 @@ __all__ = [
     "parallelize",
     "parallelize_async",
     "parallelize_sync",
+    "pure",
     "rank_all",
     "rank_non_zero_only",
     "rank_zero_only",

@@ -2,8 +2,9 @@
 results. How items travel: see `engine.call`.
 """
 
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch.distributed import rpc
@@ -11,8 +12,9 @@ from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed.engine.call import Call, Dealt
+from distributed.engine.orders import Item
 from distributed.engine.session import current
-from distributed.engine.worker import Item
+from distributed.marks import is_pure
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
 from distributed.world import get_worker_id
@@ -71,12 +73,23 @@ def _start(
     kwargs: KwArgs | None,
     partitioner: Partitioner | None,
     timeout: float | None,
-    *,
-    compute_own_part: bool,
+    retries: int,
+    **how: bool,
 ) -> Call:
     current()
+    _check_retries(func, retries)
     limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
-    return Call(func, _deal(partitioner, args or (), kwargs or {}), limit, compute_own_part=compute_own_part)
+    return Call(func, _deal(partitioner, args or (), kwargs or {}), limit, retries=retries, **how)
+
+
+def _check_retries(func: Callable[..., Any], retries: int) -> None:
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ValueError(f"retries={retries!r}: must be a whole number from 0; for example retries=1")
+    if retries and not is_pure(func):
+        raise ValueError(
+            f"retries={retries}: {func!r} is not declared pure; if it does no harm to compute an item twice, write "
+            "@distributed.pure above its def"
+        )
 
 
 def remote_sync_call(
@@ -87,6 +100,7 @@ def remote_sync_call(
     partitioner: Partitioner | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
+    retries: int = 0,
 ) -> Any:
     """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
 
@@ -105,15 +119,19 @@ def remote_sync_call(
         timeout: seconds that a worker may take for its part, from when that is sent; None: the session's. A part is
             sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that does not
             count, unless none of them ends for this long.
+        retries: how often an item may be computed anew, by another worker, after its worker was lost: it does not
+            answer, or not in time. Other workers of the call come first. The time limit begins again. `func` must
+            be declared `pure`. Exceptions of `func` are raised at once, as ever.
 
     Raises:
-        ConnectionError: a worker does not answer; the message names it.
+        ConnectionError: a worker does not answer; the message names it, or with `retries` all that were tried.
         TimeoutError: a worker did not answer in time.
         RecursionError: the call is nested deeper than `session.MAX_DEPTH`.
-        TypeError, ValueError: an argument cannot be sent, or a worker does not exist.
+        TypeError, ValueError: an argument cannot be sent, or a worker does not exist; `retries` with a function that
+            is not pure, or under an autograd context.
         Exception: the exception of `func`, of the same type if it can be rebuilt.
     """
-    call = _start(func, args, kwargs, partitioner, timeout, compute_own_part=True)
+    call = _start(func, args, kwargs, partitioner, timeout, retries, compute_own_part=True)
     results = call.results()
     return results if reducer is None else reducer(results)
 
@@ -126,12 +144,13 @@ def remote_async_call(
     partitioner: Partitioner | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
+    retries: int = 0,
 ) -> Future[Any]:
     """As `remote_sync_call`, but returns a future of the value when the messages are sent.
 
     It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
     """
-    call = _start(func, args, kwargs, partitioner, timeout, compute_own_part=False)
+    call = _start(func, args, kwargs, partitioner, timeout, retries)
     value: Future[Any] = Future()
     call.note_unread(value)
 
@@ -143,5 +162,36 @@ def remote_async_call(
             value.set_exception(error)
         call.note_read(value)
 
-    call.when_ended(finish)
+    def finish_in_own_thread() -> None:
+        """Retries are waited for, and torch's threads shall not wait."""
+        threading.Thread(target=finish, name="retries of a remote call", daemon=True).start()
+
+    call.when_ended(finish_in_own_thread if retries else finish)
     return value
+
+
+def as_completed(
+    func: Callable[..., T],
+    *,
+    args: Args | None = None,
+    kwargs: KwArgs | None = None,
+    partitioner: Partitioner | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+) -> Iterator[tuple[int, T]]:
+    """As `remote_sync_call`, but gives the number and the result of each item as soon as it is there.
+
+        for number, loss in as_completed(task_loss, args=(tasks,), partitioner=dim_partitioner(0, exclusive=True)):
+
+    Items are dealt and sent as ever: one message to each worker, which runs its items in turn. But each result comes
+    back by itself, while the worker computes its next item. The caller's own items are computed in a second thread.
+    The call begins when the first result is asked for. Leaving the loop gives the rest up: each worker ends after its
+    present item. The first failure is raised at once. Under `autograd.context()` the results keep their graphs, but
+    after a failure, or if the loop is left early, that context has no backward pass.
+
+    Args: as for `remote_sync_call`. The time limit is that of a worker's whole part, not of an item. Results on a GPU
+        need a device map from their worker to the caller.
+
+    Raises: as `remote_sync_call`.
+    """
+    yield from _start(func, args, kwargs, partitioner, timeout, retries, streams=True).arrivals()

@@ -47,16 +47,32 @@ def carries(worker: str, device: torch.device, *, any_device: bool = False) -> b
 
 
 def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tuple[tuple[int, ...] | None, Packed]:
+    """The numbers of the items and their packed results; or None and a packed failure."""
     if isinstance(outcome, Failure):
         return None, pack(outcome, graphs=False, carries=carries)
-    numbers = tuple(outcome)
-    values = [part for number, value in outcome.items() for part in (_Begin(number), value)]
     try:
-        return numbers, pack(values[1] if len(numbers) == 1 else values, graphs=ctx is not None, carries=carries)
+        return tuple(outcome), pack_results(outcome, ctx, carries)
     except (TypeError, ValueError) as error:
         number = _first_that_fails(outcome, carries)
-        refused = type(error)(f"the result of {_item(number)} cannot be sent: {error}")
-        return None, pack(failure(refused, me, number), graphs=False, carries=carries)
+        return None, pack(failure(error, me, number), graphs=False, carries=carries)
+
+
+def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> Packed:
+    """Of a single item the result alone. Outside a context tensors go without their graphs.
+
+    Raises:
+        TypeError, ValueError: a result cannot be sent; the message names its item.
+    """
+    values = [part for number, value in results.items() for part in (_Begin(number), value)]
+    try:
+        packed = pack(values[1] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
+    except (TypeError, ValueError) as error:
+        number = _first_that_fails(results, carries)
+        raise type(error)(f"the result of {_item(number)} cannot be sent: {error}") from error
+    if ctx is not None:
+        return packed
+    plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
+    return Packed(packed.payload, plain)
 
 
 class _Begin:
@@ -105,6 +121,11 @@ def _first_that_fails(results: dict[int, Any], carries: Carries) -> int | None:
 
 def _item(number: int | None) -> str:
     return "the call" if number is None else f"item {number}"
+
+
+def message_anchors(received: list[Tensor]) -> list[Tensor]:
+    """What ties a message with these tensors to the backward pass: an empty sum over one of them that has a graph."""
+    return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
 
 
 def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:

@@ -8,7 +8,9 @@ import contextlib
 import functools
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -17,15 +19,24 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from distributed.engine import contexts, exchange, worker
-from distributed.engine.answers import Answer, Failure, Outcome, carries, raise_failure, read_answer
+from distributed.engine.answers import (
+    Answer,
+    Failure,
+    Outcome,
+    message_anchors,
+    raise_failure,
+    read_answer,
+)
 from distributed.engine.errors import worker_error
+from distributed.engine.exchange import Part
 from distributed.engine.info import check_timeout
 from distributed.engine.leaving import cancel
-from distributed.engine.message import Packed, pack, send
-from distributed.engine.session import MAX_DEPTH, Session, current
+from distributed.engine.message import Packed, send
+from distributed.engine.orders import Head, Item, Order, pack_item, pack_order
+from distributed.engine.session import MAX_DEPTH, current
 from distributed.engine.slots import Slots
+from distributed.engine.spares import Spares
 from distributed.engine.traffic import note_received, note_sent
-from distributed.engine.worker import Item, Order
 from distributed.partition import Whole
 
 _numbers = itertools.count()
@@ -39,10 +50,28 @@ class Dealt(NamedTuple):
     shared: list[Whole]
 
 
-class Call:
-    """A remote call, sent when it is made; `results` waits.
+@dataclass(eq=False)
+class _Message:
+    """An order on its way: the worker's rank, its own items, whether it takes items from the queue, and its slot."""
 
-    `compute_own_part`: whether `results` computes the caller's own items; else they are sent as to any other worker.
+    rank: int
+    items: list[Item]
+    takes: bool
+    slot: Slots
+    future: Future[Answer]
+
+
+class Call:
+    """A remote call, sent when it is made. Then either `results` waits for all results, or `arrivals` gives each one as
+    it comes.
+
+    Args:
+        func: what the workers compute.
+        dealt: the call's items.
+        timeout: seconds; None: the session's limit.
+        compute_own_part: whether `results` computes the caller's own items; else they are sent as to any other worker.
+        streams: whether the results come one by one, for `arrivals`.
+        retries: how often an item of a lost worker is sent to another one.
     """
 
     def __init__(
@@ -51,9 +80,11 @@ class Call:
         dealt: Dealt,
         timeout: float | None,
         *,
-        compute_own_part: bool,
+        compute_own_part: bool = False,
+        streams: bool = False,
+        retries: int = 0,
     ) -> None:
-        session = current()
+        self._session = session = current()
         self._names = session.workers
         self.timeout = session.timeout if timeout is None else timeout
         check_timeout(self.timeout)
@@ -64,9 +95,11 @@ class Call:
         self._calls = None if self._ctx is None else contexts.calls_of(self._ctx)
         self._me = session.rank
         self._number = next(_numbers)
-        items, free, shared = dealt
-        self._expected = len(free) + sum(map(len, items.values()))
-        takers = self._takers(len(free))
+        self._func = func
+        self._streams = streams
+        items, self._free, shared = dealt
+        self._expected = len(self._free) + sum(map(len, items.values()))
+        takers = self._takers(len(self._free))
         orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
         packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
@@ -75,20 +108,31 @@ class Call:
             if self._calls is not None:
                 self._ctx = self._calls.ctx
                 packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        self._queue = exchange.open_queue([self._pack_item(item, shared) for item in free]) if free else None
-        self._source = None if self._queue is None else exchange.QueueAddress(session.name, self._queue)
-        self._own_order = packed.pop(self._me, None) if compute_own_part else None
-        self._sent: dict[int, tuple[Future[Answer], Slots]] = {}
-        self._arrived: SimpleQueue[int] = SimpleQueue()
+        self._spares = Spares(self._names, list(orders), retries)
+        if retries and self._ctx is not None:
+            raise ValueError(
+                f"retries={retries}: a backward pass needs the worker that has computed; leave out retries, or call "
+                "outside autograd.context()"
+            )
+        self._queue = (
+            exchange.open_queue([pack_item(item, shared, graphs=self._ctx is not None) for item in self._free])
+            if takers
+            else None
+        )
+        own_order = packed.pop(self._me, None) if compute_own_part else None
+        self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
+        self._under_way: list[_Message] = []
+        self._arrived: SimpleQueue[_Message | Part] = SimpleQueue()
+        self._received: set[int] = set()
         self._has_failed = False
+        if streams:
+            exchange.open_stream(self._number, self._arrived.put)
         try:
             for rank, order in packed.items():
-                self._send(session, rank, order, takes=rank in takers)
+                self._send(rank, order, items.get(rank, []), takes=rank in takers)
         except BaseException:
             self._abandon()
             raise
-        for rank, (future, _) in self._sent.items():
-            future.add_done_callback(functools.partial(self._note_answer, rank))
 
     def _takers(self, free: int) -> list[int]:
         """The ranks that take items from the queue: the caller, then the others, at most as many as there are items."""
@@ -106,57 +150,51 @@ class Call:
             self._calls.unread.discard(value)
 
     def _pack(self, order: Order, rank: int) -> Packed:
-        """Raises TypeError or ValueError that names the value that cannot be sent."""
-        name = self._names[rank]
-        packed = functools.partial(pack, graphs=self._ctx is not None, carries=functools.partial(carries, name))
-        try:
-            return packed((order.func, [tuple(item) for item in order.items], order.shared))
-        except (TypeError, ValueError):
-            for what, value in _labelled_values(order):
-                try:
-                    packed(value)
-                except (TypeError, ValueError) as error:
-                    raise type(error)(f"{what}: cannot be sent to {name}: {error}") from error
-            raise
+        return pack_order(order, self._names[rank], graphs=self._ctx is not None)
 
-    def _pack_item(self, item: Item, shared: list[Whole]) -> Packed:
-        """An item for any free worker. That worker is not known yet, so tensors must be on the CPU."""
-        graphs = self._ctx is not None
-        try:
-            return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"item {item.number}: cannot be sent: {error}") from error
+    def _head(self, *, takes: bool) -> Head:
+        queue = self._queue if takes else None
+        return Head(self._depth, self._session.name, self._number, queue, self._ctx, self.timeout, self._streams)
 
-    def _send(self, session: Session, rank: int, order: Packed, *, takes: bool) -> None:
-        slot = session.slots[rank, self._depth]
+    def _send(self, rank: int, order: Packed, items: list[Item], *, takes: bool) -> None:
+        slot = self._session.slots[rank, self._depth]
+        try:
+            future = self._dispatch(rank, order, slot, self._head(takes=takes))
+        except (ConnectionError, TimeoutError) as error:
+            self._recover(rank, items, takes, error)
+            return
+        message = _Message(rank, items, takes, slot, future)
+        self._under_way.append(message)
+        note_sent(order.size())
+        future.add_done_callback(functools.partial(self._note_answer, message))
+
+    def _dispatch(self, rank: int, order: Packed, slot: Slots, head: Head) -> Future[Answer]:
         if not slot.acquire(self.timeout):
             raise TimeoutError(
                 f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
                 f"{self.timeout:g} s, so this one was not sent"
             )
-        head = (self._depth, session.name, self._number, self._queue if takes else None, self._ctx, self.timeout)
         try:
             with contexts.entered(self._ctx):
-                future: Future[Answer] = send(session.infos[rank], worker.serve, head, order, self.timeout)
+                return send(self._session.infos[rank], worker.serve, (tuple(head),), order, self.timeout)
         except BaseException as error:
             slot.release()
             if isinstance(error, RuntimeError):
                 raise worker_error(self._names[rank], error, self.timeout) from error
             raise
-        self._sent[rank] = future, slot
-        note_sent(order.size())
 
-    def _note_answer(self, rank: int, answered: Future[Answer]) -> None:
+    def _note_answer(self, message: _Message, answered: Future[Answer]) -> None:
         """Runs when a worker has answered, or is lost. After a failure the other workers get no more items."""
-        if _state(answered) is not _State.DONE:
+        message.slot.release()
+        state = _state(answered)
+        if state is _State.FAILED or (state is _State.LOST and not self._spares.retries):
             self._has_failed = True
-            if self._queue is not None:
-                exchange.close_queue(self._queue)
-        self._arrived.put(rank)
+            self._close_queue()
+        self._arrived.put(message)
 
     def when_ended(self, action: Callable[[], None]) -> None:
-        """Calls `action` once, as soon as `results` need not wait."""
-        futures = [future for future, _ in self._sent.values()]
+        """Calls `action` once, as soon as `results` need not wait, or a worker is lost."""
+        futures = [message.future for message in self._under_way]
         first = threading.Lock()
 
         def act_if_ended(_: Future[Answer]) -> None:
@@ -189,52 +227,106 @@ class Call:
         assert len(ordered) == self._expected
         return [ordered[number] for number in sorted(ordered)]
 
+    def arrivals(self) -> Iterator[tuple[int, Any]]:
+        """The items' numbers and results as they come. Raises the first failure at once."""
+        try:
+            for outcome in self._outcomes():
+                if isinstance(outcome, Failure):
+                    raise_failure(outcome)
+                else:
+                    new = {number: result for number, result in outcome.items() if number not in self._received}
+                    self._received |= new.keys()
+                    yield from new.items()
+        finally:
+            self._abandon()
+        assert len(self._received) == self._expected
+
     def _outcomes(self) -> Iterator[Outcome]:
         """The outcomes of the workers in the order in which they come; the caller's own is the first."""
-        if self._own_order is not None:
-            answer = worker.compute_here(
-                self._own_order, self._depth, self._source, self._ctx, stop=lambda: self._has_failed
-            )
+        if self._own is not None:
+            answer = worker.compute_here(*self._own, stop=lambda: self._has_failed)
             yield self._read(answer, self._me)
-        while self._sent:
-            rank = self._arrived.get()
-            yield self._outcome(rank, *self._sent.pop(rank))
+        while self._under_way:
+            arrived = self._arrived.get()
+            if isinstance(arrived, Part):
+                yield self._read_part(arrived)
+            else:
+                self._under_way.remove(arrived)
+                yield self._outcome(arrived)
 
     def _abandon(self) -> None:
-        """Closes the queue and cancels the messages that are under way, which release their slots when they end."""
+        """Ends what is under way: closes the queue and the stream, and cancels the messages."""
+        self._close_queue()
+        exchange.close_stream(self._number)
+        if self._ctx is not None and self._under_way:
+            names = " and ".join(self._names[message.rank] for message in self._under_way)
+            contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
+        for message in self._under_way:
+            if not message.future.done():
+                self._cancel(message.rank)
+
+    def _close_queue(self) -> None:
         if self._queue is not None:
             exchange.close_queue(self._queue)
-        if self._ctx is not None and self._sent:
-            names = " and ".join(self._names[rank] for rank in self._sent)
-            contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
-        for rank, (future, slot) in self._sent.items():
-            future.add_done_callback(functools.partial(_release, slot))
-            if not future.done():
-                with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
-                    rpc.rpc_async(
-                        self._names[rank], cancel, (self._names[self._me], self._number), timeout=self.timeout
-                    )
 
-    def _outcome(self, rank: int, future: Future[Answer], slot: Slots) -> Outcome:
+    def _cancel(self, rank: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
+            rpc.rpc_async(self._names[rank], cancel, (self._session.name, self._number), timeout=self.timeout)
+
+    def _outcome(self, message: _Message) -> Outcome:
         try:
-            answer = future.wait()
+            answer = message.future.wait()
         except RuntimeError as error:
-            cause = worker_error(self._names[rank], error, self.timeout)
+            cause = worker_error(self._names[message.rank], error, self.timeout)
+            cause.__cause__ = error
             if self._ctx is not None:
                 contexts.spoil(self._ctx, str(cause))
-            raise cause from error
-        finally:
-            slot.release()
-        note_received(Packed(answer[1], answer[2]).size(), rank)
-        return self._read(answer, rank)
+            self._recover(message.rank, message.items, message.takes, cause)
+            return {}
+        note_received(Packed(answer[1], answer[2]).size(), message.rank)
+        return self._read(answer, message.rank)
+
+    def _recover(self, rank: int, items: list[Item], takes: bool, cause: Exception) -> None:
+        """Sends the items of a lost worker to others.
+
+        Raises:
+            Exception: the cause, if there are no retries; or that, with the workers that were tried for an item.
+        """
+        if not self._spares.retries or not isinstance(cause, ConnectionError | TimeoutError):
+            raise cause
+        if isinstance(cause, TimeoutError):
+            self._cancel(rank)
+        self._spares.lose(rank)
+        taken = self._taken_by(rank) if takes else []
+        missing = [item for item in [*items, *taken] if item.number not in self._received]
+        orders: defaultdict[int, list[Item]] = defaultdict(list)
+        for item in missing:
+            orders[self._spares.next_for(item.number, rank, cause)].append(item)
+        for other, own_items in orders.items():
+            order = self._pack(Order(self._func, own_items, []), other)
+            self._send(other, order, own_items, takes=False)
+
+    def _taken_by(self, rank: int) -> list[Item]:
+        """The free items that a lost worker has taken; and if no other worker takes any more, all that are left."""
+        assert self._queue is not None
+        positions = exchange.withdraw(self._queue, self._names[rank])
+        if not any(message.takes for message in self._under_way):
+            positions += exchange.clear(self._queue)
+        return [self._free[position] for position in positions]
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
         (numbers, _, _, anchor) = answer
-        if numbers is None and self._queue is not None:
-            exchange.close_queue(self._queue)
+        if numbers is None:
+            self._close_queue()
         if self._calls is not None and anchor is not None:
             self._calls.anchors.append(anchor)
         return read_answer(answer, self._names[rank])
+
+    def _read_part(self, part: Part) -> Outcome:
+        note_received(part.packed.size(), self._names.index(part.sender))
+        if self._calls is not None:
+            self._calls.anchors += message_anchors(part.packed.tensors())
+        return read_answer(((part.number,), *part.packed, None), part.sender)
 
 
 class _State(Enum):
@@ -251,18 +343,3 @@ def _state(future: Future[Answer]) -> _State:
     except RuntimeError:
         return _State.LOST
     return _State.FAILED if numbers is None else _State.DONE
-
-
-def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
-    """The values of an order, each with its name for an error message."""
-    hint = "; workers find a function by its module and name, so define it with def at the top of a module"
-    yield f"func={order.func!r}{hint}", order.func
-    for item in order.items:
-        for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
-            yield f"argument {argument!r} of item {item.number}", value
-    for value in order.shared:
-        yield "an argument sent whole", value
-
-
-def _release(slot: Slots, _: Future[Answer]) -> None:
-    slot.release()

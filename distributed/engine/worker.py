@@ -4,34 +4,28 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor
 from torch.distributed import rpc
+from torch.futures import Future
 
 from distributed.engine import contexts, exchange
-from distributed.engine.answers import Answer, Failure, Outcome, anchor_of, carries, current_name, failure, pack_outcome
+from distributed.engine.answers import (
+    Answer,
+    Failure,
+    Outcome,
+    anchor_of,
+    carries,
+    current_name,
+    failure,
+    message_anchors,
+    pack_outcome,
+    pack_results,
+)
 from distributed.engine.leaving import served
-from distributed.engine.message import Carries, Packed, own_copy, unpack, without_graphs
+from distributed.engine.message import Carries, Packed, own_copy, send, unpack, without_graphs
+from distributed.engine.orders import Head, Item, Order
 from distributed.engine.session import default_timeout, use_own_gpu
-from distributed.partition import Args, KwArgs
-
-
-class Item(NamedTuple):
-    """One call of the function: its number among all items, and its arguments."""
-
-    number: int
-    args: Args
-    kwargs: KwArgs
-
-
-class Order(NamedTuple):
-    """What a worker shall compute: its own items, and the values that all items of the caller's queue share."""
-
-    func: Callable[..., Any]
-    items: list[Item]
-    shared: list[Any]
-
 
 # How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
 # every message, and thread-locals are slow to make.
@@ -43,24 +37,15 @@ def depth() -> int:
     return _depth.get()
 
 
-def serve(
-    depth: int,
-    caller: str,
-    number: int,
-    queue: int | None,
-    ctx: int | None,
-    timeout: float,
-    payload: bytes,
-    carried: list[Any],
-) -> Answer:
-    """The function that the caller's message runs on the worker."""
+def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer:
+    """The function that the caller's message runs on the worker. `fields` are those of the `Head`."""
     use_own_gpu()
-    source = None if queue is None else exchange.QueueAddress(caller, queue)
-    sendable = functools.partial(carries, caller, any_device=True)
-    with served(caller, number, timeout) as call:
-        answer = compute(Packed(payload, carried), depth, source, ctx, sendable, stop=lambda: call.cancelled)
-        if ctx is not None:
-            _report_spoiled(ctx, caller)
+    head = Head(*fields)
+    sendable = functools.partial(carries, head.caller, any_device=True)
+    with served(head.caller, head.number, head.timeout) as call:
+        answer = compute(Packed(payload, carried), head, sendable, stop=lambda: call.cancelled)
+        if head.ctx is not None:
+            _report_spoiled(head.ctx, head.caller)
     return answer
 
 
@@ -71,62 +56,56 @@ def _report_spoiled(ctx: int, caller: str) -> None:
         rpc.rpc_sync(caller, contexts.spoil, (ctx, f"on {current_name()}: {reason}"), timeout=default_timeout())
 
 
-def compute_here(
-    order: Packed, depth: int, source: exchange.QueueAddress | None, ctx: int | None, stop: Callable[[], bool]
-) -> Answer:
+def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
     """Computes the caller's own part, on copies of the arguments as on any other worker."""
-    return compute(own_copy(order, graphs=ctx is not None), depth, source, ctx, lambda device: True, stop)
+    return compute(own_copy(order, graphs=head.ctx is not None), head, lambda device: True, stop)
 
 
-def compute(
-    packed: Packed,
-    depth: int,
-    source: exchange.QueueAddress | None,
-    ctx: int | None,
-    carries: Carries,
-    stop: Callable[[], bool],
-) -> Answer:
+def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], bool]) -> Answer:
     """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
     me = current_name()
-    outer = _depth.set(depth)
+    outer = _depth.set(head.depth)
     try:
-        with contexts.computing(ctx) as calls:
-            outcome = _outcome(packed, source, me, ctx, stop)
+        with contexts.computing(head.ctx) as calls:
+            outcome = _outcome(packed, head, me, stop)
             if calls is not None:
                 calls.wait()
     finally:
         _depth.reset(outer)
-    numbers, answer = pack_outcome(outcome, me, ctx, carries)
-    if calls is None:
-        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in answer.carried]
-        return numbers, answer.payload, plain, None
-    return numbers, answer.payload, answer.carried, anchor_of(packed.tensors(), calls.anchors, answer.tensors())
+    numbers, answer = pack_outcome(outcome, me, head.ctx, carries)
+    anchor = None if calls is None else anchor_of(packed.tensors(), calls.anchors, answer.tensors())
+    return numbers, answer.payload, answer.carried, anchor
 
 
-def _outcome(
-    packed: Packed, source: exchange.QueueAddress | None, me: str, ctx: int | None, stop: Callable[[], bool]
-) -> Outcome:
+def _outcome(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
     try:
         func, items, shared = unpack(packed)
         order = Order(func, [Item(*item) for item in items], shared)
     except Exception as error:  # a name does not exist here, or an object cannot be built
         return failure(error, me, None)
-    return _run(order, source, me, ctx, stop)
+    return _run(order, head, me, stop)
 
 
-def _run(
-    order: Order, source: exchange.QueueAddress | None, me: str, ctx: int | None, stop: Callable[[], bool]
-) -> Outcome:
+def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
     results = {}
-    for item in itertools.takewhile(lambda _: not stop(), _items(order, source, ctx)):
+    delivered: Future[bool] | None = None
+    for item in itertools.takewhile(lambda _: not stop(), _items(order, head)):
         if isinstance(item, Failure):
             return item
         try:
-            results[item.number] = _kept(order.func(*item.args, **item.kwargs), ctx)
+            result = _kept(order.func(*item.args, **item.kwargs), head.ctx)
+            if not head.streams:
+                results[item.number] = result
+            elif delivered is None or delivered.wait():
+                delivered = _deliver(item.number, result, head, me)
+            else:  # the caller has left
+                break
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
         except BaseException as error:  # an exit on a worker must not leave the caller waiting
             return failure(error, me, item.number)
+    if delivered is not None:
+        delivered.wait()
     return results
 
 
@@ -135,17 +114,28 @@ def _kept(result: Any, ctx: int | None) -> Any:
     return result if ctx is not None else without_graphs(result)
 
 
-def _items(order: Order, source: exchange.QueueAddress | None, ctx: int | None) -> Iterator[Item | Failure]:
+def _deliver(number: int, result: Any, head: Head, me: str) -> Future[bool]:
+    """Sends the result of an item to the caller; the future tells whether the caller wants more.
+
+    Raises:
+        TypeError, ValueError: the result cannot be sent.
+    """
+    packed = pack_results({number: result}, head.ctx, functools.partial(carries, head.caller))
+    to = rpc.get_worker_info(head.caller)
+    with contexts.entered(head.ctx):
+        return send(to, exchange.deliver, (head.number, me, number), packed, head.timeout)
+
+
+def _items(order: Order, head: Head) -> Iterator[Item | Failure]:
     """The order's own items, then items from the caller's queue until it is empty."""
     yield from order.items
-    while source is not None:
+    while head.queue is not None:
         try:
-            pulled = exchange.pull(source, ctx)
+            pulled = exchange.pull(head.caller, head.queue, head.ctx)
             if pulled is None:
                 return
-            if ctx is not None:
-                for tensor in [t for t in pulled.tensors() if t.requires_grad][:1]:
-                    contexts.calls_of(ctx).anchors.append(tensor.reshape(-1)[:0].sum())
+            if head.ctx is not None:
+                contexts.calls_of(head.ctx).anchors += message_anchors(pulled.tensors())
             yield Item(*unpack(pulled, order.shared))
         except Exception as error:
             yield failure(error, current_name(), None)

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 import distributed as todist
 from distributed.engine import session, worker
-from tests.distributed import remote_functions
+from tests.distributed import call_functions, remote_functions
 
 
 def serve() -> None:
@@ -362,7 +362,30 @@ def passes_that_cannot_end() -> None:
     session.stop_rpc()
 
 
+def lost_workers() -> None:
+    """Rank zero prints the results of three calls, in each of which one of four workers is killed."""
+    import torch
+
+    session.start_rpc(timeout=20)
+    if todist.get_rank() != 0:
+        session.stop_rpc()
+    dies = call_functions.square_or_die
+    each, free = todist.dim_partitioner(0, exclusive=True), todist.dynamic_partitioner()
+    print("sync", todist.remote_sync_call(dies, args=(torch.arange(12), 3, 1), partitioner=each, retries=1))
+    print("free", sorted(todist.as_completed(dies, args=(torch.arange(12), 2, 4), partitioner=free, retries=1)))
+    lost = [(3, (5, -1, 0), None), (2, (6, -1, 0), None)]
+    for retries in (1, 2):
+        try:
+            print("dead", todist.remote_sync_call(dies, partitioner=lambda: lost, retries=retries))
+        except ConnectionError as error:
+            print("dead", error)
+    future = todist.remote_async_call(dies, args=(7, 1, 0), partitioner=1, reducer=sum, retries=1)
+    print("async", future.wait(), flush=True)
+    os._exit(0)
+
+
 PROGRAMS = (
+    lost_workers,
     passes_that_cannot_end,
     serve,
     twice,
