@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from distributed import api, autograd, world
-from distributed.marks import pure
+from distributed.marks import async_execution, pure
 from distributed.module import module_clone
 from distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from distributed.partition import (
@@ -58,6 +58,7 @@ __all__ = [
     "add_in_order",
     "api",
     "as_completed",
+    "async_execution",
     "auto_init_rpc",
     "autograd",
     "barrier",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, cast
 
 from distributed.engine.names import import_name
+from distributed.marks import is_async
 from distributed.partition import Partitioner
 from distributed.reduce import Reducer, mean_reducer
 from distributed.remote import remote_async_call, remote_sync_call
@@ -18,10 +19,12 @@ _UNDECORATED = "__undecorated__"
 
 @dataclass(frozen=True)
 class _Undecorated:
-    """Stands for the function under a `parallelize`; the worker finds the function by its name."""
+    """Stands for the function under a `parallelize`; the worker finds the function by its name. The last field is the
+    mark of `async_execution`."""
 
     module: str
     name: str
+    _wrapped_async_rpc_function: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = import_name(self.module, self.name)
@@ -62,7 +65,7 @@ def _decorator(
 
     def decorate(func: Callable[P, Any]) -> Callable[P, Any]:
         _check_findable(func)
-        remote = _Undecorated(func.__module__, func.__qualname__)
+        remote = _Undecorated(func.__module__, func.__qualname__, is_async(func))
 
         @functools.wraps(func)
         def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:

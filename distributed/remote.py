@@ -12,6 +12,7 @@ from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed.engine.call import Call, Dealt
+from distributed.engine.futures import Value
 from distributed.engine.orders import Item
 from distributed.engine.session import current
 from distributed.marks import is_pure
@@ -151,7 +152,7 @@ def remote_async_call(
     It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
     """
     call = _start(func, args, kwargs, partitioner, timeout, retries)
-    value: Future[Any] = Future()
+    value: Value[Any] = Value()
     call.note_unread(value)
 
     def finish() -> None:

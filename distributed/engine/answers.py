@@ -68,7 +68,11 @@ def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> 
         packed = pack(values[1] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
         number = _first_that_fails(results, carries)
-        raise type(error)(f"the result of {_item(number)} cannot be sent: {error}") from error
+        is_future = number is not None and isinstance(results[number], torch._C.Future)
+        hint = "; write @distributed.async_execution above the def of a function that returns a future"
+        raise type(error)(
+            f"the result of {_item(number)} cannot be sent: {error}{hint if is_future else ''}"
+        ) from error
     if ctx is not None:
         return packed
     plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]

@@ -37,6 +37,7 @@ from distributed.engine.session import MAX_DEPTH, current
 from distributed.engine.slots import Slots
 from distributed.engine.spares import Spares
 from distributed.engine.traffic import note_received, note_sent
+from distributed.marks import is_async
 from distributed.partition import Whole
 
 _numbers = itertools.count()
@@ -69,7 +70,8 @@ class Call:
         func: what the workers compute.
         dealt: the call's items.
         timeout: seconds; None: the session's limit.
-        compute_own_part: whether `results` computes the caller's own items; else they are sent as to any other worker.
+        compute_own_part: whether `results` computes the caller's own items; else, and if `func` returns futures, they
+            are sent as to any other worker.
         streams: whether the results come one by one, for `arrivals`.
         retries: how often an item of a lost worker is sent to another one.
     """
@@ -96,7 +98,7 @@ class Call:
         self._me = session.rank
         self._number = next(_numbers)
         self._func = func
-        self._streams = streams
+        self._streams, self._opens = streams, is_async(func)
         items, self._free, shared = dealt
         self._expected = len(self._free) + sum(map(len, items.values()))
         takers = self._takers(len(self._free))
@@ -119,7 +121,7 @@ class Call:
             if takers
             else None
         )
-        own_order = packed.pop(self._me, None) if compute_own_part else None
+        own_order = packed.pop(self._me, None) if compute_own_part and not self._opens else None
         self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
         self._under_way: list[_Message] = []
         self._arrived: SimpleQueue[_Message | Part] = SimpleQueue()
@@ -154,7 +156,9 @@ class Call:
 
     def _head(self, *, takes: bool) -> Head:
         queue = self._queue if takes else None
-        return Head(self._depth, self._session.name, self._number, queue, self._ctx, self.timeout, self._streams)
+        return Head(
+            self._depth, self._session.name, self._number, queue, self._ctx, self.timeout, self._streams, self._opens
+        )
 
     def _send(self, rank: int, order: Packed, items: list[Item], *, takes: bool) -> None:
         slot = self._session.slots[rank, self._depth]
@@ -174,9 +178,10 @@ class Call:
                 f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
                 f"{self.timeout:g} s, so this one was not sent"
             )
+        serve = worker.serve_open if head.opens else worker.serve
         try:
             with contexts.entered(self._ctx):
-                return send(self._session.infos[rank], worker.serve, (tuple(head),), order, self.timeout)
+                return send(self._session.infos[rank], serve, (tuple(head),), order, self.timeout, opens=head.opens)
         except BaseException as error:
             slot.release()
             if isinstance(error, RuntimeError):

@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed import rpc
+from torch.futures import Future
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +33,26 @@ class CallEnded(BaseException):
 
 @dataclass
 class Served:
-    """A remote call that a thread of this process computes, by the caller's number for it.
+    """A remote call that this process serves, by the caller's number for it.
 
-    The deadline is in seconds of `time.monotonic`. A cancelled call stops after its present item.
+    The deadline is in seconds of `time.monotonic`. A cancelled call is beyond it, and stops after its present item.
     """
 
     caller: str
     number: int
     deadline: float
-    cancelled: bool = False
+
+    def is_over(self) -> bool:
+        """Whether nobody waits for the call any more."""
+        return time.monotonic() >= self.deadline
 
 
 _served: dict[int, Served] = {}
+"""By thread: the calls that are computed."""
+
+_open: dict[int, tuple[Served, Callable[[], None]]] = {}
+"""The calls that wait for futures without a thread, each with what ends it."""
+
 _lock = threading.Lock()
 _stuck = False
 
@@ -59,11 +69,30 @@ def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
             _served.pop(thread, None)
 
 
+def keep_open(call: Served, answer: Future[Any], end: Callable[[], None]) -> None:
+    """Notes a call that waits for futures without a thread. `end` is called when nobody waits for its answer."""
+
+    def forget(_: Future[Any]) -> None:
+        _open.pop(id(call), None)
+
+    _open[id(call)] = call, end
+    answer.add_done_callback(forget)
+    end_open_calls()
+
+
+def end_open_calls() -> None:
+    """Ends the open calls that nobody waits for."""
+    for call, end in list(_open.values()):
+        if call.is_over():
+            end()
+
+
 def cancel(caller: str, number: int) -> None:
     """Runs on a worker: nobody waits for this call any more."""
-    for call in list(_served.values()):
+    for call in [*list(_served.values()), *(call for call, _ in list(_open.values()))]:
         if (call.caller, call.number) == (caller, number):
-            call.cancelled, call.deadline = True, time.monotonic()
+            call.deadline = time.monotonic()
+    end_open_calls()
 
 
 def is_stuck() -> bool:
@@ -79,6 +108,7 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
         timeout: seconds to wait for calls that torch serves by itself, whose time limits are not known.
     """
     global _stuck
+    _open.clear()  # torch does not wait for their futures
     ending = threading.Thread(target=_shut_torch_down, args=(graceful,), daemon=True)
     ending.start()
     give_up = time.monotonic() + timeout
@@ -89,7 +119,7 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
             return
         now = time.monotonic()
         calls = dict(_served)
-        overdue = {thread for thread, call in calls.items() if now > call.deadline or not graceful}
+        overdue = {thread for thread, call in calls.items() if call.is_over() or not graceful}
         if overdue - interrupted:
             _interrupt(overdue - interrupted)
             interrupted |= overdue

@@ -138,9 +138,15 @@ def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
 
 
 def send(
-    to: rpc.WorkerInfo, func: Callable[..., Any], args: tuple[Any, ...], packed: Packed, timeout: float
+    to: rpc.WorkerInfo,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    packed: Packed,
+    timeout: float,
+    *,
+    opens: bool = False,
 ) -> Future[Any]:
-    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values.
+    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values. If it `opens`, it returns a future.
 
     As `rpc.rpc_async`, but faster: it skips torch's checks for TorchScript and its search for tensors.
     """
@@ -149,7 +155,7 @@ def send(
         payload, tensors = pickle.dumps(call, pickle.HIGHEST_PROTOCOL), packed.carried
     else:
         payload, tensors = internal.serialize(internal.PythonUDF(func, (*args, *packed), {}))
-    future: Future[Any] = _invoke_rpc_python_udf(to, payload, tensors, timeout, False)  # type: ignore[arg-type]
+    future: Future[Any] = _invoke_rpc_python_udf(to, payload, tensors, timeout, opens)  # type: ignore[arg-type]
     return future
 
 

@@ -35,6 +35,7 @@ class Head(NamedTuple):
         ctx: the autograd context.
         timeout: seconds that the caller waits for the answer.
         streams: whether each result is delivered as soon as it is there, and the answer holds none.
+        opens: whether the function returns futures.
     """
 
     depth: int
@@ -44,6 +45,7 @@ class Head(NamedTuple):
     ctx: int | None
     timeout: float
     streams: bool
+    opens: bool
 
 
 def pack_order(order: Order, to: str, *, graphs: bool) -> Packed:

@@ -22,7 +22,8 @@ from distributed.engine.answers import (
     pack_outcome,
     pack_results,
 )
-from distributed.engine.leaving import served
+from distributed.engine.futures import OpenOrder, settled
+from distributed.engine.leaving import keep_open, served
 from distributed.engine.message import Carries, Packed, own_copy, send, unpack, without_graphs
 from distributed.engine.orders import Head, Item, Order
 from distributed.engine.session import default_timeout, use_own_gpu
@@ -43,10 +44,46 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
     head = Head(*fields)
     sendable = functools.partial(carries, head.caller, any_device=True)
     with served(head.caller, head.number, head.timeout) as call:
-        answer = compute(Packed(payload, carried), head, sendable, stop=lambda: call.cancelled)
+        answer = compute(Packed(payload, carried), head, sendable, stop=call.is_over)
         if head.ctx is not None:
             _report_spoiled(head.ctx, head.caller)
     return answer
+
+
+def serve_open(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Future[Answer]:
+    """As `serve`, for a function that returns futures: starts all items, and is answered when all futures are done.
+
+    In the meantime it holds no thread. But under an autograd context, which belongs to the thread, and if the worker
+    takes items while it is free, this thread waits for the future of each item.
+    """
+    head = Head(*fields)
+    if head.ctx is not None or head.queue is not None:
+        answered: Future[Answer] = Future()
+        answered.set_result(serve(fields, payload, carried))
+        return answered
+    use_own_gpu()
+    with served(head.caller, head.number, head.timeout) as call:
+        opened = _open(Packed(payload, carried), head, call.is_over)
+    late = TimeoutError(f"{head.caller} does not wait for this call any more")
+    keep_open(call, opened.answer, lambda: opened.fail(late, None))
+    return opened.answer
+
+
+def _open(packed: Packed, head: Head, stop: Callable[[], bool]) -> OpenOrder:
+    """Starts the items of an order."""
+    opened = OpenOrder(head, current_name(), _deliver)
+    number = None
+    outer = _depth.set(head.depth)
+    try:
+        func, items, _ = unpack(packed)
+        opened.items = len(items)
+        for number, args, kwargs in itertools.takewhile(lambda _: not stop(), items):
+            opened.add(number, func(*args, **kwargs))
+    except BaseException as error:  # an exit on a worker must not leave the caller waiting
+        opened.fail(error, number)
+    finally:
+        _depth.reset(outer)
+    return opened
 
 
 def _report_spoiled(ctx: int, caller: str) -> None:
@@ -93,7 +130,8 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
         if isinstance(item, Failure):
             return item
         try:
-            result = _kept(order.func(*item.args, **item.kwargs), head.ctx)
+            returned = order.func(*item.args, **item.kwargs)
+            result = _kept(settled(returned, stop) if head.opens else returned, head.ctx)
             if not head.streams:
                 results[item.number] = result
             elif delivered is None or delivered.wait():

@@ -1,13 +1,17 @@
 """The functions that the tests of result streams, retries, open futures and remote objects call on workers."""
 
+import math
 import os
 import signal
+import threading
 import time
 from typing import Any
 
 from torch import Tensor
+from torch.futures import Future
 
 import distributed as todist
+from distributed.engine import leaving, worker
 
 counts: dict[str, int] = {}
 """How often a name was counted on this worker."""
@@ -58,3 +62,92 @@ def slow_off_rank_zero(seconds: float) -> int:
 def fails_purely(name: str) -> None:
     count(name)
     raise LookupError("not found")
+
+
+# Open futures
+
+waiting: list[Future[Any]] = []
+
+
+@todist.async_execution
+def wait_for_release(number: Tensor | int) -> Future[Any]:
+    """Open until `release` is called on this worker."""
+    waiting.append(Future())
+    return waiting[-1].then(lambda done: (int(number), done.value()))
+
+
+def release(value: Any) -> int:
+    """Ends the futures that are open here, the last one first; returns how many calls a thread computes meanwhile."""
+    threads = len(leaving._served)
+    while waiting:
+        waiting.pop().set_result(value)
+    return threads
+
+
+def open_here() -> int:
+    return len(waiting)
+
+
+@todist.async_execution
+def asks_next(number: Tensor | int) -> Future[Any]:
+    """Asks the next worker for the square, and adds this worker's depth of nesting and the callback's."""
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    before = worker.depth()
+    asked = todist.remote_async_call(math.pow, args=(int(number), 2), partitioner=other)
+    return asked.then(lambda done: (done.value()[0], before, worker.depth()))
+
+
+@todist.async_execution
+def fails_later(number: Tensor | int) -> Future[Any]:
+    """Fails with the exception of the next worker at item 3, in the callback at 4, and at once at 5."""
+    if int(number) == 5:
+        raise LookupError("no five at all")
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    asked = todist.remote_async_call(fails_at_three, args=(number,), partitioner=other)
+
+    def read(done: Future[Any]) -> Any:
+        if int(number) == 4:
+            raise ArithmeticError("no four in the callback")
+        return done.value()[0]
+
+    return asked.then(read)
+
+
+@todist.async_execution
+def at_once(value: Any) -> Any:
+    return value
+
+
+@todist.async_execution
+def scaled_elsewhere(net: Any, x: Tensor) -> Future[Tensor]:
+    other = (todist.get_rank() + 1) % todist.get_world_size()
+    return todist.remote_async_call(scaled, args=(net, x), partitioner=other, reducer=sum)
+
+
+@todist.parallelize(partitioner=lambda count: [(1, (i,), None) for i in range(count)], reducer=list)
+@todist.async_execution
+def squares(number: int) -> Future[Any]:
+    return asks_next(number)
+
+
+@todist.async_execution
+def at_once_or_later(number: Tensor) -> Any:
+    """Odd ones are open until `release`."""
+    return wait_for_release(number) if int(number) % 2 else int(number)
+
+
+@todist.async_execution
+def lock_later() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(threading.Lock())
+    return future
+
+
+def undeclared() -> Future[Any]:
+    return Future()
+
+
+def open_calls() -> int:
+    """How many calls are open here that somebody may still wait for."""
+    leaving.end_open_calls()
+    return len(leaving._open)
