@@ -32,7 +32,7 @@ from distributed.engine.sockets import tcp_bytes_sent  # noqa: E402
 from distributed.partition import batch_partitioner  # noqa: E402
 from distributed.reduce import mean  # noqa: E402
 from distributed.remote import remote_sync_call  # noqa: E402
-from distributed.strategies.common.relay import Branch, automatic_fan_out, grow  # noqa: E402
+from distributed.strategies.common.relay import FAN_OUT, Branch, grow  # noqa: E402
 from distributed.strategies.common.work import Plan, Strategy, Work  # noqa: E402
 from distributed.strategies.ddp import ddp  # noqa: E402
 from distributed.strategies.rpc import rpc  # noqa: E402
@@ -120,7 +120,7 @@ def tree_of(way: str, ranks: int) -> Branch:
 
 
 def fan_out_of(way: str, ranks: int) -> int:
-    return max(2, ranks) if way == "hub" else automatic_fan_out(ranks)
+    return max(2, ranks) if way == "hub" else FAN_OUT
 
 
 # The measurement

@@ -110,7 +110,7 @@ class Call:
             if self._calls is not None:
                 self._ctx = self._calls.ctx
                 packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        self._spares = Spares(self._names, list(orders), retries)
+        self._spares = Spares(self._names, list(orders), retries, session.away)
         if retries and self._ctx is not None:
             raise ValueError(
                 f"retries={retries}: a backward pass needs the worker that has computed; leave out retries, or call "
@@ -140,7 +140,8 @@ class Call:
         """The ranks that take items from the queue: the caller, then the others, at most as many as there are items."""
         if not free:
             return []
-        return [self._me, *(rank for rank in range(len(self._names)) if rank != self._me)][:free]
+        others = (rank for rank in range(len(self._names)) if rank != self._me and rank not in self._session.away)
+        return [self._me, *others][:free]
 
     def note_unread(self, value: Future[Any]) -> None:
         """Until `note_read`, a backward pass must wait for this value."""
@@ -302,6 +303,7 @@ class Call:
         if isinstance(cause, TimeoutError):
             self._cancel(rank)
         self._spares.lose(rank)
+        self._session.away.add(rank)
         taken = self._taken_by(rank) if takes else []
         missing = [item for item in [*items, *taken] if item.number not in self._received]
         orders: defaultdict[int, list[Item]] = defaultdict(list)

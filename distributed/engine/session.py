@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -71,9 +71,12 @@ class Session:
         device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
         workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
         slots: by (rank, depth), free places for messages to that worker.
+        away: the ranks that calls with retries have lost. They get no items that any free worker may take, and a stop
+            does not wait for them.
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
         stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
+        whole: whether no worker is lost, so that torch can let all leave together.
     """
 
     def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
@@ -87,10 +90,12 @@ class Session:
         places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
         self.slots = {place: Slots(window) for place in places}
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self.away: set[int] = set()
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
         self.stopped = False
         self.failure: str | None = None
+        self.whole = True
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
@@ -276,12 +281,12 @@ def _note_finished(rank: int, failure: str | None) -> None:
             session.changed.notify_all()
 
 
-def _note_stop(failure: str | None) -> None:
+def _note_stop(failure: str | None, whole: bool) -> None:
     """Runs on the other ranks: rank zero ends the session."""
     session = _session
     if session is not None:
         with session.changed:
-            session.stopped, session.failure = True, failure
+            session.stopped, session.failure, session.whole = True, failure, whole
             session.changed.notify_all()
 
 
@@ -306,7 +311,7 @@ def stop_rpc(failure: BaseException | None = None) -> None:
             _dismiss_others(session, cause)
         else:
             _serve_until_dismissed(session, cause)
-        together = cause is None
+        together = cause is None and session.whole
     finally:
         try:
             shut_down(graceful=together, timeout=session.timeout)
@@ -317,16 +322,16 @@ def stop_rpc(failure: BaseException | None = None) -> None:
 
 def _dismiss_others(session: Session, cause: str | None) -> None:
     """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
-    others = dict(enumerate(session.workers))
-    others.pop(0)
-    missing = None if cause is not None else _await_others(session, others.values())
+    others = {rank: name for rank, name in enumerate(session.workers) if rank and rank not in session.away}
+    session.whole = not session.away
+    missing = None if cause is not None else _await_others(session, others)
     failures = session.failures()
     if failures:  # who has failed may have left since
         missing = None
     reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     goodbyes = {
-        name: rpc.rpc_async(name, _note_stop, (reason,), timeout=patience)
+        name: rpc.rpc_async(name, _note_stop, (reason, session.whole), timeout=patience)
         for rank, name in others.items()
         if session.finished.get(rank) is None
     }
@@ -341,16 +346,16 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
         raise RuntimeError(failures[0])
 
 
-def _await_others(session: Session, others: Collection[str]) -> Exception | None:
+def _await_others(session: Session, others: Mapping[int, str]) -> Exception | None:
     """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead."""
     watch = Watch(session.timeout)
     while True:
         with session.changed:
             if session.changed.wait_for(
-                lambda: len(session.finished) == len(others) or any(session.finished.values()), timeout=POLL_SECONDS
+                lambda: others.keys() <= session.finished.keys() or any(session.finished.values()), POLL_SECONDS
             ):
-                return None if any(session.finished.values()) else _killed_one(others)
-        missing = watch.lost(others)
+                return None if any(session.finished.values()) else _killed_one(others.values())
+        missing = watch.lost(others.values())
         if missing is not None:
             return missing
 

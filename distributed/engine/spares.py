@@ -1,7 +1,7 @@
 """Which worker computes an item again after its worker was lost."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class Spares:
@@ -11,13 +11,14 @@ class Spares:
         names: of all workers, by rank.
         used: the ranks that the call is dealt to. They come first.
         retries: how often an item may be sent again.
+        lost: the ranks that are lost already.
     """
 
-    def __init__(self, names: Sequence[str], used: Sequence[int], retries: int) -> None:
+    def __init__(self, names: Sequence[str], used: Sequence[int], retries: int, lost: Collection[int]) -> None:
         self.retries = retries
         self._names = names
         self._used = used
-        self._lost: set[int] = set()
+        self._lost = set(lost)
         self._tried: defaultdict[int, list[str]] = defaultdict(list)
 
     def lose(self, rank: int) -> None:

@@ -4,7 +4,15 @@ from distributed.strategies import local, rpc
 from distributed.strategies.common.work import Connect, Plan
 
 
-def auto(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
+def auto(
+    *,
+    plan: Plan,
+    timeout: float,
+    device_maps: str = "auto",
+    fan_out: int | str = "auto",
+    max_lost: int | str = "auto",
+) -> Connect:
     """`local` for one worker, else `rpc`."""
-    chosen = local.local if plan.workers == 1 else rpc.rpc
-    return chosen(plan=plan, timeout=timeout, device_maps=device_maps)
+    if plan.workers == 1:
+        return local.local(plan=plan, timeout=timeout, device_maps=device_maps)
+    return rpc.rpc(plan=plan, timeout=timeout, device_maps=device_maps, fan_out=fan_out, max_lost=max_lost)

@@ -44,6 +44,7 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
     dealing.check_device_maps(device_maps)
     if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
+    how = dealing.How(plan.partitioner, timeout, automatic_fan_out(plan.workers), max_lost=0)
     meter = dealing.Meter()
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
@@ -72,7 +73,7 @@ def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Co
         meter.stop(called.seconds + _backward_seconds(step, set(ranks), timeout), traffic)
         return ordered
 
-    return lambda: dealing.connect(plan, timeout, device_maps, map_chunks, meter, automatic_fan_out(plan.workers))
+    return lambda: dealing.connect(plan, how, device_maps, map_chunks, meter)
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]

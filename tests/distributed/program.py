@@ -111,8 +111,8 @@ def strategies() -> None:
                 print(factory.__name__, name, "ok")
 
 
-def relayed() -> None:
-    """Four ranks in a tree three levels high: same values as in one process; a worker lost at its end is named."""
+def relayed(max_lost: str) -> None:
+    """Four ranks in a tree three levels high: same values as in one process, also when the one at its end is lost."""
     import torch
 
     from distributed import partition, reduce
@@ -123,28 +123,45 @@ def relayed() -> None:
 
     size = sum(p.numel() * p.element_size() for p in PARAMS.values())
     plan = Plan(WORK._replace(map=_map_or_die), 4, partition.batch_partitioner, reduce.stack())
-    alone = local(plan=plan._replace(workers=1), timeout=20)()
+    alone = local(plan=plan._replace(workers=1, work=WORK), timeout=20)()
     for reducer in (reduce.stack(), reduce.mean()):
-        strategy = rpc(plan=plan._replace(reduce=reducer), timeout=20, fan_out=2)()
-        for count in (1, 4, 7, 8) if strategy.drives else ():
+        strategy = rpc(plan=plan._replace(reduce=reducer), timeout=20, fan_out=2, max_lost=int(max_lost))()
+
+        def check(count: int, step: int) -> None:
             chunks = list(torch.arange(2 * count - 1).split(2))
-            ours = reducer([grads for grads, _, _ in strategy.map(PARAMS, chunks, 4)], [2 * count - 1])
-            theirs = [grads for grads, _, _ in alone.map(PARAMS, chunks, 4)]
-            expected = reducer(theirs, [2 * count - 1])
-            assert all(torch.equal(ours[name], expected[name]) for name in PARAMS)
-            values = strategy.evaluate(PARAMS, "val", chunks)
+            ours = reducer([grads for grads, _, _ in strategy.map(PARAMS, chunks, step)], [2 * count - 1])  # noqa: B023
+            theirs = [grads for grads, _, _ in alone.map(PARAMS, chunks, step)]
+            expected = reducer(theirs, [2 * count - 1])  # noqa: B023
+            assert all(torch.equal(ours[name], expected[name]) for name in PARAMS), (count, step)
+            values = strategy.evaluate(PARAMS, "val", chunks)  # noqa: B023
             assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
+
+        failure = None
+        for count in (1, 4, 7, 8) if strategy.drives else ():
+            check(count, 4)
         if reducer is reduce.mean() and strategy.drives:  # 0 sends to 2 and 1, and 2 to 3
             sent = [round(strategy.cost()[f"worker{rank}/bytes_sent"] / size) for rank in range(4)]
             assert sent == [2, 1, 2, 1], sent
-            print("same", flush=True)
             try:
-                strategy.map(PARAMS, list(torch.arange(4).split(1)), DEADLY_STEP)
+                for step in (DEADLY_STEP, 5, DEADLY_STEP + 1, 6):
+                    check(8, step)
+                    print("step", step, flush=True)
             except ConnectionError as error:
+                failure = error
                 print(error, flush=True)
-                strategy.close(error)
-        else:
-            strategy.close()
+        strategy.close(failure)
+
+
+DEADLY_STEP = 13
+"""In this step rank 3 dies, in the next one rank 2."""
+
+
+def _map_or_die(params: Any, indices: Any, step: int) -> Any:
+    from tests.distributed.chunk_work import WORK
+
+    if step == DEADLY_STEP + 3 - todist.get_rank() and todist.get_rank() > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return WORK.map(params, indices, step)
 
 
 def few_descriptors(limit: str) -> None:
@@ -155,17 +172,6 @@ def few_descriptors(limit: str) -> None:
         everyone = [(rank, (), None) for rank in range(todist.get_world_size())]
         print(todist.remote_sync_call(todist.get_rank, partitioner=lambda: everyone))
     session.stop_rpc()
-
-
-DEADLY_STEP = 13
-
-
-def _map_or_die(params: Any, indices: Any, step: int) -> Any:
-    from tests.distributed.chunk_work import WORK
-
-    if step == DEADLY_STEP and todist.get_rank() == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return WORK.map(params, indices, step)
 
 
 def added_by_tree() -> None:

@@ -35,10 +35,16 @@ def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     assert results[0][1].count("ok") == 10
 
 
-def test_parts_are_passed_on_along_a_tree() -> None:
-    codes, (output, *_) = zip(*run_program("relayed", 4), strict=True)
+@pytest.mark.parametrize(
+    ("max_lost", "steps", "last"),
+    [(0, 0, "worker3 does not answer"), (1, 2, "worker2 does not answer any more"), (2, 4, "")],
+)
+def test_parts_are_passed_on_along_a_tree_and_lost_workers_replaced(max_lost: int, steps: int, last: str) -> None:
+    codes, (output, *_) = zip(*run_program("relayed", 4, str(max_lost)), strict=True)
     assert codes[0] == 0 and codes[3] == -signal.SIGKILL, output
-    assert "same" in output and "worker3 does not answer" in output
+    assert output.count("step") == steps and last in output, output
+    if max_lost == 2:
+        assert codes[1] == 0 and codes[2] == -signal.SIGKILL, output
 
 
 @pytest.mark.parametrize(("fan_out", "ranks"), [(2, 1), (2, 8), (3, 14), (4, 64), (16, 9)])
@@ -154,7 +160,7 @@ def test_settings_are_checked_before_anything_starts() -> None:
     for fan_out, allowed in (
         (1, "must be auto or a whole number"),
         ("all", "2 or more"),
-        (2, "type strategy.fan_out=4"),
+        (2, "more than 4 levels deep"),
     ):
         with pytest.raises(ValueError, match=rf"fan_out={fan_out!r}: .*{allowed}"):
             rpc(plan=plan._replace(workers=17), timeout=5, fan_out=fan_out)

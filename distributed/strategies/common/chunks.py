@@ -5,23 +5,24 @@ import itertools
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.engine.info import get_world_info, get_world_rank, on_one_host
+from distributed.engine.info import get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.engine.listening import listening_line, session_listeners
-from distributed.engine.session import DeviceMaps, start_rpc, stop_rpc
+from distributed.engine.session import DeviceMaps, current, start_rpc, stop_rpc
 from distributed.engine.traffic import Traffic, traffic
+from distributed.marks import pure
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
-from distributed.strategies.common.relay import PartFunction, PartResult, grow, joined, relay
+from distributed.strategies.common.relay import PartFunction, PartResult, Request, grow, joined, relay
 from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, join
 from distributed.tree_sum import partials_of_terms
 from distributed.world import get_worker_id
@@ -56,6 +57,19 @@ def check_device_maps(device_maps: str) -> None:
         raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
 
 
+def check_max_lost(max_lost: int | str, workers: int) -> int:
+    """How many workers may be lost, for a setting.
+
+    Raises:
+        ValueError: it is neither `auto` nor a whole number, 0 or more.
+    """
+    if max_lost == "auto":
+        return workers - 1
+    if isinstance(max_lost, bool) or not isinstance(max_lost, int) or max_lost < 0:
+        raise ValueError(f"max_lost={max_lost!r}: must be auto or a whole number from 0; type strategy.max_lost=auto")
+    return max_lost
+
+
 Dealt = list[tuple[int | str | None, list[int]]]
 """Parts of a call: (worker, or None for the first free worker; the numbers of its chunks)."""
 
@@ -81,6 +95,22 @@ def deal(partitioner: PartitionFunction, count: int) -> Dealt:
         if wrong:
             raise ValueError(f"partitioner={partitioner!r}: of {count} chunks it gave out {sorted(wrong)} {what}")
     return dealt
+
+
+class How(NamedTuple):
+    """How a strategy sends chunks to the workers.
+
+    Attributes:
+        partitioner: deals the numbers of the chunks out to the workers.
+        timeout: seconds that a worker may take for its part.
+        fan_out: the base of the tree, see `relay`.
+        max_lost: how many workers may be lost.
+    """
+
+    partitioner: PartitionFunction
+    timeout: float
+    fan_out: int
+    max_lost: int
 
 
 def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None) -> PartResult:
@@ -110,40 +140,79 @@ def call(
         args: gives the further arguments for a worker's chunks.
         timeout: seconds that the error names if a worker does not answer.
     """
-    return _call_dealt(func, deal(partitioner, len(chunks)), chunks, args, timeout)
+    with _naming_the_setting(timeout):
+        return _call_dealt(func, deal(partitioner, len(chunks)), chunks, args)
 
 
 def call_along_tree(
-    func: PartFunction,
-    plan: Plan,
-    chunks: Sequence[Tensor],
-    shared: Args,
-    adds: int | None,
-    timeout: float,
-    fan_out: int,
+    func: PartFunction, shared: Args, adds: int | None, chunks: Sequence[Tensor], how: How
 ) -> PartResult:
     """As `call`, with the same further arguments for all workers, which pass them on; see `relay`.
 
-    If the partitioner leaves chunks to the first free worker, all workers get them from here.
+    If the partitioner leaves chunks to the first free worker, all workers get them from here. If workers are lost, the
+    others compute their chunks, in this call and in all later ones.
+
+    Args:
+        func: as for `call`, and pure.
+        shared: the further arguments.
+        adds: the number of all chunks if results are added up as far as possible; None if they are not.
+        chunks: the indices of each chunk's samples.
+        how: the settings of the strategy.
+
+    Raises:
+        ConnectionError, TimeoutError: more workers are lost than the strategy allows.
     """
-    dealt = deal(plan.partitioner, len(chunks))
-    if any(worker is None for worker, _ in dealt):
-        once = tuple(map(whole, shared))
-        return _call_dealt(func, dealt, chunks, lambda _: once, timeout)
+    dealt = deal(how.partitioner, len(chunks))
+    away = current().away
+    before = set(away)
+    with _naming_the_setting(how.timeout):
+        if any(worker is None for worker, _ in dealt):
+            once = tuple(map(whole, shared))
+            result = _call_dealt(func, dealt, chunks, lambda _: once, how.max_lost)
+        else:
+            tree = grow(_to_present_workers(dealt, away), get_world_rank(), how.fan_out)
+            request = Request(func, shared, adds, how.timeout, how.max_lost)
+            result = relay(tree, dict(enumerate(chunks)), request)
+    away |= result.lost
+    _report_lost(away - before, away, how.max_lost)
+    return result
+
+
+def _to_present_workers(dealt: Dealt, away: Collection[int]) -> dict[int, list[int]]:
+    """By rank, the numbers of its chunks. Those of workers that are away go to the workers that have the fewest."""
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     for worker, its_numbers in dealt:
+        assert worker is not None
         numbers[get_worker_id(worker)] += its_numbers
-    tree = grow(numbers, get_world_rank(), fan_out)
-    with _naming_the_setting(timeout):
-        return relay(tree, func, dict(enumerate(chunks)), shared, adds, timeout)
+    present = {rank: numbers[rank] for rank in range(get_world_size()) if rank not in away}
+    for rank in sorted(numbers.keys() & set(away)):
+        for number in numbers[rank]:
+            min(present.values(), key=len).append(number)
+    return {rank: sorted(its_numbers) for rank, its_numbers in present.items() if its_numbers}
+
+
+def _report_lost(new: Collection[int], away: Collection[int], max_lost: int) -> None:
+    if not new:
+        return
+    names = current().workers
+    lost = " and ".join(names[rank] for rank in sorted(new))
+    if len(away) > max_lost:
+        raise ConnectionError(
+            f"{lost} does not answer any more, the last of {len(away)} lost workers; type strategy.max_lost=auto to go "
+            f"on with those that are left"
+        )
+    log.warning("%s does not answer any more; the other workers compute its chunks from now on", lost)
 
 
 def _call_dealt(
-    func: PartFunction, dealt: Dealt, chunks: Sequence[Tensor], args: Callable[[list[int]], Args], timeout: float
+    func: PartFunction,
+    dealt: Dealt,
+    chunks: Sequence[Tensor],
+    args: Callable[[list[int]], Args],
+    retries: int = 0,
 ) -> PartResult:
     parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
-    with _naming_the_setting(timeout):
-        return joined(remote_sync_call(func, partitioner=lambda: parts))
+    return joined(remote_sync_call(func, partitioner=lambda: parts, retries=retries))
 
 
 @contextmanager
@@ -160,32 +229,25 @@ def in_order(result: PartResult) -> list[Any]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def sample_values(
-    func: PartFunction,
-    plan: Plan,
-    params: Tensors,
-    chunks: Sequence[Tensor],
-    argument: Any,
-    timeout: float,
-    fan_out: int,
-) -> Tensors:
+def sample_values(func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], how: How) -> Tensors:
     """The values of every sample by `func`, in order. Chunks are sent in rounds, so that the time limit is for a few
     chunks only, however many there are."""
     size = ROUND * get_world_info().world_size
     shared = (flatten(for_transport(params)), argument)
     by_chunk: list[Tensors] = []
     for first in range(0, len(chunks), size):
-        part = chunks[first : first + size]
-        by_chunk += in_order(call_along_tree(func, plan, part, shared, None, timeout, fan_out))
+        by_chunk += in_order(call_along_tree(func, shared, None, chunks[first : first + size], how))
     values: Tensors = to_cpu(join(by_chunk))
     return values
 
 
+@pure
 def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> PartResult:
     params = unflatten(flat)
     return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks)).flat()
 
 
+@pure
 def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> PartResult:
     params, rank = unflatten(flat), get_world_rank()
     return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks)).flat()
@@ -266,22 +328,21 @@ def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool
 
 def connect(
     plan: Plan,
-    timeout: float,
+    how: How,
     device_maps: str,
     map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
     meter: Meter,
-    fan_out: int,
 ) -> Strategy:
     """Starts the session of a strategy that maps chunks by remote calls; returns the strategy."""
-    leads = start_session(plan.work, timeout, device_maps)
+    leads = start_session(plan.work, how.timeout, device_maps)
 
     def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [to_cpu(result) for result in map_chunks(params, chunks, step)]
 
     def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return sample_values(_evaluate, plan, params, chunks, split, timeout, fan_out)
+        return sample_values(_evaluate, params, split, chunks, how)
 
     def diagnose_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return sample_values(_diagnose, plan, params, chunks, step, timeout, fan_out)
+        return sample_values(_diagnose, params, step, chunks, how)
 
     return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, stop_rpc)

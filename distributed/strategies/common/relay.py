@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from distributed.engine.info import LONGEST_TIMEOUT, get_world_rank
-from distributed.engine.session import MAX_DEPTH
+from distributed.engine.info import LONGEST_TIMEOUT, get_world_rank, on_one_host
+from distributed.engine.session import MAX_DEPTH, current
 from distributed.engine.traffic import traffic
+from distributed.marks import pure
 from distributed.partition import Args
 from distributed.remote import remote_sync_call
 from distributed.strategies.common.flat import Flat, flatten, unflatten
@@ -35,11 +36,13 @@ class PartResult(NamedTuple):
         results: by chunk number or by subtree; as flat buffers while they travel.
         seconds: of compute, by rank.
         sent: bytes that workers have sent to others than the caller, by rank.
+        lost: the ranks that these workers have lost.
     """
 
     results: dict[Any, Any] | Flat
     seconds: Counter[int]
     sent: Counter[int]
+    lost: frozenset[int] = frozenset()
 
     def flat(self) -> "PartResult":
         """The same with flat buffers, and without graphs."""
@@ -53,6 +56,24 @@ class PartResult(NamedTuple):
 
 PartFunction = Callable[..., PartResult]
 """Called with the numbers of a worker's chunks, the chunks, and further arguments."""
+
+
+class Request(NamedTuple):
+    """What all workers of a call compute.
+
+    Attributes:
+        func: what computes chunks.
+        shared: the further arguments of `func`.
+        adds: the number of all chunks if results are added up as far as possible; None if they are not.
+        timeout: seconds that a worker may take for its own chunks.
+        retries: how many workers may be lost; others compute their chunks.
+    """
+
+    func: PartFunction
+    shared: Args
+    adds: int | None
+    timeout: float
+    retries: int
 
 
 class Branch(NamedTuple):
@@ -73,7 +94,10 @@ class Branch(NamedTuple):
 
 
 def automatic_fan_out(workers: int) -> int:
-    """The smallest fan-out, `FAN_OUT` or more, for which no message is nested as deep as calls may be."""
+    """`workers` on one host, where a tree saves nothing. Else the smallest fan-out, `FAN_OUT` or more, for which no
+    message is nested as deep as calls may be."""
+    if on_one_host():
+        return max(2, workers)
     fan_out = FAN_OUT
     while fan_out ** (MAX_DEPTH - 1) < workers:
         fan_out += 1
@@ -91,10 +115,8 @@ def check_fan_out(fan_out: int | str, workers: int) -> int:
     if isinstance(fan_out, bool) or not isinstance(fan_out, int) or fan_out < 2:
         raise ValueError(f"fan_out={fan_out!r}: must be auto or a whole number, 2 or more; type strategy.fan_out=auto")
     if fan_out**MAX_DEPTH < workers:
-        raise ValueError(
-            f"fan_out={fan_out}: {workers} workers would be more than {MAX_DEPTH} levels deep; "
-            f"type strategy.fan_out={automatic_fan_out(workers)} or more"
-        )
+        problem = f"{workers} workers would be more than {MAX_DEPTH} levels deep"
+        raise ValueError(f"fan_out={fan_out}: {problem}; type strategy.fan_out=auto")
     return fan_out
 
 
@@ -123,36 +145,31 @@ def grow(dealt: Mapping[int, Sequence[int]], caller: int, fan_out: int) -> Branc
     return branch(0, span)
 
 
-def relay(
-    branch: Branch, func: PartFunction, chunks: Mapping[int, Tensor], shared: Args, adds: int | None, timeout: float
-) -> PartResult:
+def relay(branch: Branch, chunks: Mapping[int, Tensor], request: Request) -> PartResult:
     """Computes a branch: its own chunks here, the branches that it passes on by remote calls.
 
     Args:
-        branch: of this worker.
-        func: what computes chunks.
+        branch: any worker can compute it.
         chunks: by their numbers, those of all workers of the branch.
-        shared: the further arguments of `func`, the same for all workers.
-        adds: the number of all chunks if results are added up as far as possible; None if they are not.
-        timeout: seconds that a worker may take for its own chunks.
+        request: what to compute.
     """
     if not branch.branches:
-        return func(branch.numbers, [chunks[number] for number in branch.numbers], *shared)
-    own = [branch._replace(branches=())] if branch.numbers else []
+        return request.func(branch.numbers, [chunks[number] for number in branch.numbers], *request.shared)
+    own = [Branch(get_world_rank(), branch.numbers)] if branch.numbers else []
     parts = []
     for part in [*own, *branch.branches]:
         its_chunks = {number: chunks[number] for number in part.all_numbers()}
-        parts.append((part.worker, (part, func, its_chunks, shared, adds, timeout), None))
-    patience = min(timeout + GRACE_SECONDS * branch.height(), LONGEST_TIMEOUT)
-    return joined(remote_sync_call(_relay_on, partitioner=lambda: parts, timeout=patience), adds)
+        parts.append((part.worker, (part, its_chunks, request), None))
+    patience = min(request.timeout + GRACE_SECONDS * branch.height(), LONGEST_TIMEOUT)
+    answers = remote_sync_call(_relay_on, partitioner=lambda: parts, timeout=patience, retries=request.retries)
+    return joined(answers, request.adds)
 
 
-def _relay_on(
-    branch: Branch, func: PartFunction, chunks: Mapping[int, Tensor], shared: Args, adds: int | None, timeout: float
-) -> PartResult:
+@pure
+def _relay_on(branch: Branch, chunks: Mapping[int, Tensor], request: Request) -> PartResult:
     """Runs on a worker: as `relay`, with the results as flat buffers."""
     before = traffic()
-    result = relay(branch, func, chunks, shared, adds, timeout)
+    result = relay(branch, chunks, request)
     if not branch.branches:
         return result
     spent = traffic().since(before)
@@ -161,8 +178,9 @@ def _relay_on(
 
 
 def joined(answers: Sequence[PartResult], adds: int | None = None) -> PartResult:
-    """The results of several workers as one, added up if `adds` is set."""
+    """The results of several workers as one, added up if `adds` is set, and the ranks that this process has lost."""
     items = [item for answer in answers for item in answer.unpacked().items()]
     seconds = sum((answer.seconds for answer in answers), Counter[int]())
     sent = sum((answer.sent for answer in answers), Counter[int]())
-    return PartResult(dict(items) if adds is None else partials(items, adds), seconds, sent)
+    lost = frozenset(current().away).union(*(answer.lost for answer in answers))
+    return PartResult(dict(items) if adds is None else partials(items, adds), seconds, sent, lost)
