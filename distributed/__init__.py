@@ -10,6 +10,7 @@ from torch.distributed import rpc
 from distributed import api, autograd, world
 from distributed.marks import async_execution, pure
 from distributed.module import module_clone
+from distributed.objects import RemoteObject, remote_object
 from distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from distributed.partition import (
     DynamicPartitioner,
@@ -53,6 +54,7 @@ __all__ = [
     "DynamicPartitioner",
     "PartitionFunction",
     "Partitioner",
+    "RemoteObject",
     "TensorDimensionPartitioner",
     "WorldInfo",
     "add_in_order",
@@ -87,6 +89,7 @@ __all__ = [
     "rank_non_zero_only",
     "rank_zero_only",
     "remote_async_call",
+    "remote_object",
     "remote_sync_call",
     "rpc",
     "stack_reducer",

@@ -1,6 +1,8 @@
 """The futures that remote calls give, and how a worker answers with futures of its own."""
 
 import contextvars
+import copy
+import operator
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +31,18 @@ class Value(Future[T]):
     Remote calls that the callback makes count as nested in the call whose function has attached it.
     """
 
+    def set_exception(self, result: T) -> None:
+        """As torch's, but each reader gets a copy. The one that torch keeps must not collect the readers' frames: they
+        hold the future, and Python cannot see that the future holds the exception, so none of it would ever end."""
+        assert isinstance(result, Exception)
+        kept = result.with_traceback(None)
+
+        def raise_copy(_: Any) -> None:
+            raise _copy(kept)
+
+        self._set_unwrap_func(raise_copy)
+        self.set_result(kept)
+
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         chained: Value[S] = Value()
         context = contextvars.copy_context()
@@ -37,10 +51,22 @@ class Value(Future[T]):
             try:
                 chained.set_result(context.run(callback, self))
             except Exception as error:
-                chained.set_exception(error)  # type: ignore[arg-type]  # torch's own hint is wrong
+                chained.set_exception(error)  # type: ignore[arg-type]  # the hint is torch's
 
         self.add_done_callback(run)
         return chained
+
+
+def _copy(error: Exception) -> Exception:
+    """A copy with the attributes, the notes and the cause; the exception itself if its class makes something else of it."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # a class may raise anything
+        return error
+    if len(copied.args) != len(error.args) or not all(map(operator.is_, copied.args, error.args)):
+        return error
+    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return copied
 
 
 def settled(result: Any, stop: Callable[[], bool]) -> Any:

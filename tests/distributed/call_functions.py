@@ -1,17 +1,21 @@
 """The functions that the tests of result streams, retries, open futures and remote objects call on workers."""
 
+import gc
 import math
 import os
 import signal
 import threading
 import time
-from typing import Any
+import weakref
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
 import distributed as todist
 from distributed.engine import leaving, worker
+from tests.distributed.remote_functions import OwnError
 
 counts: dict[str, int] = {}
 """How often a name was counted on this worker."""
@@ -151,3 +155,78 @@ def open_calls() -> int:
     """How many calls are open here that somebody may still wait for."""
     leaving.end_open_calls()
     return len(leaving._open)
+
+
+# Remote objects
+
+
+class Counter:
+    """A number that others add to."""
+
+    def __init__(self, start: int, timeout: float = 0.0) -> None:
+        if start < 0:
+            raise OwnError("begins below zero")
+        time.sleep(timeout)
+        self._value = start
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, Future[int]]] = []
+        _counters.add(self)
+
+    def add(self, amount: int) -> int:
+        with self._lock:
+            self._value += amount
+            for at_least, future in self._waiting:
+                if self._value >= at_least:
+                    future.set_result(self._value)
+            return self._value
+
+    @todist.async_execution
+    def wait_for(self, at_least: int) -> Future[int]:
+        with self._lock:
+            self._waiting.append((at_least, Future()))
+            if self._value >= at_least:
+                self._waiting[-1][1].set_result(self._value)
+            return self._waiting[-1][1]
+
+    def where(self) -> int:
+        return todist.get_rank()
+
+    def fail(self) -> NoReturn:
+        raise OwnError(f"the counter is at {self._value}")
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+_counters: weakref.WeakSet[Counter] = weakref.WeakSet()
+_kept: list[Any] = []
+
+
+def counters_alive() -> int:
+    gc.collect()
+    return len(_counters)
+
+
+def add_to(counter: Any, amount: int) -> int:
+    return int(counter.add(amount))
+
+
+def keep(counter: Any) -> None:
+    _kept[:] = [counter]
+
+
+def add_to_kept(amount: int) -> int:
+    return int(_kept[0].add(amount))
+
+
+class Linear(torch.nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, size))
+        self.bias = torch.nn.Parameter(torch.randn(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in self.named_parameters()}

@@ -1,6 +1,8 @@
 """Functions that return futures."""
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -112,3 +114,25 @@ def test_graphs_are_kept_in_a_context() -> None:
         grads = todist.autograd.grad(ctx, torch.stack(losses).sum(), [*net.parameters()])
     for ours, theirs in zip(grads, torch.autograd.grad(net(x).square().sum(), [*net.parameters()]), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_future_that_has_failed_can_be_read_twice_and_ends() -> None:
+    class Token:
+        pass
+
+    def read(token: Token) -> None:
+        for args, kind in (("path", FileNotFoundError), ("attributes", remote_functions.OwnError)):
+            future = todist.remote_async_call(remote_functions.fail_with_attributes, args=(args,), partitioner=1)
+            for _ in range(2):
+                with pytest.raises(kind) as caught:
+                    future.wait()
+                assert sum(note.startswith("raised on worker1") for note in caught.value.__notes__) == 1
+                assert args != "path" or caught.value.filename == "/no/such/file"
+        assert future.done() and token is not None
+
+    token = Token()
+    there = weakref.ref(token)
+    read(token)
+    del token
+    gc.collect()
+    assert there() is None

@@ -1,0 +1,113 @@
+"""Objects that live on one worker, and whose methods others call."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch.distributed import rpc
+
+from distributed.engine.session import current
+from distributed.marks import async_execution
+from distributed.remote import remote_async_call, remote_sync_call
+from distributed.world import get_worker_id
+
+Reference: TypeAlias = "rpc.RRef[Any]"
+
+
+class RemoteObject:
+    """A handle of an object on one worker; made by `remote_object`.
+
+    `handle.method(…)` runs the method there and waits; `handle.rpc_async().method(…)` gives a future. Both are remote
+    calls as any other: with the session's time limit, exceptions of the same type, and graphs under
+    `autograd.context()`. The methods run in threads of the worker, those of several calls at the same time: a class
+    whose methods are called from several places needs a lock of its own. A method under `async_execution` holds no
+    thread while its future is open. Names that begin with an underscore are not called remotely.
+
+    A handle can be sent to other workers. The object ends with the last handle.
+    """
+
+    def __init__(self, holder: Reference) -> None:
+        self._holder = holder
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return getattr(self.rpc_sync(), name)  # type: ignore[no-any-return]
+
+    def rpc_sync(self, timeout: float | None = None) -> "Methods":
+        """The methods, with a time limit in seconds; None: the session's."""
+        return Methods(self._holder, remote_sync_call, timeout)
+
+    def rpc_async(self, timeout: float | None = None) -> "Methods":
+        """The methods, which then return futures."""
+        return Methods(self._holder, remote_async_call, timeout)
+
+    def __reduce__(self) -> tuple[type["RemoteObject"], tuple[Reference]]:
+        return RemoteObject, (self._holder,)
+
+    def __repr__(self) -> str:
+        return f"<remote object on {self._holder.owner_name()}>"
+
+
+class Methods:
+    """The methods of a remote object, each as a function that makes a remote call."""
+
+    def __init__(self, holder: Reference, call: Callable[..., Any], timeout: float | None) -> None:
+        self._holder = holder
+        self._call = call
+        self._timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
+        return functools.partial(self._run, name)
+
+    def _run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._call(
+            _run_method,
+            args=(self._holder, name, args, kwargs),
+            partitioner=self._holder.owner_name(),
+            reducer=_only,
+            timeout=self._timeout,
+        )
+
+
+def remote_object(
+    cls: Callable[..., Any], /, *args: Any, on: int | str, timeout: float | None = None, **kwargs: Any
+) -> RemoteObject:
+    """Builds `cls(*args, **kwargs)` on a worker, and waits for that.
+
+        counter = remote_object(Counter, 5, on="worker1")
+        counter.add(2)
+
+    Args:
+        cls: a class, or a function that makes the object, which the worker can import. If it has an argument `on` or
+            `timeout` of its own, give that by `functools.partial`.
+        args, kwargs: its arguments.
+        on: the worker's rank or name.
+        timeout: seconds to wait; None: the session's limit.
+
+    Raises:
+        As `remote_sync_call`; an exception of `cls` has the same type here.
+    """
+    holder: Reference = rpc.remote(current().workers[get_worker_id(on)], _Holder)
+    remote_sync_call(_build, args=(holder, cls, args, kwargs), partitioner=on, timeout=timeout)
+    return RemoteObject(holder)
+
+
+class _Holder:
+    """The object's place on its worker. The caller owns a reference to it before the object is built: if the answer of
+    `_build` held the only one, and came too late, the object would never end."""
+
+    value: Any = None
+
+
+def _build(holder: Reference, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    holder.local_value().value = cls(*args, **kwargs)
+
+
+@async_execution
+def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return getattr(holder.local_value().value, name)(*args, **kwargs)
+
+
+def _only(results: list[Any]) -> Any:
+    return results[0]
