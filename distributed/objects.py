@@ -30,6 +30,7 @@ class RemoteObject:
         self._holder = holder
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        _check_public(name)
         return getattr(self.rpc_sync(), name)  # type: ignore[no-any-return]
 
     def rpc_sync(self, timeout: float | None = None) -> "Methods":
@@ -56,8 +57,7 @@ class Methods:
         self._timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
+        _check_public(name)
         return functools.partial(self._run, name)
 
     def _run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +68,11 @@ class Methods:
             reducer=_only,
             timeout=self._timeout,
         )
+
+
+def _check_public(name: str) -> None:
+    if name.startswith("_"):
+        raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
 
 
 def remote_object(

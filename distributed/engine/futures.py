@@ -58,7 +58,7 @@ class Value(Future[T]):
 
 
 def _copy(error: Exception) -> Exception:
-    """A copy with the attributes, the notes and the cause; the exception itself if its class makes something else of it."""
+    """A copy with attributes, notes and cause; the exception itself if its class makes something else of it."""
     try:
         copied = copy.copy(error)
     except Exception:  # a class may raise anything

@@ -5,7 +5,8 @@ torchrun itself opens.
 
 A call nested `d` deep waits only for calls that are nested deeper. Every worker has separate handler threads for each
 depth: `window` threads for each caller, and no caller sends more messages than that at once. So calls always end,
-however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused.
+however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused. A call that waits for futures of its
+function (`async_execution`) keeps its place among the messages, but not its thread.
 """
 
 import itertools
