@@ -1,7 +1,8 @@
 """The caller's side of a remote call: sends each worker its order, and collects their answers.
 
 One message goes to each worker, and the worker runs its items one after the other. So a call takes one thread of each
-worker, and no number of items can block a worker. How calls can be nested: see `session`.
+worker, and no number of items can block a worker. How calls can be nested: see `session`. The results come in the
+worker's answer, or one by one, see `exchange`.
 """
 
 import contextlib
@@ -19,14 +20,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from distributed.engine import contexts, exchange, worker
-from distributed.engine.answers import (
-    Answer,
-    Failure,
-    Outcome,
-    message_anchors,
-    raise_failure,
-    read_answer,
-)
+from distributed.engine.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
 from distributed.engine.errors import worker_error
 from distributed.engine.exchange import Part
 from distributed.engine.info import check_timeout
@@ -104,23 +98,15 @@ class Call:
         takers = self._takers(len(self._free))
         orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
-        packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        if self._ctx is None:
-            self._calls = contexts.of_a_function(tensor for order in packed.values() for tensor in order.tensors())
-            if self._calls is not None:
-                self._ctx = self._calls.ctx
-                packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        packed = self._pack_all(orders)
         self._spares = Spares(self._names, list(orders), retries, session.away)
         if retries and self._ctx is not None:
             raise ValueError(
                 f"retries={retries}: a backward pass needs the worker that has computed; leave out retries, or call "
                 "outside autograd.context()"
             )
-        self._queue = (
-            exchange.open_queue([pack_item(item, shared, graphs=self._ctx is not None) for item in self._free])
-            if takers
-            else None
-        )
+        queued = [pack_item(item, shared, graphs=self._ctx is not None) for item in self._free]
+        self._queue = exchange.open_queue(queued) if queued else None
         own_order = packed.pop(self._me, None) if compute_own_part and not self._opens else None
         self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
         self._under_way: list[_Message] = []
@@ -151,6 +137,16 @@ class Call:
     def note_read(self, value: Future[Any]) -> None:
         if self._calls is not None:
             self._calls.unread.discard(value)
+
+    def _pack_all(self, orders: dict[int, Order]) -> dict[int, Packed]:
+        """Packs the orders, and finds their context if this is a thread that a function has started."""
+        packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        if self._ctx is None:
+            self._calls = contexts.of_a_function(tensor for order in packed.values() for tensor in order.tensors())
+            if self._calls is not None:
+                self._ctx = self._calls.ctx
+                packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        return packed
 
     def _pack(self, order: Order, rank: int) -> Packed:
         return pack_order(order, self._names[rank], graphs=self._ctx is not None)

@@ -130,8 +130,7 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
         if isinstance(item, Failure):
             return item
         try:
-            returned = order.func(*item.args, **item.kwargs)
-            result = _kept(settled(returned, stop) if head.opens else returned, head.ctx)
+            result = _result(order.func, item, head, stop)
             if not head.streams:
                 results[item.number] = result
             elif delivered is None or delivered.wait():
@@ -147,9 +146,12 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
     return results
 
 
-def _kept(result: Any, ctx: int | None) -> Any:
-    """What stays of a result until the message ends. Outside a context the next item begins without its graph."""
-    return result if ctx is not None else without_graphs(result)
+def _result(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool]) -> Any:
+    """The result of an item. Outside a context it has no graph, so that the next item begins without it."""
+    result = func(*item.args, **item.kwargs)
+    if head.opens:
+        result = settled(result, stop)
+    return result if head.ctx is not None else without_graphs(result)
 
 
 def _deliver(number: int, result: Any, head: Head, me: str) -> Future[bool]:

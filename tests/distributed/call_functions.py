@@ -80,12 +80,15 @@ def wait_for_release(number: Tensor | int) -> Future[Any]:
     return waiting[-1].then(lambda done: (int(number), done.value()))
 
 
-def release(value: Any) -> int:
-    """Ends the futures that are open here, the last one first; returns how many calls a thread computes meanwhile."""
-    threads = len(leaving._served)
+def release(value: Any) -> None:
+    """Ends the futures that are open here, the last one first."""
     while waiting:
         waiting.pop().set_result(value)
-    return threads
+
+
+def computed_here() -> int:
+    """How many calls the threads of this worker compute that somebody waits for."""
+    return sum(not call.is_over() for call in [*leaving._served.values()])
 
 
 def open_here() -> int:
