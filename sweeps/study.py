@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -251,7 +252,7 @@ class _FileLock(BaseJournalFileLock):
         self._file: TextIO | None = None
 
     def acquire(self) -> bool:
-        self._file = self._path.open("a")
+        self._file = _open_lock(self._path)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         return True
 
@@ -261,8 +262,9 @@ class _FileLock(BaseJournalFileLock):
 
 
 def _hold(journal: Path) -> TextIO:
-    file = journal.with_name(f".{journal.name}.controller").open("a")
+    path = journal.with_name(f".{journal.name}.controller")
     try:
+        file = _open_lock(path)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
@@ -270,7 +272,14 @@ def _hold(journal: Path) -> TextIO:
             f"{journal.parent}: another process is running this sweep; wait for it, or type another "
             "hydra.sweeper.study_name=NAME"
         ) from None
+    except OSError as error:
+        raise StudyError(f"{path} cannot be locked ({error.strerror}); type another hydra.sweep.dir=/path") from error
     return file
+
+
+def _open_lock(path: Path) -> TextIO:
+    """Opens a lock file, which may be new. A link is not followed."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
 
 
 def _cut_torn_line(journal: Path) -> None:

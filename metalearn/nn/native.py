@@ -3,9 +3,7 @@
 Without a compiler, or on another device than the CPU, the layers compute the same by torch's operations.
 """
 
-import contextlib
 import ctypes
-import fcntl
 import functools
 import hashlib
 import logging
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalearn.files import cache_folder
+from metalearn import cache
 from metalearn.nn.precision import rounds_products
 
 log = logging.getLogger("metalearn")
@@ -157,25 +155,25 @@ def _library(compiler: list[str], real: str) -> ctypes.CDLL:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     parts = (*(source.read_text() for source in SOURCES), *FLAGS, *compiler, version, real, _processor())
     name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+
+    def make() -> list[bytes]:
+        with tempfile.TemporaryDirectory() as folder:
+            return [_compile(compiler, real, Path(folder) / name).read_bytes()]
+
     try:
-        path = cache_folder() / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Processes that start together wait for the one that compiles.
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(OSError):  # not there, or damaged
-                return ctypes.CDLL(str(path))
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            try:
-                _compile(compiler, real, unfinished)
-                unfinished.replace(path)
-            finally:
-                unfinished.unlink(missing_ok=True)
-            return ctypes.CDLL(str(path))
-    except OSError as error:
-        log.warning("the layers' kernels cannot be kept in %s (%s): every start compiles them", path.parent, error)
+        return _loaded(cache.get(name, make))
+    except (cache.CacheError, OSError) as error:
+        log.warning("the layers' kernels cannot be kept or loaded: every start compiles them (%s)", error)
     with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
         return ctypes.CDLL(str(_compile(compiler, real, Path(folder) / name)))
+
+
+def _loaded(library: cache.Cached) -> ctypes.CDLL:
+    """Loads the very file that was checked. Its descriptor stays open, since its number is the library's name."""
+    with library.file as file:
+        if not Path(f"/proc/self/fd/{file.fileno()}").exists():  # not Linux
+            return ctypes.CDLL(str(library.path))
+        return ctypes.CDLL(f"/proc/self/fd/{os.dup(file.fileno())}")
 
 
 def _compile(compiler: list[str], real: str, to: Path) -> Path:

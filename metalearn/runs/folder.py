@@ -1,6 +1,5 @@
 """The run folder: what it holds already, whether this run may go on in it, and its result."""
 
-import fcntl
 import json
 import logging
 import time
@@ -14,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.saved import FREE_KEYS, with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import read_json, write_atomically
+from metalearn.files import open_lock, read_json, try_to_hold, write_atomically
 from metalearn.runs.checkpoint import Snapshot, fitted, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.types import Params
@@ -137,27 +136,25 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
             on another host.
 
     Raises:
-        ConfigError: another process is running in it.
+        ConfigError: another process is running in it, or it cannot be locked.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    file = (run_dir / LOCK).open("w")
-    if _try_to_hold(file):
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = open_lock(run_dir / LOCK)
+        is_held = try_to_hold(file)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir / LOCK} cannot be locked ({error.strerror}); type hydra.run.dir=/path/to/another/folder"
+        ) from error
+    if is_held:
         return file
     if not wait:
         file.close()
         raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder")
     log.warning("%s is in use by another process, perhaps of an earlier controller; waiting for its end", run_dir)
-    while not _try_to_hold(file):
+    while not try_to_hold(file):
         time.sleep(_LOCK_SECONDS)
     return file
-
-
-def _try_to_hold(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _recorded(run_dir: Path) -> Config:

@@ -1,17 +1,15 @@
 """A decoded array in one cache file. It is made once, whole or not at all, and every process of a host maps it."""
 
-import fcntl
 import functools
+import io
 import logging
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from metalearn import cache
 from metalearn.errors import DataError
-from metalearn.files import cache_folder
 from metalearn.tasks.common.episodes import Images
 
 log = logging.getLogger(__name__)
@@ -31,40 +29,30 @@ def cached_array(
             no such folder, the message is a warning.
 
     Raises:
-        DataError: the cache folder cannot be written.
+        DataError: no cache folder can be used.
     """
-    path = cache_folder() / f"{name}.npy"
-    array = _mapped(path, shape)
-    if array is not None:
+    head = _header(shape)
+
+    def content() -> cache.Parts:
+        array = make()
+        assert array.shape == shape and array.dtype == np.uint8
+        return [head, np.ascontiguousarray(array).reshape(-1).data]
+
+    try:
+        file, path, made = cache.get(f"{name}.npy", content, head=head)
+    except cache.CacheError as error:
+        raise DataError(str(error)) from error
+    if not made:
         _log_read(title, path, unread)
-        return array
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            array = _mapped(path, shape)
-            if array is None:
-                _write(path, make())
-                array = _mapped(path, shape)
-    except OSError as error:
-        raise DataError(
-            f"the cache {path} cannot be written ({error}); name another folder: METALEARN_CACHE=/path/to/cache"
-        ) from error
-    assert array is not None
-    return array
+    with file:  # As a plain array: every access to a memmap takes a microsecond longer.
+        return np.asarray(np.memmap(file, np.uint8, "r", len(head), shape))
 
 
-def _mapped(path: Path, shape: tuple[int, ...]) -> Images | None:
-    """The array in `path`; None if there is no such file, or its array has another shape or type."""
-    try:
-        # As a plain array: every access to a memmap takes a microsecond longer.
-        array: Images = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError, EOFError) as error:
-        log.warning("%s is damaged (%s): it is made again", path, error)
-        return None
-    return array if array.shape == shape and array.dtype == np.uint8 else None
+def _header(shape: tuple[int, ...]) -> bytes:
+    """How `np.save` begins a file."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
 
 
 @functools.cache  # one line, although omniglot_pretraining maps its file twice
@@ -76,16 +64,3 @@ def _log_read(title: str, path: Path, unread: str | None) -> None:
         log.info("%s", message)
     else:
         log.warning("%s, and there is no such folder", message)
-
-
-def _write(path: Path, array: Images) -> None:
-    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

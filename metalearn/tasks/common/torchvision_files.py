@@ -1,17 +1,24 @@
 """Reads the published files of datasets by torchvision, which may download them."""
 
-import fcntl
+import logging
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
 from metalearn.errors import DataError
+from metalearn.files import open_lock, try_to_hold
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled
 
 TEST = 10_000
 """Pictures in the test set of every dataset here."""
+
+DOWNLOAD_SECONDS = 3600.0
+"""How long a process waits for another one that downloads the same files."""
+
+log = logging.getLogger(__name__)
 
 
 class Published(NamedTuple):
@@ -74,11 +81,21 @@ def read_published(published: Published, place: DataPlace) -> Contents:
             ) from error
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with (root / f".{published.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open_lock(root / f".{published.name}.lock") as lock:
+            _hold(lock)
             return _read(published, root, download=True)
     except Exception as error:  # the network fails in many ways
         raise DataError(
             f"dataset.root={root}: {published.name} is not there or damaged, and the download failed ({error!r}). "
             f"{advice}"
         ) from error
+
+
+def _hold(lock: TextIO) -> None:
+    deadline = time.monotonic() + DOWNLOAD_SECONDS
+    if not try_to_hold(lock):
+        log.warning("another process, which holds %s, is downloading: waiting", lock.name)
+    while not try_to_hold(lock):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process has held {lock.name} for {DOWNLOAD_SECONDS:g} s: end it")
+        time.sleep(0.2)
