@@ -169,16 +169,16 @@ def _look(folder: Folder, name: str, head: bytes) -> BufferedReader | str:
     file = _open(folder, name)
     if isinstance(file, str):
         return file
-    wrong = _damage(folder, name, file)
-    if not wrong:
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(file)
+        wrong = _damage(folder, name, file)
         file.seek(0)
-        wrong = "" if file.read(len(head)) == head else "holds something else"
-    if wrong:
-        file.close()
-        return wrong
-    file.seek(0)
-    with contextlib.suppress(OSError):  # not ours, or on a file system that may only be read
-        os.utime(record_name(name), dir_fd=folder.fd, follow_symlinks=False)  # the time of the last use
+        if wrong or file.read(len(head)) != head:
+            return wrong or "holds something else"
+        with contextlib.suppress(OSError):  # root's, or on a file system that may only be read
+            os.utime(record_name(name), dir_fd=folder.fd, follow_symlinks=False)  # the time of the last use
+        file.seek(0)
+        closing.pop_all()
     return file
 
 
@@ -225,7 +225,7 @@ def read_record(folder: Folder, name: str) -> dict[str, Any]:
     file = _open(folder, record_name(name))
     if isinstance(file, str):
         return {}
-    with file, contextlib.suppress(ValueError):
+    with file, contextlib.suppress(ValueError, RecursionError):
         record = json.loads(file.read(_RECORD_BYTES))
         if isinstance(record, dict) and record.keys() == {"sha256", "size", "stamp"}:
             return record
@@ -373,9 +373,8 @@ def _is_there(folder: Folder, name: str, status: os.stat_result) -> bool:
 def _sign(lock: TextIO) -> None:
     with contextlib.suppress(OSError):
         os.fchmod(lock.fileno(), 0o600)  # who may open it may hold it
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
+        os.ftruncate(lock.fileno(), 0)
+        os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
 def _show_life(lock: TextIO, ended: threading.Event) -> None:
