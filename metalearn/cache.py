@@ -150,9 +150,11 @@ def _opened(path: Path) -> Iterator[Folder]:
     except OSError as error:
         raise _unusable(f"the cache {path} cannot be used ({error})", error) from error
     try:
-        why = foreign(os.fstat(fd))
+        status = os.fstat(fd)
+        why = foreign(status)
         if why:
-            raise _FolderError(f"the cache {path} is not used, since it {why}")
+            advice = f" (type chmod go-w {path})" if status.st_uid == os.geteuid() else ""
+            raise _FolderError(f"the cache {path} is not used, since it {why}{advice}")
         yield Folder(path, fd)
     finally:
         os.close(fd)

@@ -29,7 +29,10 @@ from metalearn import cache  # noqa: E402 (the path comes first)
 OK, FAILED = 0, 1
 DAY, MEGABYTE, GIGABYTE = 24 * 3600.0, 1e6, 1e9
 
-WITHOUT_RECORD = re.compile(r"kernels-\w+-[0-9a-f]{16}\.so|(omniglot-v\d+-\d+|cifar100-v\d+|\w+-[0-9a-f]{24})\.npy")
+WITHOUT_RECORD = re.compile(
+    r"kernels-(float|double)-[0-9a-f]{16}\.so|"
+    r"(omniglot-v\d+-\d+|cifar100-v\d+|(image_folder|mini_imagenet)-[0-9a-f]{24})\.npy"
+)
 """The names of files that were made before files had records."""
 
 
@@ -107,9 +110,9 @@ def entries(folder: cache.Folder) -> Iterator[Entry]:
             yield Entry(name, "leftover", status.st_size, now - status.st_mtime, now - status.st_mtime)
         elif name.endswith((".so", ".npy")) and cache.read_record(folder, name):
             used = os.stat(cache.record_name(name), dir_fd=folder.fd).st_mtime
-            yield Entry(name, name.partition("-")[0], status.st_size, now - status.st_mtime, now - used)
+            yield Entry(name, Path(name).stem.partition("-")[0], status.st_size, now - status.st_mtime, now - used)
         elif WITHOUT_RECORD.fullmatch(name):
-            yield Entry(name, name.partition("-")[0], status.st_size, now - status.st_mtime, now - used)
+            yield Entry(name, Path(name).stem.partition("-")[0], status.st_size, now - status.st_mtime, now - used)
 
 
 def is_chosen(entry: Entry, days: float | None, gigabytes: float | None) -> bool:

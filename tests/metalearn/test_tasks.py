@@ -284,7 +284,7 @@ def test_processes_that_start_together_make_the_cache_once(tmp_path: Path) -> No
         results = pool.map(_open_together, [str(tmp_path)] * 4)
     assert sum(made for made, _ in results) == 1
     assert len({total for _, total in results}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.lock", "shared.npy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.json", "shared.lock", "shared.npy"]
 
 
 def test_a_failure_leaves_no_cache_and_a_damaged_one_is_made_again(
@@ -337,7 +337,7 @@ def test_a_root_that_is_not_read_is_named_beside_the_cache_file(
     monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
     caplog.set_level(logging.INFO)
-    np.lib.format.open_memmap(tmp_path / file, "w+", np.uint8, shape)
+    cached_array(Path(file).stem, shape, lambda: np.zeros(shape, np.uint8), title=title)
     for root, level, end in (
         (tmp_path, logging.INFO, ""),
         (tmp_path / "nowhere", logging.WARNING, ", and there is no such folder"),
