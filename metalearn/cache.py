@@ -40,6 +40,11 @@ STALE_SECONDS = 24 * 3600.0
 
 ADVICE = "name another folder: METALEARN_CACHE=/path/to/cache"
 
+ROOTS_FOLDER = "METALEARN_ROOTS_CACHE"
+"""Environment variable for the processes that this one starts: device and inode of a cache folder that is root's. In
+the user namespace of an isolated run, root's files look like those of any other user."""
+
+_UNMAPPED = 65534  # how Linux shows the users that a namespace does not know
 _SIGN_SECONDS = 2.0
 _ABSENT = "is not there"
 _RECORD_BYTES = 4096
@@ -66,10 +71,11 @@ class Cached(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """An open folder, by its descriptor."""
+    """An open folder, by its descriptor; `root` is the user to whom root's files belong here."""
 
     path: Path
     fd: int
+    root: int = 0
 
 
 def cache_folders() -> list[Path]:
@@ -95,15 +101,13 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
     """
     refusals: list[str] = []
     for path in cache_folders():
+        if refusals:
+            _warn_once(f"{refusals[-1]}. {path} is used instead")
         try:
             with _opened(path) as folder:
-                found = _get(folder, name, make, head)
+                return _get(folder, name, make, head)
         except _FolderError as error:
             refusals.append(str(error))
-            continue
-        for refusal in refusals:
-            _warn_once(f"{refusal}; {path} is used instead")
-        return found
     raise CacheError(f"{'; '.join(refusals) or 'there is no home folder for the cache'}; {ADVICE}")
 
 
@@ -133,9 +137,9 @@ def _get(folder: Folder, name: str, make: Callable[[], Parts], head: bytes) -> C
 # What may be used
 
 
-def foreign(status: os.stat_result) -> str:
+def foreign(status: os.stat_result, root: int = 0) -> str:
     """Why another user can have written a file or folder; empty if only this user and root can."""
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), root):
         return f"belongs to user {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
@@ -151,13 +155,23 @@ def _opened(path: Path) -> Iterator[Folder]:
         raise _unusable(f"the cache {path} cannot be used ({error})", error) from error
     try:
         status = os.fstat(fd)
-        why = foreign(status)
+        root = _root_of(status)
+        why = foreign(status, root)
         if why:
-            advice = f" (type chmod go-w {path})" if status.st_uid == os.geteuid() else ""
+            advice = f": type chmod go-w {path}" if status.st_uid == os.geteuid() else ""
             raise _FolderError(f"the cache {path} is not used, since it {why}{advice}")
-        yield Folder(path, fd)
+        yield Folder(path, fd, root)
     finally:
         os.close(fd)
+
+
+def _root_of(status: os.stat_result) -> int:
+    """The user to whom root's files belong in this folder: 0, or what stands for it in a user namespace."""
+    identity = f"{status.st_dev}:{status.st_ino}"
+    if status.st_uid == 0:
+        os.environ[ROOTS_FOLDER] = identity
+        return 0
+    return _UNMAPPED if os.environ.get(ROOTS_FOLDER) == identity else 0
 
 
 def _unusable(message: str, error: OSError) -> CacheError:
@@ -192,7 +206,7 @@ def _open(folder: Folder, name: str) -> BufferedReader | str:
     except OSError as error:
         return f"cannot be opened ({error.strerror})"
     status = os.fstat(fd)
-    why = foreign(status) if stat.S_ISREG(status.st_mode) else "is not a file"
+    why = foreign(status, folder.root) if stat.S_ISREG(status.st_mode) else "is not a file"
     if why:
         os.close(fd)
         return why

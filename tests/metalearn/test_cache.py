@@ -24,7 +24,7 @@ from metalearn.runs import folder as run_folder
 from metalearn.tasks.common.cache import cached_array
 from tests.runs import ROOT, slow, until
 
-NOBODY = 65534
+NOBODY = 54321
 PICTURES = np.arange(6, dtype=np.uint8).reshape(2, 3)
 LOAD = "import torch; from metalearn.nn import native; print(native.compiled(torch.float32).lanes)"
 
@@ -168,6 +168,37 @@ def test_what_a_folder_lacks_that_may_only_be_read_goes_into_the_users_own(folde
         run = python_as_nobody(program)
         assert run.stdout == f"{own} {made}\n", run.stderr
         assert f"{folder / 'x.npy'} is not there, and x.lock cannot be opened (Permission denied)" in run.stderr
+
+
+@as_root
+def test_root_is_known_in_the_namespace_of_an_isolated_run(folder: Path) -> None:
+    """There, root's files look like those of any other user."""
+    cache.get("x.npy", lambda: [b"x"]).file.close()
+    program = f"""
+import importlib.util, os
+from metalearn import cache
+module = importlib.util.spec_from_file_location("isolation", "{ROOT}/distributed/engine/isolation.py")
+isolation = importlib.util.module_from_spec(module)
+module.loader.exec_module(isolation)  # alone: torch would start threads
+try:
+    network, _ = isolation.new_network("127.0.0.1", 0)
+except isolation.CannotIsolateError as error:
+    raise SystemExit(f"cannot: {{error}}")
+get = lambda: print(*cache.get("x.npy", lambda: [b"other"])[1:])
+get()
+network.enter()
+get()
+del os.environ[cache.ROOTS_FOLDER]
+try:
+    get()
+except cache.CacheError:
+    print("refused")
+"""
+    run = python_as_nobody(program, XDG_CACHE_HOME="/proc")
+    if "cannot: " in run.stderr:
+        pytest.skip(run.stderr)
+    assert run.stdout.splitlines() == [f"{folder / 'x.npy'} False", f"{folder / 'x.npy'} False", "refused"], run
+    assert f"the cache {folder} is not used, since it belongs to user" in run.stderr
 
 
 # Damage
