@@ -116,7 +116,7 @@ def _get(folder: Folder, name: str, make: Callable[[], Parts], head: bytes) -> C
     found = _look(folder, name, head)
     if not isinstance(found, str):
         return Cached(found, path, made=False)
-    with _held(folder, name, found):
+    with _held(folder, name, found) as alone:
         found = _look(folder, name, head)
         if not isinstance(found, str):
             return Cached(found, path, made=False)
@@ -127,7 +127,7 @@ def _get(folder: Folder, name: str, make: Callable[[], Parts], head: bytes) -> C
             _write(folder, name, parts)
         except OSError as error:
             raise CacheError(f"{path} cannot be written ({error}); {ADVICE}") from error
-        _remove_leftovers(folder, name)
+        _remove_leftovers(folder, name, alone)
         found = _look(folder, name, head)
         if isinstance(found, str):
             raise CacheError(f"{path} was written and then {found}; {ADVICE}")
@@ -223,6 +223,8 @@ def _damage(folder: Folder, name: str, file: BufferedReader) -> str:
     checked = record["stamp"] == _stamp(status)
     if checked and status.st_size > SMALL:
         return ""
+    if status.st_size > SMALL:
+        log.info("%s may have changed since its digest was checked: it is checked again", folder.path / name)
     if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
         return "is damaged (another SHA-256)"
     if not checked and status.st_size > SMALL:
@@ -234,6 +236,10 @@ def _damage(folder: Folder, name: str, file: BufferedReader) -> str:
 def record_name(name: str) -> str:
     """The name of the record of the file `name`."""
     return f"{Path(name).stem}.json"
+
+
+def _lock_name(name: str) -> str:
+    return f"{Path(name).stem}.lock"
 
 
 def read_record(folder: Folder, name: str) -> dict[str, Any]:
@@ -252,7 +258,7 @@ def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
-# Writing
+# Writing and removing
 
 
 def _write(folder: Folder, name: str, parts: Parts) -> None:
@@ -264,28 +270,13 @@ def _write(folder: Folder, name: str, parts: Parts) -> None:
     os.fsync(folder.fd)
 
 
-def remove(folder: Folder, name: str) -> bool:
-    """Removes the file `name`, its record and its lock; False if a process is making it. Who has mapped it keeps it."""
-    with open_lock(_lock_name(name), mode=0o600, folder=folder.fd) as lock:
-        if not _try_to_hold(lock, folder.path / _lock_name(name)):
-            return False
-        for entry in (name, record_name(name), _lock_name(name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry, dir_fd=folder.fd)
-    return True
-
-
-def _lock_name(name: str) -> str:
-    return f"{Path(name).stem}.lock"
-
-
 def _write_record(folder: Folder, name: str, sha256: str, status: os.stat_result) -> None:
     record = {"sha256": sha256, "size": status.st_size, "stamp": _stamp(status)}
     _replace(folder, record_name(name), [json.dumps(record).encode()])
 
 
 def _replace(folder: Folder, name: str, parts: Parts) -> None:
-    temporary = f"{_before_random(name)}{secrets.token_hex(8)}.tmp"
+    temporary = f".{Path(name).stem}-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(temporary, flags, 0o644, dir_fd=folder.fd), "wb") as file:
@@ -300,18 +291,26 @@ def _replace(folder: Folder, name: str, parts: Parts) -> None:
         raise
 
 
-def _before_random(name: str) -> str:
-    return f".{name}-"
+def remove(folder: Folder, name: str) -> bool:
+    """Removes the file `name`, its record and its lock; False if a process is making it. Who has mapped it keeps it."""
+    with open_lock(_lock_name(name), mode=0o600, folder=folder.fd) as lock:
+        if _try_to_hold(lock, folder.path / _lock_name(name)) is False:
+            return False
+        for entry in (name, record_name(name), _lock_name(name)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry, dir_fd=folder.fd)
+    return True
 
 
-def _remove_leftovers(folder: Folder, name: str) -> None:
-    """Removes what killed processes have left of `name`, which this process has locked, and old leftovers of others."""
+def _remove_leftovers(folder: Folder, name: str, alone: bool) -> None:
+    """Removes what killed processes have left: old files, and those of `name` if this process is `alone` at it."""
+    of_name = re.compile(rf"\.{re.escape(Path(name).stem)}-[0-9a-f]{{16}}\.tmp")
     for entry in os.listdir(folder.fd):  # noqa: PTH208 (by its descriptor)
         if not LEFTOVER.fullmatch(entry):
             continue
         with contextlib.suppress(OSError):
             age = time.time() - os.stat(entry, dir_fd=folder.fd, follow_symlinks=False).st_mtime
-            if age > STALE_SECONDS or entry.startswith(_before_random(name)):
+            if age > STALE_SECONDS or (alone and of_name.fullmatch(entry)):
                 os.unlink(entry, dir_fd=folder.fd)
 
 
@@ -319,8 +318,8 @@ def _remove_leftovers(folder: Folder, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _held(folder: Folder, name: str, why: str) -> Iterator[None]:
-    """Holds the lock of the file `name`, and shows signs of life to those who wait for it.
+def _held(folder: Folder, name: str, why: str) -> Iterator[bool]:
+    """Holds the lock of the file `name`, and shows signs of life to those who wait for it. False if there are no locks.
 
     Args:
         why: what is wrong with the file, for the message of a folder that cannot be written.
@@ -328,19 +327,19 @@ def _held(folder: Folder, name: str, why: str) -> Iterator[None]:
     Raises:
         CacheError: the folder cannot be written, or another process holds the lock and gives no sign of life.
     """
-    lock = _acquire(folder, name, why)
+    lock, alone = _acquire(folder, name, why)
     ended = threading.Event()
     signs = threading.Thread(target=_show_life, args=(lock, ended), daemon=True)
     with lock:
         signs.start()
         try:
-            yield
+            yield alone
         finally:
             ended.set()
             signs.join()
 
 
-def _acquire(folder: Folder, name: str, why: str) -> TextIO:
+def _acquire(folder: Folder, name: str, why: str) -> tuple[TextIO, bool]:
     path = folder.path / _lock_name(name)
     seen, since, told = -1, 0.0, False
     while True:
@@ -350,9 +349,11 @@ def _acquire(folder: Folder, name: str, why: str) -> TextIO:
             message = f"{folder.path / name} {why}, and {path.name} cannot be opened ({error.strerror})"
             raise _unusable(message, error) from error
         status, is_held = os.fstat(lock.fileno()), _try_to_hold(lock, path)
+        if is_held is None:
+            return lock, False
         if is_held and _is_there(folder, path.name, status):
             _sign(lock)
-            return lock
+            return lock, True
         holder = lock.read(256).strip() or "another process"
         lock.close()
         if is_held:
@@ -370,12 +371,13 @@ def _acquire(folder: Folder, name: str, why: str) -> TextIO:
         time.sleep(0.1)
 
 
-def _try_to_hold(lock: TextIO, path: Path) -> bool:
+def _try_to_hold(lock: TextIO, path: Path) -> bool | None:
+    """As `try_to_hold`; None if the file system has no locks."""
     try:
         return try_to_hold(lock)
     except OSError as error:
         _warn_once(f"{path}: its file system has no locks ({error.strerror}); processes that start together work twice")
-        return True
+        return None
 
 
 def _is_there(folder: Folder, name: str, status: os.stat_result) -> bool:

@@ -36,7 +36,7 @@ def open_lock(path: str | Path, *, mode: int = 0o666, folder: int | None = None)
         OSError: it cannot be opened, or is a link: a link is not followed.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(path, "r+", opener=lambda name, _: os.open(name, flags, mode, dir_fd=folder))
+    return open(path, "r+", errors="replace", opener=lambda name, _: os.open(name, flags, mode, dir_fd=folder))
 
 
 def try_to_hold(lock: TextIO) -> bool:

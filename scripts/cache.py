@@ -12,6 +12,7 @@ wrong arguments.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import stat
@@ -97,22 +98,23 @@ def show(path: Path, options: argparse.Namespace) -> int:
 
 def entries(folder: cache.Folder) -> Iterator[Entry]:
     """What this program has made in a folder and this user owns, without records and locks."""
-    now = time.time()
     for name in os.listdir(folder.fd):  # noqa: PTH208 (by its descriptor)
-        try:
+        with contextlib.suppress(FileNotFoundError):  # another process removes it
             status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            continue
-        used = max(status.st_atime, status.st_mtime)
-        if cache.LEFTOVER.fullmatch(name):
-            yield Entry(name, "leftover", status.st_size, now - status.st_mtime, now - status.st_mtime)
-        elif name.endswith((".so", ".npy")) and cache.read_record(folder, name):
-            used = os.stat(cache.record_name(name), dir_fd=folder.fd).st_mtime
-            yield Entry(name, Path(name).stem.partition("-")[0], status.st_size, now - status.st_mtime, now - used)
-        elif WITHOUT_RECORD.fullmatch(name):
-            yield Entry(name, Path(name).stem.partition("-")[0], status.st_size, now - status.st_mtime, now - used)
+            used = time_of_use(folder, name, status)
+            if used is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                kind = "leftover" if cache.LEFTOVER.fullmatch(name) else Path(name).stem.partition("-")[0]
+                now = time.time()
+                yield Entry(name, kind, status.st_size, now - status.st_mtime, now - used)
+
+
+def time_of_use(folder: cache.Folder, name: str, status: os.stat_result) -> float | None:
+    """When a file was last used; None if this program has not made it."""
+    if name.endswith((".so", ".npy")) and cache.read_record(folder, name):
+        return os.stat(cache.record_name(name), dir_fd=folder.fd).st_mtime
+    if cache.LEFTOVER.fullmatch(name) or WITHOUT_RECORD.fullmatch(name):
+        return max(status.st_atime, status.st_mtime)
+    return None
 
 
 def is_chosen(entry: Entry, days: float | None, gigabytes: float | None) -> bool:

@@ -271,8 +271,8 @@ def test_what_is_written_is_whole_or_not_there(folder: Path) -> None:
 
 def test_leftovers_of_killed_processes_are_removed(folder: Path) -> None:
     old = [folder / name for name in (".omniglot-v1-28-0123456789abcdef.tmp", "kernels-float-0123456789abcdef.4711")]
-    others = [folder / name for name in (".other.npy-0123456789abcdef.tmp", "data.tmp")]
-    for path in (*old, *others, folder / ".pictures.npy-0123456789abcdef.tmp"):
+    others = [folder / name for name in (".pictures-of-me-0123456789abcdef.tmp", "data.tmp")]
+    for path in (*old, *others, folder / ".pictures-0123456789abcdef.tmp"):
         path.write_text("unfinished")
     for path in (*old, others[1]):
         os.utime(path, (0, 0))
@@ -343,6 +343,7 @@ def test_a_file_system_without_locks_is_named(folder: Path, place: Path) -> None
         "from metalearn.errors import ConfigError",
         "from metalearn.runs import folder",
         "from sweeps.study import StudyError, _hold",
+        f"Path('{folder}/.x-0123456789abcdef.tmp').touch()",  # another process may be writing it
         "print(cache.get('x.npy', lambda: [b'x']).file.read())",
         f"for hold in (lambda: folder.lock(Path('{place}')), lambda: _hold(Path('{place}/journal'))):",
         "    try: hold()",
@@ -353,6 +354,7 @@ def test_a_file_system_without_locks_is_named(folder: Path, place: Path) -> None
         cwd=ROOT, env=os.environ | {"LD_PRELOAD": str(place / "flock.so")}, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     content, of_run, of_sweep = run.stdout.splitlines()
+    assert (folder / ".x-0123456789abcdef.tmp").exists()
     assert content == "b'x'" and f"{folder / 'x.lock'}: its file system has no locks" in run.stderr
     assert of_run.startswith(f"{place}/.lock cannot be locked (No locks available)")
     assert of_sweep.startswith(f"{place}/.journal.controller cannot be locked (No locks available)")
