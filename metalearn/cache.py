@@ -14,23 +14,18 @@ import logging
 import os
 import re
 import secrets
-import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
-from metalearn.files import open_lock, try_to_hold
+from metalearn import locks
 
 SMALL = 64 * 2**20
 """Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
 its inode or its times of change are not those of the last check."""
-
-SILENT_SECONDS = 60.0
-"""How long a process waits for another one that makes the file but gives no sign of life."""
 
 LEFTOVER = re.compile(r"\..+\.tmp|kernels-.+\.\d+")
 """The names of files that a killed process has not finished."""
@@ -45,7 +40,6 @@ ROOTS_FOLDER = "METALEARN_ROOTS_CACHE"
 the user namespace of an isolated run, root's files look like those of any other user."""
 
 _UNMAPPED = 65534  # how Linux shows the users that a namespace does not know
-_SIGN_SECONDS = 2.0
 _ABSENT = "is not there"
 _RECORD_BYTES = 4096
 
@@ -116,7 +110,8 @@ def _get(folder: Folder, name: str, make: Callable[[], Parts], head: bytes) -> C
     found = _look(folder, name, head)
     if not isinstance(found, str):
         return Cached(found, path, made=False)
-    with _held(folder, name, found) as alone:
+    with contextlib.ExitStack() as holding:
+        alone = _hold(holding, folder, name, found)
         found = _look(folder, name, head)
         if not isinstance(found, str):
             return Cached(found, path, made=False)
@@ -132,6 +127,17 @@ def _get(folder: Folder, name: str, make: Callable[[], Parts], head: bytes) -> C
         if isinstance(found, str):
             raise CacheError(f"{path} was written and then {found}; {ADVICE}")
         return Cached(found, path, made=True)
+
+
+def _hold(holding: contextlib.ExitStack, folder: Folder, name: str, why: str) -> bool:
+    """Holds the lock of a file, about which `why` says what is wrong; returns whether other processes are kept out."""
+    path = folder.path / name
+    try:
+        return holding.enter_context(locks.held(folder.path / _lock_name(name), folder.fd, f"{path} is being made"))
+    except TimeoutError as error:
+        raise CacheError(f"{error}, or {ADVICE}") from error
+    except OSError as error:
+        raise _unusable(f"{path} {why}, and {_lock_name(name)} cannot be opened ({error.strerror})", error) from error
 
 
 # What may be used
@@ -293,9 +299,10 @@ def _replace(folder: Folder, name: str, parts: Parts) -> None:
 
 def remove(folder: Folder, name: str) -> bool:
     """Removes the file `name`, its record and its lock; False if a process is making it. Who has mapped it keeps it."""
-    with open_lock(_lock_name(name), mode=0o600, folder=folder.fd) as lock:
-        if _try_to_hold(lock, folder.path / _lock_name(name)) is False:
-            return False
+    with locks.open_lock(_lock_name(name), mode=0o600, folder=folder.fd) as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            if not locks.try_to_hold(lock):
+                return False
         for entry in (name, record_name(name), _lock_name(name)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry, dir_fd=folder.fd)
@@ -312,93 +319,6 @@ def _remove_leftovers(folder: Folder, name: str, alone: bool) -> None:
             age = time.time() - os.stat(entry, dir_fd=folder.fd, follow_symlinks=False).st_mtime
             if age > STALE_SECONDS or (alone and of_name.fullmatch(entry)):
                 os.unlink(entry, dir_fd=folder.fd)
-
-
-# Locks
-
-
-@contextlib.contextmanager
-def _held(folder: Folder, name: str, why: str) -> Iterator[bool]:
-    """Holds the lock of the file `name`, and shows signs of life to those who wait for it. False if there are no locks.
-
-    Args:
-        why: what is wrong with the file, for the message of a folder that cannot be written.
-
-    Raises:
-        CacheError: the folder cannot be written, or another process holds the lock and gives no sign of life.
-    """
-    lock, alone = _acquire(folder, name, why)
-    ended = threading.Event()
-    signs = threading.Thread(target=_show_life, args=(lock, ended), daemon=True)
-    with lock:
-        signs.start()
-        try:
-            yield alone
-        finally:
-            ended.set()
-            signs.join()
-
-
-def _acquire(folder: Folder, name: str, why: str) -> tuple[TextIO, bool]:
-    path = folder.path / _lock_name(name)
-    seen, since, told = -1, 0.0, False
-    while True:
-        try:
-            lock = open_lock(path.name, mode=0o600, folder=folder.fd)
-        except OSError as error:
-            message = f"{folder.path / name} {why}, and {path.name} cannot be opened ({error.strerror})"
-            raise _unusable(message, error) from error
-        status, is_held = os.fstat(lock.fileno()), _try_to_hold(lock, path)
-        if is_held is None:
-            return lock, False
-        if is_held and _is_there(folder, path.name, status):
-            _sign(lock)
-            return lock, True
-        holder = lock.read(256).strip() or "another process"
-        lock.close()
-        if is_held:
-            continue
-        if not told:
-            log.warning("%s is being made by %s: waiting", folder.path / name, holder)
-            told = True
-        if status.st_mtime_ns != seen:
-            seen, since = status.st_mtime_ns, time.monotonic()
-        if time.monotonic() - since > SILENT_SECONDS:
-            raise CacheError(
-                f"{path} is held by {holder}, which has given no sign of life for {SILENT_SECONDS:g} s: "
-                f"end that process, or {ADVICE}"
-            )
-        time.sleep(0.1)
-
-
-def _try_to_hold(lock: TextIO, path: Path) -> bool | None:
-    """As `try_to_hold`; None if the file system has no locks."""
-    try:
-        return try_to_hold(lock)
-    except OSError as error:
-        _warn_once(f"{path}: its file system has no locks ({error.strerror}); processes that start together work twice")
-        return None
-
-
-def _is_there(folder: Folder, name: str, status: os.stat_result) -> bool:
-    """Whether the lock file has not been removed since it was opened."""
-    try:
-        return os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_ino == status.st_ino
-    except FileNotFoundError:
-        return False
-
-
-def _sign(lock: TextIO) -> None:
-    with contextlib.suppress(OSError):
-        os.fchmod(lock.fileno(), 0o600)  # who may open it may hold it
-        os.ftruncate(lock.fileno(), 0)
-        os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-
-def _show_life(lock: TextIO, ended: threading.Event) -> None:
-    while not ended.wait(_SIGN_SECONDS):
-        with contextlib.suppress(OSError):
-            os.utime(lock.fileno())
 
 
 @functools.cache

@@ -1,10 +1,8 @@
-"""Files that are written whole or not at all, JSON, and locks."""
+"""Files that are written whole or not at all, and JSON."""
 
-import fcntl
 import json
-import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -23,30 +21,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return content
-
-
-def open_lock(path: str | Path, *, mode: int = 0o666, folder: int | None = None) -> TextIO:
-    """Opens a lock file, and makes it if it is not there. What it holds stays.
-
-    Args:
-        mode: of a new file, less the umask.
-        folder: the descriptor of the folder that `path` starts from.
-
-    Raises:
-        OSError: it cannot be opened, or is a link: a link is not followed.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(path, "r+", errors="replace", opener=lambda name, _: os.open(name, flags, mode, dir_fd=folder))
-
-
-def try_to_hold(lock: TextIO) -> bool:
-    """Holds a lock until its file is closed or the process ends; False if another process holds it.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -17,13 +17,14 @@ MAY_IMPORT = {
     "metalearn/errors.py": set(),
     "metalearn/checks.py": set(),
     "metalearn/files.py": set(),
-    "metalearn/cache.py": {"files"},
+    "metalearn/locks.py": set(),
+    "metalearn/cache.py": {"locks"},
     "metalearn/nn": {"nn", "cache"},
-    "metalearn/tasks": {"tasks.common", "types", "checks", "errors", "files", "cache"},
+    "metalearn/tasks": {"tasks.common", "types", "checks", "errors", "cache", "locks"},
     "metalearn/models": {"models.common", "nn", "types", "checks"},
     "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "checks", "errors", "files"},
-    "metalearn/runs": {"config", "runs", "types", "checks", "errors", "files"},
+    "metalearn/runs": {"config", "runs", "types", "checks", "errors", "files", "locks"},
     "metalearn/training": {"training", "runs", "algorithms.common", "types", "checks", "errors"},
 }
 """What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""

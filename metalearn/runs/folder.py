@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.saved import FREE_KEYS, with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import open_lock, read_json, try_to_hold, write_atomically
+from metalearn.files import read_json, write_atomically
+from metalearn.locks import open_lock, try_to_hold
 from metalearn.runs.checkpoint import Snapshot, fitted, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.types import Params

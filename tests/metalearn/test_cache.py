@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from metalearn import cache
+from metalearn import cache, locks
 from metalearn.errors import ConfigError, DataError
 from metalearn.files import write_atomically
 from metalearn.nn import native
@@ -303,8 +303,8 @@ def maker(seconds: float) -> "subprocess.Popen[bytes]":
     np.save(whole, PICTURES)
     lines = (
         "import time",
-        "from metalearn import cache",
-        "cache._SIGN_SECONDS = 0.1",
+        "from metalearn import cache, locks",
+        "locks._SIGN_SECONDS = 0.1",
         f"make = lambda: time.sleep({seconds}) or [{whole.getvalue()!r}]",
         "cache.get('pictures.npy', make)",
     )
@@ -315,7 +315,7 @@ def maker(seconds: float) -> "subprocess.Popen[bytes]":
 def test_a_wait_is_told_and_ends_when_the_other_process_shows_no_life(
     stops: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cache, "SILENT_SECONDS", 1.5, raising=False)
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 1.5)
     lock = folder / "pictures.lock"
     with maker(100 if stops else 3) as other:
         try:

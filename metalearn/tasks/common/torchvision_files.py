@@ -1,24 +1,20 @@
 """Reads the published files of datasets by torchvision, which may download them."""
 
-import logging
-import time
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.files import open_lock, try_to_hold
+from metalearn.locks import held
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled
 
 TEST = 10_000
 """Pictures in the test set of every dataset here."""
-
-DOWNLOAD_SECONDS = 3600.0
-"""How long a process waits for another one that downloads the same files."""
-
-log = logging.getLogger(__name__)
 
 
 class Published(NamedTuple):
@@ -81,8 +77,7 @@ def read_published(published: Published, place: DataPlace) -> Contents:
             ) from error
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with open_lock(root / f".{published.name}.lock") as lock:
-            _hold(lock)
+        with _alone(root, published):
             return _read(published, root, download=True)
     except Exception as error:  # the network fails in many ways
         raise DataError(
@@ -91,11 +86,12 @@ def read_published(published: Published, place: DataPlace) -> Contents:
         ) from error
 
 
-def _hold(lock: TextIO) -> None:
-    deadline = time.monotonic() + DOWNLOAD_SECONDS
-    if not try_to_hold(lock):
-        log.warning("another process, which holds %s, is downloading: waiting", lock.name)
-    while not try_to_hold(lock):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"another process has held {lock.name} for {DOWNLOAD_SECONDS:g} s: end it")
-        time.sleep(0.2)
+@contextlib.contextmanager
+def _alone(root: Path, published: Published) -> Iterator[None]:
+    """Keeps other processes from downloading the same files at the same time."""
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with held(root / f".{published.name}.lock", folder, f"{published.name} is being downloaded"):
+            yield
+    finally:
+        os.close(folder)
