@@ -42,7 +42,9 @@ ensure_venv() {
 # Two runs that start together must not build it twice.
 if command -v flock >/dev/null; then
     exec 9>>.venv.lock
-    if ! flock -n 9; then
+    held=0
+    flock -n 9 || held=$?
+    if [[ "$held" == 1 ]]; then # any other code: the file system has no locks
         echo "another setup holds $root/.venv.lock: waiting for its end" >&2
         flock -w 1800 9 || { echo "error: it is still held after 30 minutes; end that setup" >&2; exit 1; }
     fi
