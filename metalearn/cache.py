@@ -27,7 +27,7 @@ SMALL = 64 * 2**20
 """Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
 its inode or its times of change are not those of the last check."""
 
-LEFTOVER = re.compile(r"\..+\.tmp|kernels-.+\.\d+")
+LEFTOVER = re.compile(r"\.[\w-]+-[0-9a-f]{16}\.tmp|kernels-(float|double)-[0-9a-f]{16}\.\d+")
 """The names of files that a killed process has not finished."""
 
 STALE_SECONDS = 24 * 3600.0

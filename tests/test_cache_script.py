@@ -17,7 +17,7 @@ DAY = 24 * 3600.0
 OLD, NEW, LARGE = "omniglot-v1-28.npy", "cifar100-v1.npy", "image_folder-large.npy"
 WITHOUT_RECORD = "kernels-float-0123456789abcdef.so"
 LEFTOVERS = (".omniglot-v1-28-0123456789abcdef.tmp", "kernels-float-0123456789abcdef.4711")
-NOT_OURS = ("notes.txt", "data.npy", "omniglot-v1-28.txt", ".hidden", "link.npy")
+NOT_OURS = ("notes.txt", "data.npy", "omniglot-v1-28.txt", ".draft.tmp", "link.npy")
 
 
 @pytest.fixture

@@ -149,6 +149,17 @@ def test_an_array_that_another_user_can_have_written_is_not_used(
     assert kept.with_suffix(".lock").stat().st_mode & 0o777 == 0o600
 
 
+def test_no_umask_lets_others_write(folder: Path) -> None:
+    folder.rmdir()
+    before = os.umask(0)
+    try:
+        assert is_made()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
+    assert modes == {"cache": 0o755, "pictures.npy": 0o644, "pictures.json": 0o644, "pictures.lock": 0o600}
+
+
 @as_root
 @pytest.mark.thorough
 def test_another_user_loads_what_root_has_put_there_and_compiles_nothing(library: Path, place: Path) -> None:
@@ -271,7 +282,7 @@ def test_what_is_written_is_whole_or_not_there(folder: Path) -> None:
 
 def test_leftovers_of_killed_processes_are_removed(folder: Path) -> None:
     old = [folder / name for name in (".omniglot-v1-28-0123456789abcdef.tmp", "kernels-float-0123456789abcdef.4711")]
-    others = [folder / name for name in (".pictures-of-me-0123456789abcdef.tmp", "data.tmp")]
+    others = [folder / name for name in (".pictures-of-me-0123456789abcdef.tmp", ".draft.tmp")]
     for path in (*old, *others, folder / ".pictures-0123456789abcdef.tmp"):
         path.write_text("unfinished")
     for path in (*old, others[1]):
