@@ -1,8 +1,111 @@
-"""Files that are written whole or not at all, and JSON."""
+"""Files: read within bounds, and written whole or not at all.
+
+What lies in a folder may be somebody else's. So nothing here waits for a named pipe, reads without a limit, or writes
+through a link.
+"""
 
 import json
+import os
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+LARGEST_JSON = 4 * 2**20
+"""Bytes of a JSON file: result.json, meta.json, manifest.json."""
+
+LARGEST_LINE = 2**20
+"""Bytes of a line of metrics.jsonl."""
+
+DEEPEST = 32
+"""Levels of lists and objects in each other."""
+
+
+class RefusedFileError(ValueError):
+    """A file that is not read: no regular file, too large, or nested too deeply."""
+
+
+def open_regular(path: Path, at_most: int) -> BufferedReader:
+    """Opens a file for reading.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+        RefusedFileError: it is no regular file, such as a named pipe or a device, or has more than `at_most` bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise RefusedFileError(f"{path}: is not a regular file")
+        if status.st_size > at_most:
+            raise RefusedFileError(f"{path}: has {status.st_size:,} bytes, and at most {at_most:,} are read")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bounded(path: Path, at_most: int) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError, RefusedFileError: as `open_regular`.
+    """
+    with open_regular(path, at_most) as file:
+        return file.read(at_most)
+
+
+def check_nesting(value: object, what: str) -> None:
+    """Raises RefusedFileError for lists and dicts in each other that are more than `DEEPEST` deep."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = [child for node in nodes for child in node]
+        if not level:
+            return
+    raise RefusedFileError(f"{what}: is nested more than {DEEPEST} deep")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        OSError, RefusedFileError: as `open_regular`; or it is nested too deeply.
+        ValueError: it holds no JSON object.
+    """
+    text = read_bounded(path, LARGEST_JSON)
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise RefusedFileError(f"{path}: is nested more than {DEEPEST} deep") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: holds no JSON ({error})") from error
+    check_nesting(content, str(path))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds no JSON object")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """As `read_object`; empty if there is no such file, or it is refused or holds no JSON object."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, one at a time; the last one may have no end, if a program is writing it or was killed.
+
+    Raises:
+        OSError, RefusedFileError: as `open_regular`; or a line has more than `LARGEST_LINE` bytes.
+    """
+    with open_regular(path, 2**63 - 1) as file:
+        while line := file.readline(LARGEST_LINE + 1):
+            if len(line) > LARGEST_LINE:
+                raise RefusedFileError(f"{path}: has a line of more than {LARGEST_LINE:,} bytes")
+            yield line
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -14,10 +117,20 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file, or it holds no JSON."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content
+def links_out_of(folder: Path, home: Path) -> Iterator[Path]:
+    """The folder and the links below it, as far as they lead out of the folder `home`."""
+    inside = home.resolve()
+    if not folder.resolve().is_relative_to(inside):
+        yield folder
+    for path, subfolders, files in os.walk(folder):
+        for entry in (Path(path, name) for name in (*subfolders, *files)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
+                yield entry
+
+
+def cache_folder() -> Path:
+    """The folder for what can be made again: `METALEARN_CACHE`, else one in the user's cache folder."""
+    if "METALEARN_CACHE" in os.environ:
+        return Path(os.environ["METALEARN_CACHE"])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "metalearn"

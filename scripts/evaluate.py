@@ -73,8 +73,9 @@ def read(arguments: Sequence[str]) -> "Request":
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN]
     named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
     name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]).replace("/", "-"))
-    output = Path(own.get("output") or run_folder_of(checkpoint) / "evaluations" / name)
-    return Request(checkpoint, split, overrides, output)
+    home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)
+    output = home if own.get("output") else home / "evaluations" / name
+    return Request(checkpoint, split, overrides, output, home)
 
 
 if __name__ == "__main__":

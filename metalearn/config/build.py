@@ -3,15 +3,16 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import Any, get_type_hints
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.config.compose import nearest
+from metalearn.config.compose import CONF, nearest
 from metalearn.errors import ConfigError
 
-OWN_PACKAGES = ("metalearn.", "distributed.")
+_TARGET = re.compile(r"^_target_: *(\S+)", re.MULTILINE)
 
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
 """Parts that some objects have no use for, and the `_target_` of each part's default."""
@@ -28,7 +29,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     of that class.
 
     Raises:
-        ConfigError: a target that our packages do not define, a key that it does not take, a missing key, or a value
+        ConfigError: a target that is no factory of the group, a key that it does not take, a missing key, or a value
             that it refuses.
     """
     node = config[group]
@@ -46,22 +47,29 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
         raise ConfigError(_with_group(group, list(map(str, node)), str(error))) from error
 
 
+@cache
+def factories(group: str) -> tuple[str, ...]:
+    """The factories of a group: those that the yaml files of its options name. No other function is ever called."""
+    options = sorted((CONF / group).glob("*.yaml"))
+    if options:
+        return tuple(dict.fromkeys(target for file in options for target in _TARGET.findall(file.read_text())))
+    target = OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), f"{group}._target_")
+    return () if target is None else (str(target),)
+
+
 def _factory(group: str, target: str) -> Callable[..., Any]:
-    """The function or class that `_target_` names.
+    """The function that `_target_` names.
 
     Raises:
-        ConfigError: there is none, or our packages do not define it: what a module of ours imports, such as `os`, is
-            refused.
+        ConfigError: it is no factory of the group.
     """
-    own = " or ".join(OWN_PACKAGES)
-    if not target.startswith(OWN_PACKAGES):
-        raise ConfigError(f"{group}._target_={target}: must be in {own}")
-    try:
-        factory = get_object(target)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{group}._target_={target}: {error}") from error
-    if not (inspect.isfunction(factory) or inspect.isclass(factory)) or not factory.__module__.startswith(OWN_PACKAGES):
-        raise ConfigError(f"{group}._target_={target}: must be a function or class that is defined in {own}")
+    allowed = factories(group)
+    if target not in allowed:
+        raise ConfigError(
+            f"{group}._target_={target}: is no factory of {group}{nearest(target, allowed)}; allowed: "
+            f"{', '.join(allowed)}. A factory of your own needs a file conf/{group}/NAME.yaml that names it"
+        )
+    factory: Callable[..., Any] = get_object(target)
     return factory
 
 

@@ -11,6 +11,7 @@ from metalearn.config.compose import check_key, keys_of
 from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
+MOST_THREADS = 1024
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
@@ -22,7 +23,7 @@ def check_top_level(config: DictConfig) -> None:
     """
     try:
         whole_number("seed", config.seed, at_least=0)
-        whole_number("threads", config.threads, at_least=1)
+        whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
         whole_number("launch.nnodes", config.launch.nnodes, at_least=1)
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)

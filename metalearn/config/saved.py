@@ -1,7 +1,7 @@
 """The config of a checkpoint, changed for an evaluation."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metalearn.config.compose import CONF, check_choice, check_key, keys_of, parsed, sorted_out
+from metalearn.config.foreign import check_saved
 from metalearn.errors import ConfigError
 
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
@@ -31,6 +32,12 @@ FREE_KEYS = (
     "logger", "dataset.root", "dataset.download", "trainer.steps",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+
+NETWORK = "model.network"
+"""The key below which a checkpoint may name a network that is not ours."""
+
+DATA = "data"
+"""dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`."""
 
 MOVED = {
     "metalearn.inner.": "metalearn.algorithms.common.inner.",
@@ -55,8 +62,9 @@ def _retargeted(group: Mapping[str, Any]) -> dict[str, Any]:
     return dict(group)
 
 
-def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
-    """The config of a checkpoint, changed by overrides.
+def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
+    """The config of a checkpoint, changed by overrides. The checkpoint may be somebody else's: its values are never
+    resolved, and code that is not ours runs only if an override names it.
 
     Args:
         saved: the config in its meta.json.
@@ -64,8 +72,10 @@ def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: 
         aliases: short names of keys.
 
     Raises:
-        ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read.
+        ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read; or
+            the saved config is refused.
     """
+    plain = with_present_targets(check_saved(saved))
     all_overrides = parsed(overrides)
     for override in all_overrides:
         _check_part(override)
@@ -73,28 +83,52 @@ def changed_config(saved: Mapping[str, Any], overrides: Sequence[str], aliases: 
     for choice in choices:
         check_choice(choice)
     chosen = {choice.key_or_group: str(choice.value()) for choice in choices}
+    named = {aliases.get(override.key_or_group, override.key_or_group): override.value() for override in values}
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             lines = [f"{group}={option}" for group, option in chosen.items()]
             fresh = compose("config", overrides=["~experiment", *lines])
-        config = OmegaConf.create(with_present_targets(saved))
-        for group in fresh:
-            if group in (*OF_THE_MACHINE, *OF_TRAINING, *chosen) or group not in config:
-                config[group] = fresh[group]
+        config = _with_saved(fresh, plain, {*OF_THE_MACHINE, *OF_TRAINING, *chosen})
         config.workers = None
         known = keys_of(config)
         for key, link in LINKS.items():
             if key in known:
                 OmegaConf.update(config, key, link)
         _find_data(config)
-        for override in values:
-            key = aliases.get(override.key_or_group, override.key_or_group)
+        for key, value in named.items():
             check_key(key, known)
-            OmegaConf.update(config, key, override.value())
+            OmegaConf.update(config, key, value)
+        if "model" not in chosen:
+            _refuse_unnamed_network(config.model, named)
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(error).splitlines()[0]}: the overrides do not fit the checkpoint's config") from error
     return config
+
+
+def _with_saved(fresh: DictConfig, saved: Mapping[str, Any], own: Collection[str]) -> DictConfig:
+    """The config `fresh` with the values of a checkpoint, except for the groups and keys in `own`.
+
+    Raises:
+        ConfigError: a group of the checkpoint is no group.
+    """
+    config = fresh.copy()
+    for name in (str(name) for name in fresh if str(name) in saved and str(name) not in own):
+        if isinstance(fresh[name], DictConfig) and not isinstance(saved[name], Mapping):
+            raise ConfigError(f"{name}: is no group of keys in the checkpoint's config; take another checkpoint")
+        config[name] = saved[name]
+    return config
+
+
+def _refuse_unnamed_network(model: DictConfig, named: Collection[str]) -> None:
+    """Raises ConfigError for a network that only the checkpoint names: its code would run."""
+    network = model.get("network")
+    target = network.get("_target_") if isinstance(network, DictConfig) else None
+    if target is not None and not {NETWORK, f"{NETWORK}._target_"} & set(named):
+        raise ConfigError(
+            f"{NETWORK}._target_={target}: only the checkpoint names this network, and its code would run here; if you "
+            f"trust it, type {NETWORK}._target_={target}"
+        )
 
 
 def _check_part(override: Override) -> None:
@@ -106,10 +140,15 @@ def _check_part(override: Override) -> None:
 
 
 def _find_data(config: DictConfig) -> None:
-    """Sets dataset.root to `METALEARN_DATA`, if it is set, where the folder of the training is not there."""
-    root = config.dataset.get("root")
-    if root is not None and not Path(root).is_dir() and "METALEARN_DATA" in os.environ:
-        config.dataset.root = os.environ["METALEARN_DATA"]
+    """Takes this machine's dataset.root where the folder of the training is not there; and downloads into no folder
+    that only the checkpoint names."""
+    root, own = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
+    if root is None or root == own:
+        return
+    if not Path(str(root)).is_dir():
+        config.dataset.root = own
+    elif "download" in config.dataset:
+        config.dataset.download = False
 
 
 def run_folder_of(checkpoint: Path) -> Path:

@@ -17,7 +17,7 @@ from metalearn.program.outcome import FAILED, OK, report_error
 from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
 from metalearn.program.process import set_up_torch
 from metalearn.runs.checkpoint import Snapshot, fitted, read_named
-from metalearn.runs.folder import evaluation_report, write_result
+from metalearn.runs.folder import evaluation_report, refuse_links, write_result
 from metalearn.runs.logging import log_to_terminal
 from metalearn.runs.metrics import summary, write_table
 from metalearn.training.compatibility import check_evaluation
@@ -29,12 +29,14 @@ ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset
 
 
 class Request(NamedTuple):
-    """What to evaluate: the checkpoint; the split, `val` or `test`; changes of its config; and the output folder."""
+    """What to evaluate: the checkpoint; the split, `val` or `test`; changes of its config; the output folder, and the
+    folder which nothing that is written may leave."""
 
     checkpoint: Path
     split: str
     overrides: list[str]
     output: Path
+    home: Path
 
 
 def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str]) -> int:
@@ -43,9 +45,10 @@ def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str
     Returns the exit code.
 
     Raises:
-        ConfigError: a checkpoint that cannot be read, or overrides that do not fit it.
+        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or a link in the output folder.
     """
     saved = read_named("checkpoint", request.checkpoint)
+    refuse_links(request.output, request.home)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
     job = to_job(config, request.output, "evaluate", program, arguments)

@@ -23,9 +23,14 @@ from safetensors.torch import load_file, save_file
 
 from metalearn.checks import whole_number
 from metalearn.errors import ConfigError, RunError
+from metalearn.files import open_regular, read_object
+from metalearn.runs.state import load_state
 from metalearn.types import Params
 
 log = logging.getLogger(__name__)
+
+LARGEST_FILE = 2**36
+"""Bytes of a file of a checkpoint."""
 
 _FILES = ("params.safetensors", "state.pt", "meta.json")
 
@@ -116,16 +121,23 @@ def read(path: Path) -> Snapshot:
         RunError: it is not complete, or a file has changed since it was written.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = read_object(path / "manifest.json")
         for name in _FILES:
             if manifest.get(name) != _sha256(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
         # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
         params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        return Snapshot(params, state, json.loads((path / "meta.json").read_text()))
+        return Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{path}: is not a complete checkpoint ({error})") from error
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    meta = read_object(path)
+    whole_number(f"{path}: step", meta.get("step"), at_least=0)
+    if not isinstance(meta.get("config"), dict):
+        raise ValueError(f"{path}: holds no config")
+    return meta
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
@@ -236,7 +248,7 @@ def _remove(path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path, LARGEST_FILE) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

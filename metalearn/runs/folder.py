@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
 from metalearn.config.compose import Config, differences, to_container
+from metalearn.config.foreign import read_config
 from metalearn.config.saved import FREE_KEYS, with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import read_json, write_atomically
+from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
 from metalearn.locks import open_lock, try_to_hold
 from metalearn.runs.checkpoint import Snapshot, fitted, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
@@ -61,6 +61,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params) -> FolderState:
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
     if not empty and resume == "never":
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
+    refuse_links(run_dir, run_dir)
     if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
     own = None if empty or back else latest(run_dir)
@@ -93,7 +94,16 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
     result = read_json(run_dir / "result.json")
     if result.get("status") != "completed" or result.get("steps") != steps:
         return None
-    return result | {"test": from_json(result["test"])}
+    return result | {"test": from_json(result["test"])} if _is_reportable(result) else None
+
+
+def _is_reportable(result: dict[str, Any]) -> bool:
+    """Whether a result has what `run_report` needs."""
+    try:
+        run_report(Path(), result | {"test": from_json(result["test"])})
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
@@ -106,8 +116,9 @@ def pause_of(run_dir: Path, pause_after: int | None) -> str:
     result = read_json(run_dir / "result.json")
     if result.get("status") == PRUNED and (run_dir / STOP).exists():
         return f"paused: remove {run_dir / STOP}, and the same command resumes the run"
-    if result.get("status") == PAUSED and pause_after is not None and pause_after <= result["steps"]:
-        return f"paused after step {result['steps']}: pause_after=null resumes the run"
+    done = result.get("steps")
+    if result.get("status") == PAUSED and pause_after is not None and isinstance(done, int) and pause_after <= done:
+        return f"paused after step {done}: pause_after=null resumes the run"
     return ""
 
 
@@ -159,12 +170,23 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
 
 
 def _recorded(run_dir: Path) -> Config:
-    """The config of a run that has no checkpoint yet."""
+    """The config of a run that has no checkpoint yet; empty if there is none that can be read.
+
+    Raises:
+        ConfigError: the file is refused.
+    """
     try:
-        recorded = OmegaConf.to_container(OmegaConf.load(run_dir / ".hydra" / "config.yaml"), resolve=True)
-    except (OSError, OmegaConfBaseException):
+        return read_config(run_dir / ".hydra" / "config.yaml")
+    except RefusedFileError as error:
+        raise ConfigError(f"{error}; type run=NAME for another folder") from error
+    except (OSError, ValueError):
         return {}
-    return {str(key): value for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+
+
+def refuse_links(folder: Path, home: Path) -> None:
+    """Raises ConfigError if the folder, or a link in it, leads out of `home`: a write there would go elsewhere."""
+    for link in links_out_of(folder, home):
+        raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
 
 
 def _refuse_other(place: Path, old: Mapping[str, Any], new: Config) -> None:

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metalearn.checks import true_or_false, whole_number
-from metalearn.files import write_atomically
+from metalearn.files import lines_of, write_atomically
 from metalearn.runs.metrics import describe, jsonable
 
 Values = dict[str, float]
@@ -125,12 +125,12 @@ class _Lines:
     def __init__(self, path: Path, done: int) -> None:
         kept = []
         if path.exists():
-            for line in path.read_text().splitlines(keepends=True):
+            for line in lines_of(path):
                 try:
                     row = json.loads(line)
-                    if line.endswith("\n") and 0 < row["step"] <= done and row["split"] != "test":
-                        kept.append(line)
-                except (ValueError, KeyError, TypeError):
+                    if line.endswith(b"\n") and 0 < row["step"] <= done and row["split"] != "test":
+                        kept.append(line.decode())
+                except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # a kill has cut this line
         write_atomically(path, "".join(kept))
         self._file = path.open("a")

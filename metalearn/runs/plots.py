@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from metalearn.files import lines_of
+
 if TYPE_CHECKING:
     from metalearn.types import Adapt, Episode, Params
 
@@ -46,8 +48,7 @@ def curve_of(run_dir: Path) -> Curve:
 
 def _rows_of(run_dir: Path) -> list[dict[str, Any]]:
     """The complete lines of metrics.jsonl: a running program may be writing the last one."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in lines_of(run_dir / "metrics.jsonl") if line.endswith(b"\n")]
 
 
 def comparison(curves: Sequence[Curve], path: Path) -> Path:

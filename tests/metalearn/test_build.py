@@ -7,7 +7,8 @@ import torch
 from omegaconf import OmegaConf
 
 from metalearn.config import build as build_module
-from metalearn.config.build import build
+from metalearn.config.build import build, factories
+from metalearn.config.compose import groups
 from metalearn.errors import ConfigError
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
@@ -56,10 +57,19 @@ def test_messages_name_the_key(keys: dict[str, Any], message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("target", ["files.os.system", "files.os.getcwd", "config.build.get_object", "models.conv4"])
-def test_a_target_that_our_packages_only_import_is_refused(target: str) -> None:
-    with pytest.raises(ConfigError, match=f"^dataset._target_=metalearn.{target}: must be a function or class "):
-        build(OmegaConf.create({"dataset": {"_target_": f"metalearn.{target}", "command": "true"}}), "dataset")
+@pytest.mark.parametrize(
+    "target",
+    ["os.system", "metalearn.files.os.system", "metalearn.files.write_atomically", "metalearn.models.conv4.conv4"],
+)
+def test_what_is_no_factory_of_its_group_is_not_called(target: str) -> None:
+    with pytest.raises(ConfigError, match=f"^dataset._target_={target}: is no factory of dataset; allowed: metalearn"):
+        build(OmegaConf.create({"dataset": {"_target_": target, "command": "true"}}), "dataset")
+
+
+@pytest.mark.parametrize("group", [*groups(), "checkpoint"])
+def test_every_group_with_a_target_has_its_factories(group: str) -> None:
+    assert all(name.startswith(("metalearn.", "distributed.")) for name in factories(group))
+    assert bool(factories(group)) == (group not in ("experiment", "launch", "sweep", "hydra"))
 
 
 def refuses(*, error: str) -> None:
@@ -67,7 +77,7 @@ def refuses(*, error: str) -> None:
 
 
 def test_only_refused_values_become_config_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "OWN_PACKAGES", ("tests.",))
+    monkeypatch.setattr(build_module, "factories", lambda group: ("tests.metalearn.test_build.refuses",))
     for error, kind, message in (
         ("value", ConfigError, "group.error=value: raised here"),
         ("type", ConfigError, "group.error=type: raised here"),

@@ -1,0 +1,107 @@
+"""Configs that somebody else may have written: that of a checkpoint, and that of a run folder.
+
+They are data. Their values are never resolved, since a resolver reads environment variables and files; and what they
+hold is bounded before anything is made of it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf._utils import get_yaml_loader
+
+from metalearn.config.compose import LINK, Config, leaves
+from metalearn.errors import ConfigError
+from metalearn.files import DEEPEST, RefusedFileError, read_bounded
+
+LARGEST_YAML = 2**18
+"""Bytes of a config.yaml; one of this program has 2,000 to 4,000."""
+
+MOST_VALUES = 10_000
+"""In the config of a checkpoint; one of this program has about 100."""
+
+_MOST_LINKS = 8
+"""From a key to its value."""
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file as plain values; `${…}` stays as it is.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+        RefusedFileError: it is no regular file, too large, nested too deeply, or has aliases, by which a small file can
+            stand for any number of values.
+        ValueError: it holds no YAML.
+    """
+    text = read_bounded(path, LARGEST_YAML).decode()
+    depth = 0
+    try:
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
+                raise RefusedFileError(f"{path}: has the alias *{event.anchor}, and a saved config has none")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise RefusedFileError(f"{path}: is nested more than {DEEPEST} deep")
+        return yaml.load(text, get_yaml_loader())  # noqa: S506 (OmegaConf's is a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: holds no YAML ({str(error).splitlines()[0]})") from error
+
+
+def read_config(path: Path) -> Config:
+    """The config in a YAML file, in which the value of another key stands for every `${KEY}`. Nothing else is resolved.
+
+    Raises:
+        OSError, ValueError: as `read_yaml`; or it holds something else.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds no config")
+    config = {str(key): value for key, value in content.items()}
+    return _followed(config, dict(leaves(config)))
+
+
+def _followed(node: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _followed(value, values) if isinstance(value, Mapping) else _behind(value, values)
+        for name, value in node.items()
+    }
+
+
+def _behind(value: Any, values: Mapping[str, Any]) -> Any:
+    for _ in range(_MOST_LINKS):
+        link = LINK.fullmatch(value) if isinstance(value, str) else None
+        if link is None or link[1] not in values:
+            break
+        value = values[link[1]]
+    return value
+
+
+def check_saved(saved: object) -> dict[str, Any]:
+    """The config of a checkpoint.
+
+    Raises:
+        ConfigError: it is none, it has more values than any config of this program, or one of them is to be resolved.
+    """
+    if not isinstance(saved, dict):
+        raise ConfigError("the checkpoint's meta.json holds no config; take another checkpoint")
+    nodes: list[tuple[str, Any]] = [("", saved)]
+    for key, value in nodes:  # grows on the way
+        if isinstance(value, dict):
+            nodes += [(f"{key}.{name}".lstrip("."), child) for name, child in value.items()]
+        elif isinstance(value, list):
+            nodes += [(key, child) for child in value]
+        if len(nodes) > MOST_VALUES:
+            raise ConfigError(f"the checkpoint's config has more than {MOST_VALUES:,} values; take another checkpoint")
+        for text in (key.rpartition(".")[2], value):
+            if isinstance(text, str) and "${" in text:
+                raise ConfigError(
+                    f"{key}={_short(value)}: the checkpoint's config holds a ${{…}}, and a saved config is never "
+                    "resolved; take another checkpoint"
+                )
+    return saved
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"

@@ -1,0 +1,75 @@
+"""Reads the state of an optimiser and its counters from a file that somebody else may have written.
+
+torch reads it with `weights_only`, which runs no code. But it unpacks what is compressed, and makes byte arrays of any
+size, so a small file could take all memory. Such a file is refused before torch reads it.
+"""
+
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LARGEST_PICKLE = 2**26
+_LARGEST_NUMBER_OF_PARTS = 2**16
+
+_MADE_BY_US = ("collections OrderedDict", "torch._utils _rebuild_tensor_v2")
+_STORAGE = ("torch ", "Storage")
+"""How the names of torch's types of storage begin and end."""
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The state of an optimiser and the counters of a run.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds something else.
+    """
+    try:
+        _check_archive(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch raises many types for what it cannot read
+        raise ValueError(f"{path}: holds no state ({_first_line(error)})") from error
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in ("optimizer", "progress")):
+        raise ValueError(f"{path}: holds no state of a run")
+    _check_tensors(path, state)
+    return state
+
+
+def _check_archive(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("its members are compressed")
+        pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+        if len(pickles) != 1 or pickles[0].file_size > _LARGEST_PICKLE or len(members) > _LARGEST_NUMBER_OF_PARTS:
+            raise ValueError("it is no file of torch.save, or too large")
+        for opcode, name, _ in pickletools.genops(archive.read(pickles[0])):
+            if "GLOBAL" in opcode.name and not _is_ours(name):
+                raise ValueError(f"it names {name}")
+
+
+def _is_ours(name: object) -> bool:
+    text = str(name)
+    return text in _MADE_BY_US or (text.startswith(_STORAGE[0]) and text.endswith(_STORAGE[1]))
+
+
+def _check_tensors(path: Path, state: object) -> None:
+    """Raises ValueError for a tensor that repeats its values, by which a small file can stand for any size."""
+    seen: set[int] = set()
+    left = [state]
+    while left:
+        node = left.pop()
+        if isinstance(node, Tensor) and node.nbytes > node.untyped_storage().nbytes():
+            raise ValueError(f"{path}: holds a tensor {list(node.shape)} of {node.untyped_storage().nbytes()} bytes")
+        if isinstance(node, dict | list | tuple) and id(node) not in seen:
+            seen.add(id(node))
+            left += node.values() if isinstance(node, dict) else node
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
