@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from metalearn.checks import one_of
 from metalearn.config.compose import CONF
+from metalearn.config.foreign import read_config
 from metalearn.errors import ConfigError
-from metalearn.files import write_atomically
+from metalearn.files import read_object, write_atomically
 from metalearn.runs.plots import Curve, curve_of
 
 TABLES = CONF / "reproduce"
@@ -125,12 +126,12 @@ def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
     Raises:
         FileNotFoundError: the run is not complete.
     """
-    result = json.loads((run_dir / "result.json").read_text())
-    choices = OmegaConf.load(run_dir / ".hydra" / "hydra.yaml").hydra.runtime.choices
+    result = read_object(run_dir / "result.json")
+    choices = read_config(run_dir / ".hydra" / "hydra.yaml")["hydra"]["runtime"]["choices"]
     return {
         "row": row.name,
-        "algorithm": choices.algorithm,
-        "dataset": choices.dataset,
+        "algorithm": choices["algorithm"],
+        "dataset": choices["dataset"],
         **_evaluation(row.metric, run_dir, run_dir / ".hydra" / "config.yaml"),
         "steps": result["steps"],
         "seconds": result["seconds"],
@@ -154,8 +155,8 @@ def result_of_evaluation(row: Row, trained: Result, folder: Path, facts: Mapping
 
 def _evaluation(metric: str, folder: Path, config: Path) -> Result:
     """The episodes and the figures of a test."""
-    test = json.loads((folder / "result.json").read_text())["test"]
-    dataset = OmegaConf.load(config).dataset
+    test = read_object(folder / "result.json")["test"]
+    dataset = read_config(config)["dataset"]
     return {
         **{key: dataset.get(key) for key in ("split", "ways", "shots")},
         "queries": dataset.get("eval_queries", dataset.get("queries")),

@@ -93,7 +93,7 @@ def check_saved(saved: object) -> dict[str, Any]:
             nodes += [(key, child) for child in value]
         if len(nodes) > MOST_VALUES:
             raise ConfigError(f"the checkpoint's config has more than {MOST_VALUES:,} values; take another checkpoint")
-        for text in (key.rpartition(".")[2], value):
+        for text in (key, value):
             if isinstance(text, str) and "${" in text:
                 raise ConfigError(
                     f"{key}={_short(value)}: the checkpoint's config holds a ${{…}}, and a saved config is never "

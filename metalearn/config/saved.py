@@ -113,6 +113,7 @@ def _with_saved(fresh: DictConfig, saved: Mapping[str, Any], own: Collection[str
         ConfigError: a group of the checkpoint is no group.
     """
     config = fresh.copy()
+    OmegaConf.set_struct(config, False)  # a network's arguments have any names
     for name in (str(name) for name in fresh if str(name) in saved and str(name) not in own):
         if isinstance(fresh[name], DictConfig) and not isinstance(saved[name], Mapping):
             raise ConfigError(f"{name}: is no group of keys in the checkpoint's config; take another checkpoint")

@@ -1,7 +1,7 @@
 """Plots of a run: the learning curve, and the adaptation to a regression task."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from metalearn.types import Adapt, Episode, Params
 
 ADAPTATION_STEPS = (1, 10)
+
+METRICS = "metrics.jsonl"
+"""The file of a run folder with a line for each logged step."""
 
 
 class Curve(NamedTuple):
@@ -29,26 +32,37 @@ def curve_of(run_dir: Path) -> Curve:
 
     Raises:
         FileNotFoundError: the folder holds no run.
-        ValueError: the run has not been validated yet.
+        ValueError: the run has not been validated yet, or its metrics.jsonl holds something else.
     """
-    rows = [row for row in _rows_of(run_dir) if row["split"] == "val"]
+    rows = [row for row in _rows_of(run_dir) if row.get("split") == "val"]
     if not rows:
         raise ValueError(f"{run_dir}: has not been validated yet; let it run for trainer.val_every steps")
     metric = "accuracy" if "accuracy" in rows[0] else "mse"
-    rows = [row for row in rows if row[metric] is not None]
     timed = all("elapsed_seconds" in row for row in rows)
-    return Curve(
-        run_dir.name,
-        metric,
-        [row["step"] for row in rows],
-        [row["elapsed_seconds"] for row in rows] if timed else None,
-        [row[metric] for row in rows],
-    )
+    try:
+        rows = [row for row in rows if row[metric] is not None]
+        return Curve(
+            run_dir.name,
+            metric,
+            [int(row["step"]) for row in rows],
+            [float(row["elapsed_seconds"]) for row in rows] if timed else None,
+            [float(row[metric]) for row in rows],
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{run_dir / METRICS}: has a line without step and {metric} as numbers ({error!r})") from error
 
 
-def _rows_of(run_dir: Path) -> list[dict[str, Any]]:
+def _rows_of(run_dir: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of metrics.jsonl: a running program may be writing the last one."""
-    return [json.loads(line) for line in lines_of(run_dir / "metrics.jsonl") if line.endswith(b"\n")]
+    for line in lines_of(run_dir / METRICS):
+        if line.endswith(b"\n"):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{run_dir / METRICS}: has a line that is no JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{run_dir / METRICS}: has a line that is no JSON object")
+            yield row
 
 
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
@@ -96,7 +110,7 @@ def _name_accuracies(axes: Any, values: Sequence[float]) -> None:
 
 def learning_curve(run_dir: Path) -> Path:
     """Draws loss and main metric against the meta-step, from metrics.jsonl to plots/learning_curve.png."""
-    rows = _rows_of(run_dir)
+    rows = list(_rows_of(run_dir))
     metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
     figure, (left, right) = _pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")
     for axes, name in ((left, "loss"), (right, metric)):

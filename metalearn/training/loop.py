@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.errors import DivergedError
+from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.logging import RunLog
 from metalearn.runs.metrics import better, main_metric, summary
@@ -223,10 +223,19 @@ def snapshot(learner: Learner, progress: Progress, config: dict[str, Any]) -> Sn
 
 
 def restore(saved: Snapshot, start: StartOptimizer) -> tuple[Learner, Progress]:
-    """The learner and its progress as they were when `saved` was taken. The optimiser has the settings of `start`."""
+    """The learner and its progress as they were when `saved` was taken. The optimiser has the settings of `start`.
+
+    Raises:
+        RunError: the state is that of another optimiser, or no state.
+    """
     learner = new_learner(saved.params, start)
     settings = [{k: v for k, v in group.items() if k != "params"} for group in learner.optimizer.param_groups]
-    learner.optimizer.load_state_dict(saved.state["optimizer"])
-    for group, own in zip(learner.optimizer.param_groups, settings, strict=True):
-        group.update(own)
-    return learner, Progress(**saved.state["progress"])
+    try:
+        learner.optimizer.load_state_dict(saved.state["optimizer"])
+        for group, own in zip(learner.optimizer.param_groups, settings, strict=True):
+            group.update(own)
+        return learner, Progress(**saved.state["progress"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"step {saved.meta['step']}: the checkpoint's state.pt does not fit this run ({error!r})"
+        ) from error

@@ -1,0 +1,327 @@
+"""Files from somebody else: each is refused with exit code 2 and a message that names it, and nothing in it runs."""
+
+import csv
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from metalearn.config.compose import compose_config, to_container
+from metalearn.errors import ConfigError
+from metalearn.program.job import to_job
+from metalearn.program.parts import assemble
+from metalearn.runs import folder
+from metalearn.runs.checkpoint import write
+from metalearn.training.loop import Progress, new_learner, snapshot
+from scripts import compare, evaluate
+from tests.runs import ROOT, Program
+
+SECRET = "s3cret-of-the-environment"
+MARKER = "executed"
+"""A file that hostile content makes if it runs."""
+
+pytestmark = pytest.mark.timeout(20)
+"""A refusal that takes as many seconds counts as hanging."""
+
+TINY = ("model.filters=8", "trainer.test_tasks=2", "trainer.val_tasks=2", "trainer.meta_batch_size=1")
+
+Meta = dict[str, Any]
+
+
+class Payload:
+    """Unpickled without care, it makes the marker in the working folder."""
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {MARKER}",)
+
+
+class Sized(NamedTuple):
+    """Unpickled, it takes `size` bytes."""
+
+    size: int
+
+    def __reduce__(self) -> tuple[type[bytearray], tuple[int]]:
+        return bytearray, (self.size,)
+
+
+@pytest.fixture(scope="module")
+def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a run that has saved before its first step."""
+    run_dir = tmp_path_factory.mktemp("genuine") / "run"
+    composed = compose_config([*TINY, f"hydra.run.dir={run_dir}"])
+    parts = assemble(to_job(*composed, ROOT / "train.py", []))
+    learner = new_learner(parts.start, parts.outer.start)
+    write(run_dir / "checkpoints", snapshot(learner, Progress(), to_container(composed.config)))
+    (run_dir / ".hydra").mkdir()
+    (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy to damage, in the working folder."""
+    copy = tmp_path / "run"
+    shutil.copytree(genuine, copy)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", SECRET)
+    yield copy
+    assert not list(tmp_path.rglob(MARKER)), "hostile content has run"
+
+
+def checkpoint_of(run_dir: Path) -> Path:
+    return run_dir / "checkpoints/step_000000"
+
+
+def seal(run_dir: Path) -> None:
+    """Makes the manifest fit: whoever made the files has made it too."""
+    path = checkpoint_of(run_dir)
+    names = [file for file in path.iterdir() if file.name != "manifest.json" and file.is_file()]
+    (path / "manifest.json").write_text(
+        json.dumps({file.name: sha256(file.read_bytes()).hexdigest() for file in names})
+    )
+
+
+def with_meta(change: Callable[[Meta], object]) -> Callable[[Path], None]:
+    """Changes meta.json."""
+
+    def damage(run_dir: Path) -> None:
+        path = checkpoint_of(run_dir) / "meta.json"
+        meta = json.loads(path.read_text())
+        change(meta)
+        path.write_text(json.dumps(meta))
+
+    return damage
+
+
+def with_config(**groups: Any) -> Callable[[Path], None]:
+    """Changes the config in meta.json: the keys of a group, or a whole value."""
+
+    def change(meta: Meta) -> None:
+        for name, new in groups.items():
+            old = meta["config"].get(name)
+            meta["config"][name] = old | new if isinstance(old, dict) and isinstance(new, dict) else new
+
+    return with_meta(change)
+
+
+def with_file(name: str, content: bytes) -> Callable[[Path], None]:
+    def damage(run_dir: Path) -> None:
+        (checkpoint_of(run_dir) / name).write_bytes(content)
+
+    return damage
+
+
+def with_pipe(name: str) -> Callable[[Path], None]:
+    def damage(run_dir: Path) -> None:
+        (checkpoint_of(run_dir) / name).unlink()
+        os.mkfifo(checkpoint_of(run_dir) / name)
+
+    return damage
+
+
+def with_link(name: str, target: str) -> Callable[[Path], None]:
+    def damage(run_dir: Path) -> None:
+        path = run_dir / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    return damage
+
+
+def archive(data: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """What torch.save makes around a pickle."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as file:
+        file.writestr("state/data.pkl", data)
+        file.writestr("state/version", "3\n")
+    return buffer.getvalue()
+
+
+def saved(state: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+EMPTY: dict[str, Any] = {"optimizer": {}, "progress": {}}
+COMMAND = {"_target_": "os.system", "command": f"touch {MARKER}"}
+MODULE = {"_target_": "metalearn.models.module.module", "network": COMMAND, "channels": 3, "image_size": 28}
+BOMB = {"file": "bomb.npy", "allow_pickle": True}
+
+CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a network of the checkpoint's own": (
+        with_config(model=MODULE), "model.network._target_=os.system: only the checkpoint names this network"),
+    "a dataset that is a shell": (with_config(dataset=COMMAND), "dataset._target_=os.system: is no factory of dataset"),
+    "what our modules import": (
+        with_config(dataset=BOMB | {"_target_": "metalearn.tasks.common.cache.np.load"}), "is no factory of dataset"),
+    "what our modules define": (
+        with_config(algorithm={"_target_": "metalearn.runs.checkpoint.rewind"}), "is no factory of algorithm"),
+    "a factory of another group": (
+        with_config(model={"_target_": "metalearn.tasks.glyphs.glyphs"}), "is no factory of model"),
+    "a module to import": (with_config(inner={"_target_": "planted.factory"}), "is no factory of inner"),
+    "an environment variable": (
+        with_config(dataset={"root": "${oc.env:SECRET}"}), "dataset.root='${oc.env:SECRET}': the checkpoint's config"),
+    "an environment variable in a list": (with_config(run=["a", {"b": "x${oc.env:SECRET}"}]), "is never resolved"),
+    "an environment variable as a key": (with_config(dataset={"${oc.env:SECRET}": 1}), "is never resolved"),
+    "a hundred thousand threads": (with_config(threads=100_000), "threads=100000: must be a whole number"),
+    "a config that is none": (with_meta(lambda meta: meta.update(config="x")), "meta.json: holds no config"),
+    "a group that is none": (with_config(dataset="x"), "dataset: is no group of keys"),
+    "a nested config": (with_config(dataset=nested(100)), "meta.json: is nested more than 32 deep"),
+    "a deep file": (with_file("meta.json", b"[" * 500_000), "meta.json: is nested more than 32 deep"),
+    "many values": (with_config(dataset={"x": list(range(20_000))}), "has more than 10,000 values"),
+    "a large file": (with_file("meta.json", b"1" * 5_000_000), "meta.json: has 5,000,000 bytes, and at most 4,194,304"),
+    "another kind of file": (with_file("meta.json", b"[]"), "meta.json: holds no JSON object"),
+    "a step that is none": (with_meta(lambda meta: meta.update(step="../../x")), "step='../../x'"),
+    "a pipe": (with_pipe("meta.json"), "meta.json: is not a regular file"),
+    "a device": (with_link("checkpoints/step_000000/state.pt", "/dev/zero"), "state.pt: is not a regular file"),
+    "a pickle that runs": (
+        with_file("state.pt", archive(pickle.dumps(Payload(), 2))), "state.pt: holds no state (it names posix system)"),
+    "a bare pickle": (with_file("state.pt", pickle.dumps(Payload())), "state.pt: holds no state"),
+    "a pickle that takes memory": (
+        with_file("state.pt", archive(pickle.dumps(EMPTY | {"x": Sized(2**28)}, 2))), "it names __builtin__ bytearray"),
+    "a compressed archive": (
+        with_file("state.pt", archive(bytes(10**8), zipfile.ZIP_DEFLATED)), "its members are compressed"),
+    "a tensor without end": (
+        with_file("state.pt", saved(EMPTY | {"x": torch.zeros(1).expand(2**40)})), "holds a tensor [1099511627776]"),
+    "a state that is none": (with_file("state.pt", saved([1])), "state.pt: holds no state of a run"),
+    "a long header": (with_file("params.safetensors", b"\xff" * 64), "is not a complete checkpoint"),
+    "a link out of the run": (with_link("evaluations", "../elsewhere"), "evaluations/step_000000: leads out of"),
+}  # fmt: skip
+"""A damage to a run folder, and a part of the message that `evaluate.py` ends with."""
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_hostile_checkpoint_is_refused(name: str, run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    damage, message = CHECKPOINTS[name]
+    (run_dir.parent / "bomb.npy").write_bytes(pickle.dumps(Payload()))
+    (run_dir.parent / "planted.py").write_text(f"open('{MARKER}', 'w')")
+    (run_dir.parent / "elsewhere").mkdir()
+    damage(run_dir)
+    if not {"a pipe", "a device"} & {name}:
+        seal(run_dir)
+    assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}"]) == 2
+    said = capfd.readouterr().err
+    assert message in said and said.startswith("error: ") and SECRET not in said
+    assert not any((run_dir.parent / "elsewhere").iterdir())
+
+
+BILLION = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))])
+
+CONFIGS: dict[str, tuple[str | None, str]] = {
+    "a billion laughs": (BILLION, "config.yaml: has the alias *a0"),
+    "a deep one": ("[" * 1000, "config.yaml: is nested more than 32 deep"),
+    "a large one": ("# \n" * 200_000, "config.yaml: has 600,000 bytes"),
+    "a pipe": (None, "config.yaml: is not a regular file"),
+    "an environment variable": ("seed: ${oc.env:SECRET}", "seed: ${oc.env:SECRET} → 0"),
+    "links in a circle": ("seed: ${run}\nrun: ${seed}", "holds a run with another config"),
+}
+"""A config.yaml in a run folder without a checkpoint (None: a pipe), and a part of the message."""
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_hostile_run_folder_is_refused(name: str, run_dir: Path) -> None:
+    text, message = CONFIGS[name]
+    path = run_dir / ".hydra/config.yaml"
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "train.log").touch()
+    path.unlink()
+    path.write_text(text) if text is not None else os.mkfifo(path)
+    with pytest.raises(ConfigError) as caught:
+        folder.inspect(run_dir, compose_config(TINY).config, {})
+    assert message in str(caught.value) and SECRET not in str(caught.value)
+
+
+def test_a_config_with_code_is_not_followed(run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "train.log").touch()
+    code = f"!!python/object/apply:os.system ['touch {MARKER}']"
+    (run_dir / ".hydra/config.yaml").write_text(f"seed: {code}")
+    assert folder.inspect(run_dir, compose_config(TINY).config, {}).snapshot is None
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"status": "completed", "steps": 1}', "[]", '{"status": "paused"}']
+)
+def test_a_hostile_result_is_no_result(content: str, run_dir: Path) -> None:
+    (run_dir / "result.json").write_text(content)
+    assert folder.finished(run_dir, 1) is None and folder.pause_of(run_dir, 1) == ""
+
+
+def test_a_link_out_of_a_run_folder_is_refused(run_dir: Path) -> None:
+    (run_dir / "train.log").symlink_to("../.bashrc")
+    with pytest.raises(ConfigError, match=r"train\.log: leads out of "):
+        folder.inspect(run_dir, compose_config(TINY).config, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[" * 100_000, "has a line that is no JSON"),
+        ("[]", "has a line that is no JSON object"),
+        ('{"split": "val", "accuracy": 1}', "has a line without step and accuracy as numbers"),
+        ('{"split": "val", "step": 1e999, "accuracy": []}', "has a line without step and accuracy as numbers"),
+        ("1" * 2_000_000, "has a line of more than 1,048,576 bytes"),
+    ],
+)
+def test_hostile_metrics_are_not_drawn(
+    line: str, message: str, run_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "metrics.jsonl").write_text(f"{line}\n")
+    assert compare.main([str(run_dir)]) == 2
+    assert message in capfd.readouterr().err
+
+
+# Through the real programs
+
+
+def program(run_dir: Path, *command: str) -> Program:
+    return Program([sys.executable, str(ROOT / command[0]), *command[1:]], run_dir.parent)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.thorough
+def test_the_programs_refuse_what_is_hostile_and_take_what_is_genuine(run_dir: Path) -> None:
+    copies = {}
+    for name in ("a network of the checkpoint's own", "a pickle that runs"):
+        copies[name] = run_dir.parent / name.replace(" ", "_") / "run"
+        shutil.copytree(run_dir, copies[name])
+        CHECKPOINTS[name][0](copies[name])
+        seal(copies[name])
+    network, state = copies.values()
+    programs = [
+        program(run_dir, "scripts/evaluate.py", f"checkpoint={checkpoint_of(run_dir)}"),
+        program(network, "scripts/evaluate.py", f"checkpoint={checkpoint_of(network)}"),
+        program(state, "train.py", *TINY, f"resume={checkpoint_of(state)}"),
+    ]
+    codes, texts = zip(*(started.wait() for started in programs), strict=True)
+    assert codes == (0, 2, 2), texts
+    assert "only the checkpoint names this network" in texts[1] and "it names posix system" in texts[2]
+    with (run_dir / "evaluations/step_000000/test.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+def test_a_network_that_the_command_names_is_built(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The message is about its parameters, which this checkpoint does not have."""
+    with_meta(lambda meta: meta["config"].update(model=MODULE | {"network": {"num_classes": 5}}))(run_dir)
+    seal(run_dir)
+    named = "model.network._target_=torchvision.models.resnet18"
+    assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}", "+" + named]) == 2
+    assert "holds parameters of another model" in capfd.readouterr().err
