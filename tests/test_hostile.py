@@ -104,12 +104,12 @@ def with_meta(change: Callable[[Meta], object]) -> Callable[[Path], None]:
 
 
 def with_config(**groups: Any) -> Callable[[Path], None]:
-    """Changes the config in meta.json: the keys of a group, or a whole value."""
+    """Changes the config in meta.json: the keys of a group; or a whole value, as a group with another target is."""
 
     def change(meta: Meta) -> None:
         for name, new in groups.items():
-            old = meta["config"].get(name)
-            meta["config"][name] = old | new if isinstance(old, dict) and isinstance(new, dict) else new
+            added = isinstance(new, dict) and "_target_" not in new
+            meta["config"][name] = meta["config"][name] | new if added else new
 
     return with_meta(change)
 
@@ -320,7 +320,7 @@ def test_the_programs_refuse_what_is_hostile_and_take_what_is_genuine(run_dir: P
 
 def test_a_network_that_the_command_names_is_built(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The message is about its parameters, which this checkpoint does not have."""
-    with_meta(lambda meta: meta["config"].update(model=MODULE | {"network": {"num_classes": 5}}))(run_dir)
+    with_config(model=MODULE | {"network": {"num_classes": 5}})(run_dir)
     seal(run_dir)
     named = "model.network._target_=torchvision.models.resnet18"
     assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}", "+" + named]) == 2
