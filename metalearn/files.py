@@ -126,11 +126,3 @@ def links_out_of(folder: Path, home: Path) -> Iterator[Path]:
         for entry in (Path(path, name) for name in (*subfolders, *files)):
             if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
                 yield entry
-
-
-def cache_folder() -> Path:
-    """The folder for what can be made again: `METALEARN_CACHE`, else one in the user's cache folder."""
-    if "METALEARN_CACHE" in os.environ:
-        return Path(os.environ["METALEARN_CACHE"])
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "metalearn"

@@ -9,6 +9,7 @@ import numpy as np
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
+from metalearn.files import read_bounded
 from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, picture_tasks, shapes_of
 from metalearn.tasks.common.picture_folders import (
     Folder,
@@ -21,6 +22,9 @@ from metalearn.tasks.common.picture_folders import (
 from metalearn.types import TaskSource
 
 FOLDERS = "folders"
+LARGEST_LIST = 2**26
+"""Bytes of a list of classes."""
+
 _SHUFFLE = 64_16_20
 """Seeds the division of classes by fractions, which is the same in every run."""
 
@@ -80,8 +84,8 @@ def _listed(place: Path, split: str, given: str) -> list[str]:
             "with the name of a class on each line"
         )
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bounded(path, LARGEST_LIST).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
         raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
     names = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
     if len(names) < 2:

@@ -5,6 +5,7 @@ image-net.org gives the pictures to those who accept its terms, so nothing is do
 """
 
 import csv
+import io
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
+from metalearn.files import read_bounded
 from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, check_filled, picture_tasks, shapes_of
 from metalearn.tasks.common.picture_folders import (
     check_picture_shape,
@@ -24,6 +26,9 @@ from metalearn.tasks.common.picture_folders import (
     picture_folders,
 )
 from metalearn.types import TaskSource
+
+LARGEST_LIST = 2**26
+"""Bytes of train.csv, val.csv or test.csv."""
 
 _DEPTH = 5
 _WORDNET_ID = re.compile(r"n\d{8}")
@@ -77,9 +82,9 @@ def _listed(whole: Path) -> Members:
     absent: list[str] = []
     for split, name in _LISTS.items():
         try:
-            with (whole / name).open(newline="", encoding="utf-8-sig") as file:
-                rows = [(row["filename"], row["label"]) for row in csv.DictReader(file)]
-        except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
+            text = read_bounded(whole / name, LARGEST_LIST).decode("utf-8-sig")
+            rows = [(row["filename"], row["label"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
+        except (OSError, KeyError, csv.Error, ValueError) as error:
             raise DataError(
                 f"dataset.root: {whole / name} is not a list of filename,label ({error!r}); fetch the published one"
             ) from error

@@ -36,6 +36,8 @@ from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
+SIDE = 105
+"""Pixels of a published drawing."""
 DECODER = 1
 """Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
 
@@ -84,7 +86,10 @@ def _decode_character(character: Character, files: Drawings, size: int) -> Image
     pictures = []
     for path in paths:
         try:
-            pictures.append(Image.open(io.BytesIO(files.read(path))).convert("L"))
+            picture = Image.open(io.BytesIO(files.read(path)), formats=["PNG"])
+            if picture.size != (SIDE, SIDE):
+                raise ValueError(f"it has {picture.width}×{picture.height} pixels of {SIDE}×{SIDE}")
+            pictures.append(picture.convert("L"))
         except DataError:
             raise
         except Exception as error:  # PIL raises many types for broken pictures

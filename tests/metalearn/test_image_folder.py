@@ -387,6 +387,36 @@ def test_of_many_damaged_pictures_the_first_are_named(tmp_path: Path) -> None:
     assert "pig" not in message
 
 
+@pytest.mark.timeout(30)
+def test_pictures_that_are_none_and_pictures_without_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "animals"
+    put(root, ANIMALS)
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    Image.new("RGB", (8, 8)).save(root / "cat/postscript.png", "EPS")
+    os.mkfifo(root / "cow/pipe.png")
+    (root / "dog/zero.png").symlink_to("/dev/zero")
+    (root / "fox/long.webp").touch()
+    os.truncate(root / "fox/long.webp", 2**30)
+    Image.new("1", (9000, 9000)).save(root / "hen/wide.png")
+    (root / "pig/giga.png").write_bytes(b"P4 40000 40000\n")
+    several = [refusal(root)]
+    for name in ("cat/postscript.png", "cow/pipe.png", "dog/zero.png"):
+        (root / name).unlink()
+    several.append(refusal(root))
+    named("\n".join(several), [
+        "6 of 41 pictures cannot be read", "cat/postscript.png (not recognised as a picture)",
+        "cow/pipe.png (is not a regular file)", "dog/zero.png (is not a regular file)",
+        "fox/long.webp (has 1,073,741,824 bytes, and at most 268,435,456 are read)",
+        "hen/wide.png (has more than 67,108,864 pixels; make it smaller)",
+        "pig/giga.png (has more than 67,108,864 pixels; make it smaller)",
+    ])  # fmt: skip
+    assert not (tmp_path / "executed").exists()
+
+
 @pytest.mark.parametrize("value", [0.5, float("nan"), 7])
 def test_pictures_of_32_bits_are_refused(value: float, tmp_path: Path) -> None:
     put(tmp_path / "animals", ANIMALS)

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.errors import DataError
+from metalearn.files import open_regular, read_bounded
 
 COLLECTIONS = ("images_background", "images_evaluation")
 _DEPTH = 5
+
+LARGEST_DRAWING = 2**20
+"""Bytes of a picture's file; a published one has 150 to 400."""
+LARGEST_ARCHIVE = 2**30
+"""Bytes of an archive."""
 
 
 class Drawings(NamedTuple):
@@ -53,15 +59,16 @@ def _folder(path: Path) -> Drawings:
         return sorted(f"{character}/{file.name}" for file in (path.parent / character).glob("*.png"))
 
     def read(name: str) -> bytes:
-        return (path.parent / name).read_bytes()
+        return read_bounded(path.parent / name, LARGEST_DRAWING)
 
     return Drawings(path, drawings, read)
 
 
 def _archive(path: Path) -> Drawings:
     try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+        with open_regular(path, LARGEST_ARCHIVE):
+            archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise DataError(f"{path}: the archive is damaged or not complete ({error}); fetch it again") from error
     members: dict[str, list[str]] = defaultdict(list)
     for name in sorted(archive.namelist()):
@@ -70,8 +77,12 @@ def _archive(path: Path) -> Drawings:
 
     def read(name: str) -> bytes:
         try:
-            return archive.read(name)
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+            with archive.open(name) as member:  # the size that the archive states may be wrong
+                content = member.read(LARGEST_DRAWING + 1)
+        except Exception as error:  # zipfile and its decompressors raise many types
             raise DataError(f"{path}: {name} is damaged ({error}); fetch the archive again") from error
+        if len(content) > LARGEST_DRAWING:
+            raise DataError(f"{path}: {name} has more than {LARGEST_DRAWING:,} bytes; fetch the archive again")
+        return content
 
     return Drawings(path, lambda character: members[character], read)

@@ -4,8 +4,10 @@ all workers of a host map it into memory."""
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from metalearn.checks import whole_number
 from metalearn.errors import DataError
+from metalearn.files import RefusedFileError, open_regular
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
 
@@ -29,6 +32,16 @@ SUFFIXES = tuple(
 DECODER = 1
 """Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+"""What Pillow may read, whatever a file is called. Others are read by other programs: it gives EPS to Ghostscript."""
+
+LARGEST_FILE = 2**28
+"""Bytes of a picture's file."""
+MOST_PIXELS = 2**26
+"""Of a picture. Decoding takes up to 20 bytes of memory for each."""
+
+_LARGE = 2**22
+"""Pixels of a picture from which on one at a time is decoded."""
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
 _THREADS = 8
 _NAMED = 5
@@ -110,6 +123,9 @@ def only_pictures(root: Path, folders: Mapping[str, Folder]) -> dict[str, list[s
 # Decoding
 
 
+_one_at_a_time = threading.Lock()
+
+
 def picture(path: Path, size: int, channels: int) -> Images:
     """Reads a picture: uint8 [size, size] or [size, size, 3].
 
@@ -118,12 +134,17 @@ def picture(path: Path, size: int, channels: int) -> Images:
 
     Raises:
         Exception: of any type, if it cannot be read.
-        ValueError: its values have 32 bits.
+        ValueError: its values have 32 bits, or its file is no regular file or too large.
+        DecompressionBombError: it has too many pixels.
     """
-    with Image.open(path) as opened:
-        ImageOps.exif_transpose(opened, in_place=True)
-        image = _of_8_bits(opened).convert("L" if channels == 1 else "RGB")
-    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS), np.uint8)
+    with open_regular(path, LARGEST_FILE) as file, Image.open(file, formats=FORMATS) as opened:
+        pixels = opened.width * opened.height
+        if pixels > MOST_PIXELS:
+            raise Image.DecompressionBombError
+        with _one_at_a_time if pixels > _LARGE else nullcontext():
+            ImageOps.exif_transpose(opened, in_place=True)
+            image = _of_8_bits(opened).convert("L" if channels == 1 else "RGB")
+            return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS), np.uint8)
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
@@ -139,6 +160,10 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"has more than {MOST_PIXELS:,} pixels; make it smaller"
+    if isinstance(error, RefusedFileError):
+        return str(error).partition(": ")[2]
     if isinstance(error, UnidentifiedImageError):
         return "not recognised as a picture"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
