@@ -47,6 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
+    except (AttributeError, KeyError, TypeError) as error:
+        print(f"error: {options.folder}: its study holds what no sweep writes ({error!r})", file=sys.stderr)
+        return BAD_USAGE
     print("\n".join(map(str, written)))
     return OK
 

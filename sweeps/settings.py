@@ -1,6 +1,7 @@
 """The keys below `hydra.sweeper`, checked before anything is made."""
 
 import importlib.util
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from sweeps import islands as evolution
+from sweeps.files import read_yaml
 from sweeps.islands import Islands
 from sweeps.outcome import direction_of
 from sweeps.population import Population, population
@@ -130,12 +132,10 @@ def _recorded(folder: Path, space: Space) -> list[Params]:
     Raises:
         SpaceError: the folder holds no such sweep, or one of another space.
     """
-    import yaml  # type: ignore[import-untyped]
-
     try:
-        results = yaml.safe_load((folder / RESULTS).read_text())
+        results = read_yaml(folder / RESULTS)
         rounds: list[Params] = [dict(entry["params"]) for entry in results["lineage"]]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise SpaceError(
             f"hydra.sweeper.replay={folder}: has no {RESULTS} with a lineage; type the folder of a sweep by "
             "hydra/sweeper=pbt that has ended"
@@ -143,9 +143,10 @@ def _recorded(folder: Path, space: Space) -> list[Params]:
     for params in rounds:
         outside = {key: value for key, value in params.items() if key not in space or not contains(space[key], value)}
         if outside or params.keys() != space.keys():
+            trained = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in params.items())
             raise SpaceError(
-                f"hydra.sweeper.replay={folder}: its winner has trained with {params}, which the space of this command "
-                "does not hold; type the command of that sweep, with the same space"
+                f"hydra.sweeper.replay={folder}: its winner has trained with {trained}, which the space of this "
+                "command does not hold; type the command of that sweep, with the same space"
             )
     return rounds
 

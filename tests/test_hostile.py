@@ -24,6 +24,8 @@ from metalearn.runs import folder
 from metalearn.runs.checkpoint import write
 from metalearn.training.loop import Progress, new_learner, snapshot
 from scripts import compare, evaluate
+from sweeps.settings import _recorded as recorded_rounds
+from sweeps.space import Number, SpaceError
 from tests.runs import ROOT, Program
 
 SECRET = "s3cret-of-the-environment"
@@ -287,6 +289,18 @@ def test_hostile_metrics_are_not_drawn(
     (run_dir / "metrics.jsonl").write_text(f"{line}\n")
     assert compare.main([str(run_dir)]) == 2
     assert message in capfd.readouterr().err
+
+
+LINEAGE = "lineage: [{params: &a0 {x: [1, 2]}}, {params: {x: [*a0, *a0]}}]"
+
+
+@pytest.mark.parametrize("text", [BILLION + "\nlineage: [{params: {x: *a59}}]", LINEAGE, "[" * 5000, None])
+def test_a_hostile_lineage_is_not_replayed(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "optimization_results.yaml"
+    path.write_text(text) if text is not None else os.mkfifo(path)
+    with pytest.raises(SpaceError, match=r"^hydra\.sweeper\.replay=") as caught:
+        recorded_rounds(tmp_path, {"x": Number(0.0, 1.0)})
+    assert len(str(caught.value)) < 1000
 
 
 # Through the real programs

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sweeps.files import read_yaml
 from sweeps.population import lineage
 from sweeps.ranking import OUTCOMES, best_trials, place_of
 from sweeps.settings import RESULTS
@@ -123,17 +124,16 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 def best_command(folder: Path, number: int) -> str | None:
     """The command in optimization_results.yaml, where trial `number` is its best one."""
-    import yaml  # type: ignore[import-untyped]
-
     try:
-        results = yaml.safe_load((folder / RESULTS).read_text())
-    except (FileNotFoundError, ValueError, yaml.YAMLError):
+        results = read_yaml(folder / RESULTS)
+    except (FileNotFoundError, ValueError):
         return None
-    return results.get("command") if isinstance(results, dict) and results.get("best_trial") == number else None
+    command = results.get("command") if isinstance(results, dict) and results.get("best_trial") == number else None
+    return command if isinstance(command, str) else None
 
 
 def _yaml(results: Mapping[str, Any]) -> str:
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     return str(yaml.safe_dump(dict(results), sort_keys=False, allow_unicode=True, width=math.inf))
 
