@@ -12,7 +12,7 @@ from metalearn.program.job import Job, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
 from metalearn.program.process import announce, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
-from metalearn.program.with_hydra import run_by_hydra
+from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
 from metalearn.runs.signals import INTERRUPTED
 
 PROGRAM = Path(__file__).resolve()
@@ -39,7 +39,7 @@ def run_command(argv: Sequence[str]) -> int:
         return run_sweep(PROGRAM, arguments.overrides, run_job, main)
     composed = compose_config(arguments.overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
-        return run_by_hydra(lambda config: OK)
+        return show_by_hydra()
     return run_job(to_job(*composed, PROGRAM, arguments.overrides))
 
 
@@ -50,7 +50,7 @@ def run_job(job: Job) -> int:
     # From here on torch is imported: keys and choices are known to be right, and the threads are set.
     from metalearn.program import ranks
     from metalearn.program.parts import assemble, first_tasks
-    from metalearn.program.run import follow
+    from metalearn.program.run import follow, found_in_folder
     from metalearn.runs import folder
     from metalearn.runs.logging import log_to_terminal
     from metalearn.training.compatibility import check_compatible
@@ -58,7 +58,7 @@ def run_job(job: Job) -> int:
     set_up_torch(job.config)
     parts = assemble(job)
     log_to_terminal(logging.ERROR if started_by_launcher() or not ranks.leads(job) else logging.INFO)
-    state = folder.inspect(job.run_dir, job.config, parts.start) if ranks.leads(job) else None
+    state = found_in_folder(job, parts) if ranks.leads(job) else None
     if state is not None and state.result is not None:
         print(folder.run_report(job.run_dir, state.result))
         return OK
@@ -75,10 +75,10 @@ def run_job(job: Job) -> int:
         return ranks.serve(parts, lambda strategy: follow(job, parts, strategy))
     log_to_terminal()  # the launcher has logged what was checked above
     with folder.lock(job.run_dir, wait=job.in_sweep):
-        state = folder.inspect(job.run_dir, job.config, parts.start)  # another process may have been in it
+        state = found_in_folder(job, parts)  # another process may have been in it
         if job.in_sweep:
             return ranks.lead(job, parts, state)
-        return run_by_hydra(lambda config: ranks.lead(job, parts, state))
+        return run_by_hydra(lambda config: ranks.lead(job, parts, state), job.run_dir)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,14 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+from metalearn.errors import RunError
+
+STANDS = "what was saved before stands, and the same command resumes the run"
 
 LARGEST_JSON = 4 * 2**20
 """Bytes of a JSON file: result.json, meta.json, manifest.json."""
@@ -91,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """As `read_object`; empty if there is no such file, or it is refused or holds no JSON object."""
     try:
         return read_object(path)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
 
 
@@ -108,13 +113,30 @@ def lines_of(path: Path) -> Iterator[bytes]:
             yield line
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes a failure to write `path`, or a file below it, a RunError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        name = os.fsdecode(error.filename or path)
+        raise RunError(f"{name}: cannot be written: {error.strerror or error}; {STANDS}") from error
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Writes or replaces a file. Readers find the old text or the new one, never a part, even after a kill."""
+    """Writes or replaces a file. Readers find the old text or the new one, never a part, even after a power loss.
+
+    Raises:
+        RunError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # left by a kill, or a link to somebody's file
-    with temporary.open("x") as file:
-        file.write(text)
-    temporary.replace(path)
+    with writing(path):
+        temporary.unlink(missing_ok=True)  # left by a kill, or a link to somebody's file
+        with temporary.open("x") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
 
 
 def links_out_of(folder: Path, home: Path) -> Iterator[Path]:

@@ -56,6 +56,10 @@ class Sized(NamedTuple):
         return bytearray, (self.size,)
 
 
+def inspect(run_dir: Path) -> folder.FolderState:
+    return folder.inspect(run_dir, compose_config(TINY).config, {}, lambda saved: None)
+
+
 @pytest.fixture(scope="module")
 def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a run that has saved before its first step."""
@@ -63,8 +67,8 @@ def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     composed = compose_config([*TINY, f"hydra.run.dir={run_dir}"])
     parts = assemble(to_job(*composed, ROOT / "train.py", []))
     learner = new_learner(parts.start, parts.outer.start)
-    write(run_dir / "checkpoints", snapshot(learner, Progress(), to_container(composed.config)))
-    (run_dir / ".hydra").mkdir()
+    (run_dir / ".hydra").mkdir(parents=True)
+    write(run_dir / "checkpoints", snapshot(learner, Progress(), to_container(composed.config), {}))
     (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
     return run_dir
 
@@ -247,7 +251,7 @@ def test_a_hostile_run_folder_is_refused(name: str, run_dir: Path) -> None:
     path.unlink()
     path.write_text(text) if text is not None else os.mkfifo(path)
     with pytest.raises(ConfigError) as caught:
-        folder.inspect(run_dir, compose_config(TINY).config, {})
+        inspect(run_dir)
     assert message in str(caught.value) and SECRET not in str(caught.value)
 
 
@@ -256,7 +260,7 @@ def test_a_config_with_code_is_not_followed(run_dir: Path) -> None:
     (run_dir / "train.log").touch()
     code = f"!!python/object/apply:os.system ['touch {MARKER}']"
     (run_dir / ".hydra/config.yaml").write_text(f"seed: {code}")
-    assert folder.inspect(run_dir, compose_config(TINY).config, {}).snapshot is None
+    assert inspect(run_dir).snapshot is None
 
 
 @pytest.mark.parametrize(
@@ -270,7 +274,7 @@ def test_a_hostile_result_is_no_result(content: str, run_dir: Path) -> None:
 def test_a_link_out_of_a_run_folder_is_refused(run_dir: Path) -> None:
     (run_dir / "train.log").symlink_to("../.bashrc")
     with pytest.raises(ConfigError, match=r"train\.log: leads out of "):
-        folder.inspect(run_dir, compose_config(TINY).config, {})
+        inspect(run_dir)
 
 
 @pytest.mark.parametrize(

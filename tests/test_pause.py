@@ -35,6 +35,10 @@ def result_of(folder: Path) -> dict[str, Any]:
     return result
 
 
+def losses_of(folder: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in metrics(folder) if row["split"] == "train"]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was not paused."""
@@ -65,6 +69,7 @@ def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
     run(folder, *ranks)
     assert params_of(folder) == params_of(whole)
     assert result_of(folder)["test"] == result_of(whole)["test"] and result_of(folder)["status"] == "completed"
+    assert losses_of(folder) == losses_of(whole)  # the line of step 40 covers the steps before the pause too
 
 
 def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_names(whole: Path, tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ GRACE_SECONDS = 10.0
 END_SECONDS = 1.0
 """How long the other ranks may take to end after the first rank has ended."""
 
+FINAL = (2, 3, 130, 143)
+"""Exit codes of a first rank that is not started again: bad config, numbers that are not finite, stopped."""
+
 _PARENT = "DISTRIBUTED_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1
 
@@ -147,7 +150,7 @@ def launch(
     them again, up to `max_restarts` times.
 
     Returns:
-        0 if all ranks succeeded; the first rank's exit code if that is 2 (bad config), 130 or 143 (stopped); else 1.
+        0 if all ranks succeeded; the first rank's exit code if it is one of `FINAL`; else 1.
 
     Raises:
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
@@ -310,7 +313,7 @@ def _wait_for_ranks(ranks: list[Process], config: LaunchConfig, stopping: list[i
                 elif code > 0 and codes[0] is None:
                     say(f"{name} ended with exit code {code}")
             first = ranks[0].poll()
-            if first in (2, 130, 143):
+            if first in FINAL:
                 return first
             return 128 + stopping[0] if stopping and (first is None or first <= 0) else 1
         time.sleep(0.05)

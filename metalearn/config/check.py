@@ -77,6 +77,16 @@ def started_by_launcher() -> bool:
     return "DISTRIBUTED_LAUNCHER_PID" in os.environ
 
 
+def torchrun_id() -> str:
+    """What names the world that torchrun has started, the same after a restart; empty without torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def restarted_by_torchrun() -> bool:
+    """Whether torchrun has started this world anew after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
 def world_size(config: DictConfig, command: str) -> int:
     """The number of workers: as many as torchrun (or our launcher) has started, else `workers`, else 1.
 

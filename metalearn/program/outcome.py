@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from metalearn.errors import ConfigError, DataError, RunError
 
-OK, FAILED, BAD_CONFIG = 0, 1, 2
+OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
+"""Exit codes. A run that has diverged does so again: launchers do not repeat it."""
 
 _OWN_RANK_SECONDS = 10.0
 

@@ -14,7 +14,7 @@ from distributed.engine.session import StoppedByLeader
 from metalearn.config.check import started_as_rank
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job
-from metalearn.program.outcome import FAILED, OK, report_error
+from metalearn.program.outcome import DIVERGED, FAILED, OK, report_error
 from metalearn.program.parts import Parts, connect
 from metalearn.program.run import result_of, train_and_test
 from metalearn.runs import checkpoint, folder
@@ -87,28 +87,15 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
     try:
         strategy = connect(parts)
         assert strategy.drives
-        code = OK
         try:
-            pause = job.run_dir / folder.STOP
-            result = train_and_test(job, parts, state, strategy, lambda: stop.requested or pause.exists())
-            print(folder.run_report(job.run_dir, result))
-        except Paused as paused:
-            folder.write_result(job.run_dir, result_of(job, folder.PAUSED, paused.progress))
-            log.info("%s", paused)
-        except Stopped as stopped:
-            code = stop.exit_code  # 0 if a file has asked for it
-            if not stop.requested:
-                folder.write_result(job.run_dir, result_of(job, folder.PRUNED, stopped.progress))
-            log.info("%s", stopped)
-        except DivergedError as error:
-            folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
-            strategy.close(failure=error)
-            raise
+            code = _train(job, parts, state, strategy, stop)
         except BaseException as error:
             strategy.close(failure=error)
             raise
         strategy.close()
         return code
+    except DivergedError as error:
+        return report_error(error, DIVERGED)
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
         return report_error(error, FAILED)
     except Exception:
@@ -117,6 +104,27 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
     finally:
         detach(handler)
         stop.restore()
+
+
+def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop: StopSignal) -> int:
+    """Trains to the end, or to a stop that was asked for, and writes what became of the run; returns the exit code."""
+    pause = job.run_dir / folder.STOP
+    try:
+        result = train_and_test(job, parts, state, strategy, lambda: stop.requested or pause.exists())
+    except Paused as paused:
+        folder.write_result(job.run_dir, result_of(job, folder.PAUSED, paused.progress))
+        log.info("%s", paused)
+        return OK
+    except Stopped as stopped:
+        if not stop.requested:
+            folder.write_result(job.run_dir, result_of(job, folder.PRUNED, stopped.progress))
+        log.info("%s", stopped)
+        return stop.exit_code  # 0 if a file has asked for it
+    except DivergedError as error:
+        folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
+        raise
+    print(folder.run_report(job.run_dir, result))
+    return OK
 
 
 def serve(parts: Parts, follow: Callable[[Strategy], object]) -> int:

@@ -12,7 +12,7 @@ from metalearn.nn.native import describe
 from metalearn.program.job import Job
 from metalearn.program.parts import Parts, evaluation_chunk, training_chunk
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, from_bytes, rewind, to_bytes
-from metalearn.runs.folder import PAUSED, FolderState, write_result
+from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
 from metalearn.runs.logging import SILENT, RunLog, Window
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.plots import adaptation, learning_curve
@@ -27,20 +27,23 @@ log = logging.getLogger("metalearn")
 def train_and_test(
     job: Job, parts: Parts, state: FolderState, strategy: Strategy, should_stop: Callable[[], bool]
 ) -> Result:
-    """Rank zero: trains to the last step, tests the best checkpoint, writes result and plots.
+    """Rank zero: trains to the last step, tests the best checkpoint, writes the result, then the plots.
 
     Raises:
         Stopped: `should_stop` returned true; a checkpoint is saved.
-        RunError: a value that is not finite, or a checkpoint that is gone.
+        RunError: a value that is not finite, a checkpoint that is gone, or a file that cannot be written.
     """
     learner, progress = resume_or_begin(job, parts, state)
     config = to_container(job.config)
-    window = Window(progress.step, parts.settings.steps, parts.settings.meta_batch_size, parts.algorithm.trained_on)
+    pending = state.snapshot.state.get("pending", {}) if state.snapshot else {}  # absent in older checkpoints
+    window = Window(
+        progress.step, parts.settings.steps, parts.settings.meta_batch_size, parts.algorithm.trained_on, pending
+    )
     run_log = parts.open_log(job.run_dir, window)
     run = make_run(job, parts, strategy, parts.checkpointer, run_log, should_stop)
     log_start(job, parts, run)
     try:
-        strategy.share(to_bytes(snapshot(learner, progress, config)))
+        strategy.share(to_bytes(snapshot(learner, progress, config, {})))
         progress = fit(run, learner, progress)
         best = parts.checkpointer.best()
         if best is None:
@@ -54,9 +57,13 @@ def train_and_test(
         run_log.result(dict(leaves(config)), figures)
     finally:
         run_log.close()
-    if run_log.plots:
-        draw(job, parts, best.params)
     write_result(job.run_dir, result)
+    if run_log.plots:
+        try:
+            draw(job, parts, best.params)
+        except Exception as error:  # whatever fails in the drawing, the run is complete
+            log.warning("%s: cannot be drawn: %s", job.run_dir / "plots", error)
+            log.debug("where the drawing failed:", exc_info=True)  # for train.log
     return result
 
 
@@ -82,15 +89,21 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
 
+def found_in_folder(job: Job, parts: Parts) -> FolderState:
+    """What the run finds in its folder; see `inspect`."""
+    return inspect(job.run_dir, job.config, parts.start, lambda saved: restore(saved, parts.outer.start))
+
+
 def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner, Progress]:
     """The learner as the run folder has it, or at its start."""
     if state.snapshot is None:
+        parts.checkpointer.settle(0, None)
         return new_learner(parts.start, parts.outer.start), Progress()
     learner, progress = restore(state.snapshot, parts.outer.start)
     if state.rewinds:
         rewind(job.run_dir, progress.step)
-    if parts.checkpointer.best() is None:  # it belonged to another folder, or to steps that are gone
-        progress = progress._replace(best=None)
+    if not parts.checkpointer.settle(progress.step, progress.best["step"] if progress.best else None):
+        progress = progress._replace(best=None)  # it belonged to another folder, or to steps that are gone
     log.info("going on after step %d", progress.step)
     return learner, progress
 

@@ -16,7 +16,7 @@ from metalearn.config.saved import FREE_KEYS
 from metalearn.errors import ConfigError
 from metalearn.files import read_json
 from metalearn.program.job import Job, to_job
-from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, Ending, ending_of, exit_code_of
+from metalearn.program.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.program.process import log_sweep, set_up_process
 from metalearn.program.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.runs.signals import STOPPED
@@ -109,7 +109,7 @@ def trial(config: DictConfig, program: Path, run_job: RunJob, main: Main) -> dic
         return run_job(job)
 
     ending = ending_of(run)
-    result = read_json(folder / "result.json") if ending.code in (OK, FAILED) else {}
+    result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
     return {**result, "status": _status(ending, result), "exit": ending.code, "error": ending.error}
 
 
@@ -129,7 +129,7 @@ def _rank(main: Main, arguments: Sequence[str]) -> int:
 def _status(ending: Ending, result: Mapping[str, Any]) -> str:
     if ending.code in STOPPED:
         return "stopped"
-    if ending.code == FAILED and result.get("status") != "diverged":
+    if ending.code == FAILED:
         return "failed"
     return "refused" if ending.code == BAD_CONFIG else str(result.get("status", "failed"))
 

@@ -1,20 +1,51 @@
 """What Hydra does for a run: it makes the run folder with its `.hydra`, and calls a task for each job of a multirun."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from metalearn.config.compose import CONF
+from metalearn.files import writing
 from metalearn.program.outcome import OK
 from metalearn.runs.signals import STOPPED
 
+_RAISE = "HYDRA_FULL_ERROR"
+"""With this variable Hydra raises errors; without it, it prints a traceback and ends the process."""
 
-def run_by_hydra(task: Callable[[DictConfig], int]) -> int:
-    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code."""
+
+def show_by_hydra() -> int:
+    """Lets Hydra print what `--cfg`, `--info` and the like ask for."""
+    _call(lambda config: OK)
+    return OK
+
+
+def run_by_hydra(task: Callable[[DictConfig], int], run_dir: Path) -> int:
+    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
     codes: list[int] = []
-    _call(lambda config: codes.append(task(config)))
+    with _own_errors(), writing(run_dir):
+        _call(lambda config: codes.append(task(config)))
     return max(codes, default=OK)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Lets errors pass through Hydra to whoever called it."""
+    before = os.environ.get(_RAISE)
+    os.environ[_RAISE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_RAISE]
+        if before is not None:
+            os.environ[_RAISE] = before
 
 
 def run_grid_by_hydra(task: Callable[[DictConfig], int]) -> int:

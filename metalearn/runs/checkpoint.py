@@ -2,7 +2,7 @@
 
 `checkpoints/step_000200/` holds `params.safetensors` (the meta-parameters), `state.pt` (optimiser and
 counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SHA-256 of the others).
-`best` and `last` are relative links.
+`best` and `last` are relative links. They follow the checkpoints: a run that goes on sets them by its own progress.
 """
 
 import hashlib
@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from metalearn.checks import whole_number
+from metalearn.config.check import restarted_by_torchrun, torchrun_id
 from metalearn.errors import ConfigError, RunError
-from metalearn.files import open_regular, read_object
+from metalearn.files import STANDS, open_regular, read_object, writing
 from metalearn.runs.state import load_state
 from metalearn.types import Params
 
@@ -33,6 +36,12 @@ LARGEST_FILE = 2**36
 """Bytes of a file of a checkpoint."""
 
 _FILES = ("params.safetensors", "state.pt", "meta.json")
+
+_WENT_BACK = ".went_back"
+"""The file in which `rewind` notes which world has called it."""
+
+_STEP = re.compile(r"step_([0-9]+)")
+"""The name of a checkpoint's folder. Other folders beside it are the user's own."""
 
 
 class Snapshot(NamedTuple):
@@ -47,15 +56,18 @@ class Checkpointer(NamedTuple):
     """The checkpoints of one run.
 
     `due(step)`: whether the schedule wants a checkpoint. `save(snapshot, best)` writes one, points `last` (and, if
-    `best`, `best` too) to it, and removes old ones. `best()` reads the best one; None if none can be read.
+    `best`, `best` too) to it, and removes old ones; it raises RunError where it cannot. `best()` reads the best one;
+    None if none can be read. `settle(step, best)` makes good what an interrupted save has left, for a run that goes on
+    after `step` and whose best step is `best`: the links follow these two. It returns whether the best one is there.
     """
 
     due: Callable[[int], bool]
     save: Callable[[Snapshot, bool], None]
     best: Callable[[], Snapshot | None]
+    settle: Callable[[int, int | None], bool]
 
 
-NO_CHECKPOINTS = Checkpointer(lambda step: False, lambda snapshot, best: None, lambda: None)
+NO_CHECKPOINTS = Checkpointer(lambda step: False, lambda snapshot, best: None, lambda: None, lambda step, best: False)
 """For ranks that take the same steps while rank zero writes."""
 
 
@@ -77,9 +89,10 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
 
         def save(snapshot: Snapshot, best: bool) -> None:
             path = write(folder, snapshot)
-            for name in ("last", "best") if best else ("last",):
-                _point(folder / name, path.name)
-            _prune(folder, keep)
+            with writing(folder):
+                for name in ("last", "best") if best else ("last",):
+                    _point(folder / name, path.name)
+                _prune(folder, keep, snapshot.meta["step"])
 
         def best() -> Snapshot | None:
             try:
@@ -88,37 +101,77 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
                 log.warning("%s; the next validation counts as the best", error)
                 return None
 
-        return Checkpointer(lambda step: step % every == 0, save, best)
+        def settle(step: int, best_step: int | None) -> bool:
+            with writing(folder):
+                _tidy(folder)
+                for name, number in (("last", step), ("best", best_step)):
+                    if number is not None and (folder / _name(number)).is_dir():
+                        _point(folder / name, _name(number))
+                    else:
+                        (folder / name).unlink(missing_ok=True)
+            return best() is not None
+
+        return Checkpointer(lambda step: step % every == 0, save, best, settle)
 
     return checkpointer
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it."""
-    final = folder / f"step_{snapshot.meta['step']:06d}"
-    temporary = folder / f".{final.name}.tmp"
-    _remove(temporary)
-    temporary.mkdir(parents=True)
+    """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it.
+
+    Raises:
+        RunError: it cannot be written. What was saved before is still there.
+    """
+    final = folder / _name(snapshot.meta["step"])
+    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
+    if not folder.parent.is_dir():
+        raise RunError(f"{folder.parent}: is not there any more; move it back, and the same command resumes the run")
+    with _saving(final, temporary):
+        folder.mkdir(exist_ok=True)
+        _remove(temporary)
+        temporary.mkdir()
+        _fill(temporary, snapshot)
+        if final.exists() or final.is_symlink():
+            _remove(replaced)
+            final.rename(replaced)
+        temporary.rename(final)
+        _sync(folder)
+        _remove(replaced)
+    return final
+
+
+@contextmanager
+def _saving(final: Path, temporary: Path) -> Iterator[None]:
+    """Makes what torch, safetensors and the disk report a RunError, and gives back the space that was taken."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        with suppress(OSError):
+            _remove(temporary)
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(cause).splitlines()[0]
+        raise RunError(f"{final}: cannot be saved: {reason}; {STANDS}") from error
+
+
+def _fill(temporary: Path, snapshot: Snapshot) -> None:
+    """Writes the four files of a checkpoint into an empty folder, and syncs them to disk."""
     plain = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
     save_file(plain, temporary / "params.safetensors")
-    torch.save(snapshot.state, temporary / "state.pt")
+    with (temporary / "state.pt").open("wb") as file:  # by Python's file, whose error says what is wrong with the disk
+        torch.save(snapshot.state, file)
     versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
     (temporary / "meta.json").write_text(json.dumps(snapshot.meta | {"versions": versions}, indent=2))
     manifest = {name: _sha256(temporary / name) for name in _FILES}
     (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2))
     for path in (*temporary.iterdir(), temporary):
         _sync(path)
-    _remove(final)
-    temporary.rename(final)
-    _sync(folder)
-    return final
 
 
 def read(path: Path) -> Snapshot:
     """The checkpoint in the folder `path`, verified against its manifest.
 
     Raises:
-        RunError: it is not complete, or a file has changed since it was written.
+        RunError: it is not complete, a file has changed since it was written, or the files do not fit together.
     """
     try:
         manifest = read_object(path / "manifest.json")
@@ -127,9 +180,21 @@ def read(path: Path) -> Snapshot:
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
         # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
         params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
-        return Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise RunError(f"{path}: is not a complete checkpoint ({error})") from error
+        snapshot = Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))
+        _check_content(snapshot)
+    except RunError:
+        raise
+    except Exception as error:  # a manifest may fit content of any kind
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"{path}: is not a complete checkpoint ({reason})") from error
+    return snapshot
+
+
+def _check_content(snapshot: Snapshot) -> None:
+    """Raises ValueError where the files of a snapshot do not fit together."""
+    step, saved = snapshot.meta["step"], snapshot.state["progress"].get("step")
+    if saved != step:
+        raise ValueError(f"meta.json has step={step}, state.pt step={saved!r}")
 
 
 def _meta(path: Path) -> dict[str, Any]:
@@ -164,17 +229,25 @@ def read_named(key: str, path: Path) -> Snapshot:
         raise ConfigError(f"{key}={path}: {error}; type {key}=…/checkpoints/best, or another checkpoint") from error
 
 
-def latest(run_dir: Path) -> Snapshot | None:
-    """The newest readable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones are skipped with a
+def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot: None) -> Snapshot | None:
+    """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones are skipped with a
     warning.
 
+    Args:
+        run_dir: the run folder.
+        check: raises RunError for a checkpoint that the run cannot use.
+
     Raises:
-        ConfigError: there are checkpoints, but none can be read.
+        ConfigError: there are checkpoints, but none can be used.
     """
-    paths = _steps(run_dir / "checkpoints")
+    paths = _candidates(run_dir / "checkpoints")
     for path in reversed(paths):
         try:
-            return read(path)
+            snapshot = read(path)
+            if snapshot.meta["step"] != _number(path):
+                raise RunError(f"{path}: holds step {snapshot.meta['step']}")
+            check(snapshot)
+            return snapshot
         except RunError as error:
             log.warning("%s; trying an earlier one", error)
     if paths:
@@ -183,13 +256,26 @@ def latest(run_dir: Path) -> Snapshot | None:
 
 
 def rewind(run_dir: Path, step: int) -> None:
-    """Removes the result and the checkpoints after `step`, the latest first, so that the run continues from there."""
+    """Removes the result and the checkpoints after `step`, the latest first, so that the run continues from there.
+
+    Raises:
+        RunError: a file cannot be removed.
+    """
     folder = run_dir / "checkpoints"
-    (run_dir / "result.json").unlink(missing_ok=True)
-    for path in reversed(_steps(folder)):
-        if _number(path) > step:
-            shutil.rmtree(path)
-    _point(folder / "last", f"step_{step:06d}")
+    with writing(run_dir):
+        (run_dir / "result.json").unlink(missing_ok=True)
+        for path in reversed(_candidates(folder)):
+            if _number(path) > step:
+                _remove(path)
+        _point(folder / "last", _name(step))
+        if torchrun_id():
+            (folder / _WENT_BACK).write_text(torchrun_id())
+
+
+def has_gone_back(run_dir: Path) -> bool:
+    """Whether torchrun has started this process anew after a rank of the same world has called `rewind`."""
+    marker = run_dir / "checkpoints" / _WENT_BACK
+    return restarted_by_torchrun() and marker.is_file() and marker.read_text() == torchrun_id()
 
 
 def start_params(path: Path, params: Params) -> Params:
@@ -220,19 +306,47 @@ def _shapes(params: Params) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in params.items()}
 
 
-def _steps(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=_number)
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
 
 
 def _number(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))
+    """The step in the name of a checkpoint's folder, or of one that was being replaced."""
+    found = _STEP.search(path.name)
+    assert found is not None
+    return int(found[1])
 
 
-def _prune(folder: Path, keep: int) -> None:
+def _steps(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()), key=_number)
+
+
+def _replaced(folder: Path) -> list[Path]:
+    """Checkpoints that were being replaced by one of the same step when the run was killed."""
+    return [path for path in folder.glob(".step_*.old") if _STEP.fullmatch(path.name[1:-4])]
+
+
+def _candidates(folder: Path) -> list[Path]:
+    lost = [path for path in _replaced(folder) if not (folder / _name(_number(path))).exists()]
+    return sorted([*_steps(folder), *lost], key=_number)
+
+
+def _tidy(folder: Path) -> None:
+    """Puts back a checkpoint whose replacement did not come, and removes what an interrupted save has left."""
+    for path in _replaced(folder):
+        final = folder / _name(_number(path))
+        _remove(path) if final.exists() else path.rename(final)
+    for path in folder.glob(".step_*.tmp"):
+        _remove(path)
+
+
+def _prune(folder: Path, keep: int, step: int) -> None:
+    """Removes all checkpoints up to `step` but the newest `keep` and those that are linked. Newer ones are damaged, or
+    the run would have gone on from them; they do not count."""
     linked = {(folder / name).resolve() for name in ("best", "last")}
-    for path in _steps(folder)[:-keep]:
+    for path in [path for path in _steps(folder) if _number(path) <= step][:-keep]:
         if path.resolve() not in linked:
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def _point(link: Path, target: str) -> None:
@@ -243,7 +357,10 @@ def _point(link: Path, target: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.exists():
+    """Removes a folder with its content, or, where a link stands in its place, the link alone."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
         shutil.rmtree(path)
 
 

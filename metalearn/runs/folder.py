@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.foreign import read_config
 from metalearn.config.saved import FREE_KEYS, with_present_targets
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, RunError
 from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
 from metalearn.locks import open_lock, try_to_hold
-from metalearn.runs.checkpoint import Snapshot, fitted, latest, read_named
+from metalearn.runs.checkpoint import Snapshot, fitted, has_gone_back, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.types import Params
 
@@ -45,11 +45,14 @@ class FolderState(NamedTuple):
     rewinds: bool
 
 
-def inspect(run_dir: Path, config: DictConfig, start: Params) -> FolderState:
+def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[[Snapshot], object]) -> FolderState:
     """What a run of this config finds in its folder, and what `resume` makes of it.
 
     Args:
+        run_dir: the run folder.
+        config: the whole config.
         start: the meta-parameters before the first step.
+        restore: makes a learner of a checkpoint. A checkpoint of this run that it cannot restore counts as damaged.
 
     Raises:
         ConfigError: the folder holds another run, a run that has done more steps, or something that is no run; or the
@@ -64,24 +67,44 @@ def inspect(run_dir: Path, config: DictConfig, start: Params) -> FolderState:
     refuse_links(run_dir, run_dir)
     if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
-    own = None if empty or back else latest(run_dir)
-    snapshot = read_named("resume", path) if own is None and path else own
-    place = run_dir if own or not path else path
-    if snapshot is not None and own is None and not back:
-        _refuse_unnamed(place, snapshot.meta["config"], config)
-        fitted("resume", place, snapshot.params, start)
-        _refuse_further(place, snapshot.meta["step"], steps)
-    elif snapshot is not None:
-        _refuse_other(place, snapshot.meta["config"], to_container(config))
-        _refuse_further(place, snapshot.meta["step"], steps)
-    elif not empty:
+
+    def check_own(saved: Snapshot) -> None:
+        _refuse_other(run_dir, saved.meta["config"], to_container(config))
+        _refuse_further(run_dir, saved.meta["step"], steps)
+        _check_restorable(saved, start, restore)
+
+    snapshot = None if empty or back else latest(run_dir, check_own)
+    if snapshot is None and path is not None:
+        snapshot = read_named("resume", path)
+        if back:
+            _refuse_other(path, snapshot.meta["config"], to_container(config))
+        else:
+            _refuse_unnamed(path, snapshot.meta["config"], config)
+            fitted("resume", path, snapshot.params, start)
+            snapshot.state.pop("pending", None)  # steps that another run logs
+        _refuse_further(path, snapshot.meta["step"], steps)
+        try:
+            _check_restorable(snapshot, start, restore)
+        except RunError as error:
+            raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
+    elif snapshot is None and not empty:
         _refuse_other(run_dir, _recorded(run_dir), to_container(config))
     return FolderState(snapshot, None if back else finished(run_dir, steps), back)
 
 
+def _check_restorable(saved: Snapshot, start: Params, restore: Callable[[Snapshot], object]) -> None:
+    """Raises RunError for a checkpoint that was saved whole, but with a content that the run cannot use."""
+    try:
+        fitted("checkpoint", Path(f"step_{saved.meta['step']:06d}"), saved.params, start)
+        restore(saved)
+    except Exception as error:  # torch's optimizers raise errors of any kind
+        raise RunError(f"step {saved.meta['step']} cannot be restored: {error}") from error
+
+
 def rewinds(run_dir: Path, resume: str) -> bool:
-    """Whether `resume` names a checkpoint of this very run."""
-    return resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
+    """Whether `resume` names a checkpoint of this very run, to which it has not gone back yet."""
+    own = resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
+    return own and not has_gone_back(run_dir)
 
 
 def is_finished(run_dir: Path, config: DictConfig) -> bool:
@@ -148,17 +171,17 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
             on another host.
 
     Raises:
-        ConfigError: another process is running in it, or it cannot be locked.
+        ConfigError: another process is running in it, or it cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         file = open_lock(run_dir / LOCK)
-        is_held = try_to_hold(file)
     except OSError as error:
         raise ConfigError(
-            f"{run_dir / LOCK} cannot be locked ({error.strerror}); type hydra.run.dir=/path/to/another/folder"
+            f"{run_dir}: cannot be written: {error.strerror} ({error.filename}); start in a folder that you may write, "
+            "or type hydra.run.dir=FOLDER"
         ) from error
-    if is_held:
+    if _try_to_hold(file):
         return file
     if not wait:
         file.close()
@@ -167,6 +190,17 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
     while not try_to_hold(file):
         time.sleep(_LOCK_SECONDS)
     return file
+
+
+def _try_to_hold(file: TextIO) -> bool:
+    try:
+        return try_to_hold(file)
+    except OSError as error:
+        log.warning(
+            "%s: this file system has no locks (%s); see to it that no other process runs in the folder",
+            file.name, error.strerror,
+        )  # fmt: skip
+    return True
 
 
 def _recorded(run_dir: Path) -> Config:

@@ -3,10 +3,14 @@
 import json
 import logging
 import os
+import re
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -14,36 +18,43 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metalearn.checks import true_or_false, whole_number
-from metalearn.files import lines_of, write_atomically
+from metalearn.files import lines_of, write_atomically, writing
 from metalearn.runs.metrics import describe, jsonable
 
 Values = dict[str, float]
+
+Sums = dict[str, tuple[float, int]]
+"""For each figure its sum over some steps, and their number."""
 
 _PACKAGES = ("metalearn", "distributed")
 
 
 class RunLog(NamedTuple):
     """`step` logs the values of a meta-step, `evaluation` the figures of a validation or test, `result` the settings
-    with the final figures; `close` writes everything to disk. `plots` says whether the run's plots are wanted."""
+    with the final figures; `close` writes everything to disk. `pending` returns the sums over the steps since the last
+    line, which a run that goes on begins with. `plots` says whether the run's plots are wanted."""
 
     step: Callable[[int, Values], None]
     evaluation: Callable[[int, str, dict[str, Any]], None]
     result: Callable[[dict[str, Any], Values], None]
     close: Callable[[], None]
+    pending: Callable[[], Sums]
     plots: bool = False
 
 
-SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settings, f: None, lambda: None)
+SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settings, f: None, lambda: None, dict)
 """For ranks that take the same steps while rank zero logs."""
 
 
 class Window(NamedTuple):
-    """The steps to log: how many are `done` already, how many there are, and the tasks (or samples: `unit`) of each."""
+    """The steps to log: how many are `done` already, how many there are, and the tasks (or samples: `unit`) of each.
+    `pending` has the sums over the steps that are done, but not in a line yet."""
 
     done: int
     steps: int
     meta_batch_size: int
     unit: str = "tasks"
+    pending: Mapping[str, tuple[float, int]] = MappingProxyType({})
 
 
 OpenLog = Callable[[Path, Window], RunLog]
@@ -67,9 +78,9 @@ def run_log(*, every: int, tensorboard: bool, plots: bool) -> OpenLog:
     true_or_false("plots", plots)
 
     def open_log(folder: Path, window: Window) -> RunLog:
-        board = _board(folder, window.done) if tensorboard else None
+        board = _Board(folder, window.done) if tensorboard else None
         outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window.done), board)
-        return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close, plots)
+        return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending, plots)
 
     return open_log
 
@@ -77,23 +88,28 @@ def run_log(*, every: int, tensorboard: bool, plots: bool) -> OpenLog:
 class _Outputs:
     """All outputs of a run's log: the terminal, metrics.jsonl, and TensorBoard if `board` is given."""
 
-    def __init__(self, window: Window, every: int, lines: "_Lines", board: Any) -> None:
+    def __init__(self, window: Window, every: int, lines: "_Lines", board: "_Board | None") -> None:
         self._window, self._every, self._lines, self._board = window, every, lines, board
         self._bar = _bar(window)
-        self._pending: list[Values] = []
+        self._sums: Sums = dict(window.pending)
 
     def step(self, step: int, values: Values) -> None:
-        self._pending.append(values)
+        for name, value in values.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
         if self._bar is not None:
             self._bar(step, values)
         if step % self._every and step != self._window.steps:
             return
-        means = {name: sum(value[name] for value in self._pending) / len(self._pending) for name in values}
+        means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
         means[f"{self._window.unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
-        self._pending.clear()
+        self._sums.clear()
         self._record(step, "train", means)
         level = logging.DEBUG if self._bar is not None else logging.INFO
         log.log(level, "step %d/%d  %s", step, self._window.steps, _as_text(step, means, self._window))
+
+    def pending(self) -> Sums:
+        return dict(self._sums)
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
@@ -103,26 +119,26 @@ class _Outputs:
     def result(self, settings: dict[str, Any], figures: Values) -> None:
         if self._board is not None:
             flat = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in settings.items()}
-            self._board.add_hparams(flat, figures, run_name=".", global_step=self._window.steps)
+            self._board.settings(flat, figures, self._window.steps)
 
     def close(self) -> None:
+        if self._bar is not None:
+            self._bar(None, {})
         self._lines.close()
         if self._board is not None:
             self._board.close()
-        if self._bar is not None:
-            self._bar(None, {})
 
     def _record(self, step: int, split: str, values: Values) -> None:
         self._lines.write({"step": step, "split": split, **values})
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{split}/{name}", value, step)
+            self._board.scalars({f"{split}/{name}": value for name, value in values.items()}, step)
 
 
 class _Lines:
     """metrics.jsonl. If a run continues, the lines after the `done` steps are removed, and those of a test."""
 
     def __init__(self, path: Path, done: int) -> None:
+        self._path = path
         kept = []
         if path.exists():
             for line in lines_of(path):
@@ -133,22 +149,65 @@ class _Lines:
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # a kill has cut this line
         write_atomically(path, "".join(kept))
-        self._file = path.open("a")
+        with writing(path):
+            self._file = path.open("a")
 
     def write(self, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps(jsonable(values)) + "\n")
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(json.dumps(jsonable(values)) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with writing(self._path), self._file:
+            os.fsync(self._file.fileno())
 
 
-def _board(folder: Path, done: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+class _Board:
+    """TensorBoard's events of a run. If it continues, events after the `done` steps are purged."""
 
-    # If a run continues, events after the `done` steps are purged.
-    return SummaryWriter(str(folder), purge_step=done + 1)
+    def __init__(self, folder: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        self._folder = folder
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._ended
+        with writing(folder):
+            _date_back(folder, time.time())
+            self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1)
+
+    def scalars(self, values: Values, step: int) -> None:
+        with writing(self._folder):
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def settings(self, values: dict[str, bool | int | float | str], figures: Values, step: int) -> None:
+        with writing(self._folder):
+            self._writer.add_hparams(values, figures, run_name=".", global_step=step)
+
+    def close(self) -> None:
+        with writing(self._folder):
+            self._writer.close()
+        threading.excepthook = self._excepthook
+
+    def _ended(self, args: threading.ExceptHookArgs) -> None:
+        """Prints the traceback of a thread, but for the writer's: the next call here raises its error."""
+        if type(args.thread).__name__ != "_AsyncWriterThread":
+            self._excepthook(args)
+
+
+_EVENTS = re.compile(r"(events\.out\.tfevents\.)([0-9]+)(\..*)")
+
+
+def _date_back(folder: Path, now: float) -> None:
+    """Renames events files from the future: the clock has been set back. TensorBoard reads files in the order of the
+    seconds in their names, and would read this run's later events, which purge what is done again, before those."""
+    found = [match for path in folder.glob("events.out.tfevents.*") if (match := _EVENTS.fullmatch(path.name))]
+    if all(int(match[2]) < int(now) for match in found):
+        return
+    latest = int(now)
+    for match in sorted(found, key=lambda match: match[0], reverse=True):
+        latest = min(int(match[2]), latest - 1)
+        (folder / match[0]).rename(folder / f"{match[1]}{latest:010d}{match[3]}")
 
 
 def _as_text(step: int, values: Values, window: Window) -> str:
@@ -200,9 +259,26 @@ def log_to_terminal(level: int = logging.INFO) -> None:
     log.handlers[0].setLevel(level)
 
 
+class _LogFile(logging.FileHandler):
+    """Reports once that the file cannot be written, where `logging` prints a traceback for each message."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        detach(self)
+        log.warning("%s: cannot be written: %s; the next messages are not in it", self.baseFilename, error.strerror)
+
+
 def log_to_file(path: Path) -> logging.Handler:
-    """Sends log messages to `path` as well, with the time."""
-    handler = logging.FileHandler(path)
+    """Sends log messages to `path` as well, with the time.
+
+    Raises:
+        RunError: it cannot be opened.
+    """
+    with writing(path):
+        handler = _LogFile(path)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)-7s  %(message)s"))
     _attach(handler)
     return handler
@@ -212,7 +288,8 @@ def detach(handler: logging.Handler) -> None:
     """Undoes `log_to_file`."""
     for package in _PACKAGES:
         logging.getLogger(package).removeHandler(handler)
-    handler.close()
+    with suppress(OSError):  # what could not be written is tried again
+        handler.close()
 
 
 def _attach(handler: logging.Handler) -> None:

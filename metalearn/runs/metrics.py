@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from metalearn.files import writing
 from metalearn.types import Metrics
 
 
@@ -73,12 +74,16 @@ def task_list_id(values: Metrics) -> str | None:
 
 
 def write_table(path: Path, values: Metrics) -> None:
-    """Writes a line for each task: its number, the digest of its content, its loss and metric after each inner step."""
+    """Writes a line for each task: its number, the digest of its content, its loss and metric after each inner step.
+
+    Raises:
+        RunError: it cannot be written.
+    """
     columns = {"task": range(len(values["loss"]))}
     for name, table in values.items():
         for step, column in enumerate(table.t().tolist()):
             columns[name if name == "digest" else f"{name}_{step}"] = column
-    with path.open("w", newline="") as file:
+    with writing(path), path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
-from metalearn.runs.logging import RunLog
+from metalearn.runs.logging import RunLog, Sums
 from metalearn.runs.metrics import better, main_metric, summary
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
@@ -103,13 +103,13 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
         if validating:
             progress, improved = validate(run, learner, progress)
         if improved or stopping or run.checkpointer.due(step) or step == last:
-            run.checkpointer.save(snapshot(learner, progress, run.config), improved)
+            run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
         if stopping:
             message = f"stopped after step {step}, which is saved; resume=auto, the default, goes on from there"
             raise Stopped(message, progress)
     if progress.best is None or (last < steps and not _is_validated(progress)):  # there was no step left to do
         progress, improved = validate(run, learner, progress)
-        run.checkpointer.save(snapshot(learner, progress, run.config), improved)
+        run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
     if last < steps:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"
         raise Paused(message, progress)
@@ -215,9 +215,9 @@ def fetch_params(run: Run, learner: Learner) -> None:
         learner.optimizer.load_state_dict(state)
 
 
-def snapshot(learner: Learner, progress: Progress, config: dict[str, Any]) -> Snapshot:
-    """All that the run needs to go on from here."""
-    state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict()}
+def snapshot(learner: Learner, progress: Progress, config: dict[str, Any], pending: Sums) -> Snapshot:
+    """All that the run needs to go on from here; `pending` are the sums over the steps that are not logged yet."""
+    state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict(), "pending": pending}
     meta = {"step": progress.step, "config": config, "metrics": {"best": progress.best}}
     return Snapshot(learner.params, state, meta)
 

@@ -1,0 +1,228 @@
+"""Checkpoints and their links: an interruption at any call, and what others leave in the folder."""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from metalearn.errors import RunError
+from metalearn.program.run import resume_or_begin
+from metalearn.runs.checkpoint import checkpointing, latest, read, rewind
+from metalearn.runs.folder import FolderState, inspect
+from metalearn.training.loop import restore, snapshot
+from metalearn.training.optimizers import adam
+
+BEST = (10, 50)
+"""The steps of `train` whose validation is the best so far."""
+
+OUTER = adam(
+    lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
+)
+
+
+class Outcome(NamedTuple):
+    """What a run reports as its best step; the step whose parameters it tests; its folder; and the last parameters."""
+
+    reported: int
+    tested: int
+    entries: dict[str, str]
+    params: list[float]
+
+
+def train(run_dir: Path, to: int) -> Outcome:
+    """A run that saves every ten steps, as the loop does; it goes on from what the folder holds."""
+    checkpointer = checkpointing(every=10, keep=2)(run_dir)
+    job, parts = (
+        SimpleNamespace(run_dir=run_dir),
+        SimpleNamespace(start={"w": torch.zeros(2)}, outer=OUTER, checkpointer=checkpointer),
+    )
+    learner, progress = resume_or_begin(cast(Any, job), cast(Any, parts), FolderState(latest(run_dir), None, False))
+    for step in range(progress.step + 10, to + 1, 10):
+        with torch.no_grad():
+            learner.params["w"].add_(step).mul_(1.5)
+        validation = {"mse": 1 / step, "step": step}
+        progress = progress._replace(step=step, best=validation if step in BEST else progress.best, latest=validation)
+        checkpointer.save(snapshot(learner, progress, {}, {}), step in BEST)
+    best = checkpointer.best()
+    assert best is not None and progress.best is not None
+    return Outcome(progress.best["step"], best.meta["step"], listing(run_dir), learner.params["w"].tolist())
+
+
+def listing(run_dir: Path) -> dict[str, str]:
+    folder = run_dir / "checkpoints"
+    return {path.name: str(path.readlink()) if path.is_symlink() else "" for path in sorted(folder.iterdir())}
+
+
+def interrupted(action: Callable[[], object], call: int) -> bool:
+    """Runs `action` in a fork that is killed before its file-system call number `call`; False if it has fewer."""
+    pid = os.fork()
+    if pid == 0:
+        left = call
+        sync = os.fsync
+
+        def count(event: str, arguments: tuple[Any, ...] = ()) -> None:
+            nonlocal left
+            if event == "open" or event.startswith(("os.", "shutil.")):
+                left -= 1
+                if left == 0:
+                    os._exit(9)
+
+        def fsync(descriptor: int) -> None:
+            count("os.fsync")
+            sync(descriptor)
+
+        os.fsync = fsync
+        sys.addaudithook(count)
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def interruptions(before: Path, action: Callable[[Path], object]) -> Iterator[Path]:
+    """Copies of the run folder `before`, in each of which `action` was interrupted at another call."""
+    for call in itertools.count(1):
+        run_dir = before.with_name(f"{before.name}{call}")
+        shutil.copytree(before, run_dir, symlinks=True)
+        if not interrupted(lambda run_dir=run_dir: action(run_dir), call):
+            assert call > 10
+            return
+        yield run_dir
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses nothing that was written, so these tests need no sync; it is counted as a call all the same."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    """The folder of a run that has done 40 steps."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    train(run_dir, 40)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Outcome]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {to: train(folder, to) for to in (40, 50, 60)}
+
+
+def test_a_save_may_be_interrupted_at_every_call(before: Path, undisturbed: dict[int, Outcome]) -> None:
+    """The save of step 50, a new best. The same command makes it good; the next save removes what is left over."""
+    for run_dir in interruptions(before, lambda run_dir: train(run_dir, 50)):
+        resumed, expected = train(run_dir, 50), undisturbed[50]
+        assert resumed._replace(entries={}) == expected._replace(entries={}), run_dir
+        assert resumed.entries["last"] == "step_000050", run_dir
+        assert train(run_dir, 60) == undisturbed[60], run_dir
+
+
+def test_a_checkpoint_is_never_lost_while_another_of_its_step_replaces_it(
+    before: Path, undisturbed: dict[int, Outcome]
+) -> None:
+    def save_again(run_dir: Path) -> None:
+        saved = latest(run_dir)
+        assert saved is not None
+        checkpointing(every=10, keep=1)(run_dir).save(saved._replace(meta=saved.meta | {"again": True}), True)
+
+    for run_dir in interruptions(before, save_again):
+        saved = latest(run_dir)
+        assert saved is not None and saved.meta["step"] == 40, run_dir
+        assert train(run_dir, 60) == undisturbed[60], run_dir
+
+
+def test_going_back_may_be_interrupted_at_every_call(before: Path, undisturbed: dict[int, Outcome]) -> None:
+    for run_dir in interruptions(before, lambda run_dir: rewind(run_dir, 30)):
+        rewind(run_dir, 30)
+        assert train(run_dir, 40) == undisturbed[40], run_dir
+
+
+def rewritten(checkpoint: Path, name: str, content: bytes) -> None:
+    """Replaces a file of a checkpoint, with a manifest that fits."""
+    (checkpoint / name).write_bytes(content)
+    manifest = checkpoint / "manifest.json"
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in {*checkpoint.iterdir()} - {manifest}
+    }
+    manifest.write_text(json.dumps(digests))
+
+
+def state_of(step: int, groups: int = 1, **progress: Any) -> bytes:
+    optimizer = OUTER.start({"w": torch.zeros(2, requires_grad=True)}).state_dict()
+    optimizer["param_groups"] = optimizer["param_groups"] * groups
+    buffer = io.BytesIO()
+    torch.save({"optimizer": optimizer, "progress": {"step": step, **progress}}, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("params.safetensors", b"nothing"),
+        ("state.pt", b"nothing"),
+        ("state.pt", state_of(30)),
+        ("state.pt", state_of(40, groups=0)),
+        ("state.pt", state_of(40, another=1)),
+        ("meta.json", b"[]"),
+        ("meta.json", b'{"step": 50, "config": {}}'),
+        ("meta.json", b'{"step": 40}'),
+        ("meta.json", b"\xff"),
+    ],
+)
+def test_a_content_that_cannot_be_used_gives_the_older_checkpoint(name: str, content: bytes, before: Path) -> None:
+    rewritten(before / "checkpoints/step_000040", name, content)
+    start = {"w": torch.zeros(2)}
+    (before / ".hydra").mkdir()
+    config = OmegaConf.create({"resume": "auto", "trainer": {"steps": 100}})
+    found = inspect(before, config, start, lambda saved: restore(saved, OUTER.start)).snapshot
+    assert found is not None and found.meta["step"] == found.state["progress"]["step"] == 30
+
+
+def test_folders_of_the_user_and_links_in_place_of_checkpoints_do_no_harm(before: Path, tmp_path: Path) -> None:
+    """Step 30 is moved to another disk, with a link in its place; the run removes the link, and nothing beyond it."""
+    folder, elsewhere = before / "checkpoints", tmp_path / "elsewhere"
+    for name in ("step_keep_this", "step_000040 (copy)", ".step_keep.old"):
+        (folder / name).mkdir()
+    (folder / "step_000030").rename(elsewhere)
+    (folder / "step_000030").symlink_to(elsewhere)
+    train(before, 60)
+    assert {"step_keep_this", "step_000040 (copy)", ".step_keep.old"} < set(listing(before))
+    assert not (folder / "step_000030").exists() and read(elsewhere).meta["step"] == 30
+
+
+def test_a_newer_checkpoint_that_is_damaged_counts_for_nothing(before: Path) -> None:
+    torn = before / "checkpoints/step_000040/state.pt"
+    torn.write_bytes(torn.read_bytes()[:-4])
+    train(before, 30)  # settles
+    entries = listing(before)
+    assert (entries["last"], entries["best"]) == ("step_000030", "step_000010")
+    train(before, 60)
+    assert {"step_000050", "step_000060"} < set(listing(before))
+    torn = before / "checkpoints/step_000060/state.pt"
+    torn.write_bytes(b"")
+    checkpointing(every=10, keep=2)(before).save(latest(before)._replace(meta={"step": 55, "config": {}}), False)
+    assert {"step_000050", "step_000055", "step_000060"} < set(listing(before))
+
+
+def test_a_run_folder_that_was_moved_away_is_not_made_anew(before: Path, tmp_path: Path) -> None:
+    saved = latest(before)
+    assert saved is not None
+    before.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="run: is not there any more; move it back, and the same command resumes"):
+        checkpointing(every=10, keep=2)(before).save(saved, True)
+    assert not before.exists()

@@ -1,0 +1,191 @@
+"""What may go wrong with a run's folder: kills, a full disk, a folder that moves, a clock that goes back."""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from metalearn.errors import ConfigError
+from metalearn.runs import checkpoint, folder
+from metalearn.runs.logging import RunLog, Window, detach, log_to_file, run_log
+from tests.runs import ROOT, Start, metrics
+
+TINY = (
+    "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
+    "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "logger.tensorboard=false",
+    "logger.plots=false",
+)  # fmt: skip
+
+RUN = Path("outputs/maml_sinusoid/seed0")
+
+KILLED_BEFORE_THE_LINKS = """
+import os, signal, sys
+def kill(event, arguments):
+    if event == "os.symlink" and arguments[0] == "step_000080":
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+"""
+
+
+@pytest.mark.thorough
+def test_a_run_killed_between_a_checkpoint_and_its_links_tests_its_best_and_no_plot_hides_it(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILLED_BEFORE_THE_LINKS)
+    assert start(*TINY, PYTHONPATH=str(tmp_path)).wait().code == -9
+    checkpoints = tmp_path / RUN / "checkpoints"
+    assert (checkpoints / "step_000080/manifest.json").exists() and str(
+        (checkpoints / "best").readlink()
+    ) != "step_000080"
+    (tmp_path / RUN / "plots").touch()  # where a folder is to be made
+    resumed = start(*TINY, "logger.plots=true").wait()
+    assert resumed.code == 0 and f"{RUN}/plots: cannot be drawn" in resumed.text, resumed.text
+    result = json.loads((tmp_path / RUN / "result.json").read_text())
+    assert {str((checkpoints / name).readlink()) for name in ("best", "last")} == {"step_000080"}
+    tested = [row for row in metrics(tmp_path / RUN) if row["split"] == "test"]
+    assert result["val"]["step"] == 80 and result["test"]["mse"] == pytest.approx(tested[0]["mse"])
+
+
+# Files that cannot be written
+
+
+ON_A_SMALL_DISK = f"""
+mount -t tmpfs -o size=100k none . && cd "$PWD" || exit 77
+{{python}} {ROOT}/train.py {{overrides}}; echo "exit code $?"
+mount -o remount,size=10m . && {{python}} {ROOT}/train.py {{overrides}}; echo "exit code $?"
+"""
+
+
+@pytest.mark.thorough
+def test_a_full_disk_is_named_in_one_line_and_the_same_command_resumes(tmp_path: Path) -> None:
+    overrides = " ".join([*TINY, "checkpoint.every=2", "checkpoint.keep=100"])
+    script = ON_A_SMALL_DISK.format(python=sys.executable, overrides=overrides)
+    command = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script]
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no program unshare, which mounts a small disk here")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    if "exit code" not in done.stdout:
+        pytest.skip(f"this user cannot mount a small disk: {done.stderr.strip()}")
+    assert "Traceback" not in done.stderr, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "cannot be saved: No space left on device; what was saved before stands" in errors[0]
+    assert errors[0].startswith(f"error: {RUN}/checkpoints/step_") and "going on after step" in done.stderr
+    codes = [line for line in done.stdout.splitlines() if line.startswith("exit code")]
+    assert codes == ["exit code 1", "exit code 0"], done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"/file/run: cannot be written: Not a directory .* hydra\.run\.dir=FOLDER"):
+        folder.lock(tmp_path / "file/run")
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log messages of metalearn, also where an earlier test has kept them from the root logger."""
+    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
+    return caplog
+
+
+def test_without_locks_a_run_goes_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    folder.lock(tmp_path / "run").close()
+    assert f"{tmp_path}/run/.lock: this file system has no locks (No locks available)" in messages.text
+
+
+def test_a_log_that_cannot_be_written_is_reported_once(
+    messages: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = log_to_file(Path("/dev/full"))
+    logger = logging.getLogger("metalearn")
+    logger.propagate = True
+    for number in range(3):
+        logger.info("message %d", number)
+    detach(handler)
+    warnings = [record.getMessage() for record in messages.records if record.levelname == "WARNING"]
+    assert warnings == ["/dev/full: cannot be written: No space left on device; the next messages are not in it"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_config_that_a_power_loss_has_cut_does_not_stop_the_start(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "train.log").touch()
+    config = OmegaConf.create({"resume": "auto", "trainer": {"steps": 5}})
+    for content in (b"trainer: {steps: 5", b"\xff\xfe", b"\0\0\0\0", b"- 1", b""):
+        (tmp_path / ".hydra/config.yaml").write_bytes(content)
+        assert folder.inspect(tmp_path, config, {}, lambda saved: None).snapshot is None, content
+
+
+# The log of a run that goes on
+
+
+def logged(log: RunLog, steps: range) -> None:
+    for step in steps:
+        log.step(step, {"loss": 1 / step, "step_seconds": 0.1})
+
+
+def test_a_line_covers_the_steps_before_a_resume_too(tmp_path: Path) -> None:
+    open_log = run_log(every=10, tensorboard=False, plots=False)
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+    whole = open_log(tmp_path / "whole", Window(0, 20, 4))
+    logged(whole, range(1, 21))
+    killed = open_log(tmp_path / "resumed", Window(0, 20, 4))
+    logged(killed, range(1, 8))
+    saved = killed.pending()
+    logged(killed, range(8, 13))
+    resumed = open_log(tmp_path / "resumed", Window(7, 20, 4, pending=saved))
+    logged(resumed, range(8, 21))
+    for log in (whole, killed, resumed):
+        log.close()
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
+    assert [row["step"] for row in metrics(tmp_path / "whole")] == [10, 20]
+
+
+def test_a_clock_that_goes_back_hides_no_steps(tmp_path: Path) -> None:
+    """Twice a run goes on after the clock was set back from the year 2096."""
+    open_log = run_log(every=1, tensorboard=True, plots=False)
+    for done, last in ((0, 5), (3, 8), (6, 10)):
+        log = open_log(tmp_path, Window(done, 10, 4))
+        logged(log, range(done + 1, last + 1))
+        log.close()
+        newest = max(tmp_path.glob("events.*"))
+        if last < 10:
+            newest.rename(tmp_path / f"events.out.tfevents.4000000000.{newest.name.split('.', 4)[4]}")
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == list(range(1, 11))
+
+
+# Going back under torchrun
+
+
+def test_torchrun_goes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "checkpoints/step_000010"
+    own.mkdir(parents=True)
+    (tmp_path / "checkpoints/step_000020").mkdir()
+
+    def started(run_id: str, restarts: int) -> bool:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        return folder.rewinds(tmp_path, str(own))
+
+    assert started("first", 0) and started("first", 1)  # it failed before it went back
+    checkpoint.rewind(tmp_path, 10)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_000010"]
+    assert not started("first", 1) and not started("first", 2)
+    assert started("second", 0) and started("second", 1)
+    assert started("first", 0)  # the same command once more
