@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from metalearn.config.compose import compose_config, to_container
+from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError
 from metalearn.program.job import to_job
 from metalearn.program.parts import assemble
@@ -269,6 +270,24 @@ def test_a_config_with_code_is_not_followed(run_dir: Path) -> None:
 def test_a_hostile_result_is_no_result(content: str, run_dir: Path) -> None:
     (run_dir / "result.json").write_text(content)
     assert folder.finished(run_dir, 1) is None and folder.pause_of(run_dir, 1) == ""
+
+
+def test_a_message_leaves_the_terminal_as_it_is(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with_config(dataset={"_target_": "\x1b[2J\nx"})(run_dir)
+    seal(run_dir)
+    assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}"]) == 2
+    assert "dataset._target_=\\x1b[2J\nx: is no factory" in capfd.readouterr().err
+
+
+def test_nothing_is_downloaded_to_where_only_the_checkpoint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("METALEARN_DATA", raising=False)
+    config = to_container(compose_config(["dataset=omniglot"]).config)
+    for root, expected in ((str(tmp_path), (str(tmp_path), False)), (f"{tmp_path}/{'x' * 300}", ("data", True))):
+        config["dataset"] |= {"root": root, "download": True}
+        dataset = changed_config(config, [], {}).dataset
+        assert (dataset.root, dataset.download) == expected
 
 
 def test_a_link_out_of_a_run_folder_is_refused(run_dir: Path) -> None:

@@ -146,10 +146,18 @@ def _find_data(config: DictConfig) -> None:
     root, own = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
     if root is None or root == own:
         return
-    if not Path(str(root)).is_dir():
+    downloads = "download" in config.dataset
+    if not _is_folder(str(root)) and (downloads or "METALEARN_DATA" in os.environ):
         config.dataset.root = own
-    elif "download" in config.dataset:
+    elif downloads:
         config.dataset.download = False
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def run_folder_of(checkpoint: Path) -> Path:

@@ -43,13 +43,18 @@ def report_error(error: BaseException, code: int) -> int:
     """Prints what is wrong, once for all ranks of a host; returns `code`."""
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        print(f"error: {error}{notes}", file=sys.stderr)
+        print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
         time.sleep(_OWN_RANK_SECONDS)
-        print(f"error: worker{os.environ.get('RANK', '?')}: {error}", file=sys.stderr)
+        print(f"error: worker{os.environ.get('RANK', '?')}: {printable(str(error))}", file=sys.stderr)
     return code
+
+
+def printable(text: str) -> str:
+    """The text with its control characters written out: those of a file could change the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def print_to_pipe(text: str) -> None:

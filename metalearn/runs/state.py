@@ -45,7 +45,7 @@ def _check_archive(path: Path) -> None:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("its members are compressed")
-        pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+        pickles = [member for member in members if member.filename.lower().endswith("/data.pkl")]
         if len(pickles) != 1 or pickles[0].file_size > _LARGEST_PICKLE or len(members) > _LARGEST_NUMBER_OF_PARTS:
             raise ValueError("it is no file of torch.save, or too large")
         for opcode, name, _ in pickletools.genops(archive.read(pickles[0])):
