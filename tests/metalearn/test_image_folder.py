@@ -5,6 +5,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from metalearn.errors import DataError
+from metalearn.tasks.common import picture_folders
 from metalearn.tasks.common.picture_folders import picture
 from metalearn.tasks.image_folder import image_folder
 from metalearn.types import Batch, Episode, TaskSource
@@ -415,6 +417,17 @@ def test_pictures_that_are_none_and_pictures_without_end_are_refused(
         "pig/giga.png (has more than 67,108,864 pixels; make it smaller)",
     ])  # fmt: skip
     assert not (tmp_path / "executed").exists()
+
+
+def test_large_pictures_are_decoded_one_at_a_time(tmp_path: Path) -> None:
+    for side in (2100, 100):
+        Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
+    with ThreadPoolExecutor(2) as pool:
+        with picture_folders._one_at_a_time:  # as if another one were being decoded
+            large, small = (pool.submit(picture, tmp_path / f"{side}.png", SIZE, 3) for side in (2100, 100))
+            small.result(20)
+            assert wait([large], 0.5).not_done
+        large.result(20)
 
 
 @pytest.mark.parametrize("value", [0.5, float("nan"), 7])
