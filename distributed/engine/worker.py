@@ -124,11 +124,13 @@ def _outcome(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> O
 
 
 def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
-    results = {}
+    results: dict[int, Any] = {}
+    failed: Failure | None = None
     delivered: Future[bool] | None = None
     for item in itertools.takewhile(lambda _: not stop(), _items(order, head)):
         if isinstance(item, Failure):
-            return item
+            failed = item
+            break
         try:
             result = _result(order.func, item, head, stop)
             if not head.streams:
@@ -140,10 +142,11 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
         except BaseException as error:  # an exit on a worker must not leave the caller waiting
-            return failure(error, me, item.number)
-    if delivered is not None:
+            failed = failure(error, me, item.number)
+            break
+    if delivered is not None:  # the answer must not overtake it
         delivered.wait()
-    return results
+    return failed or results
 
 
 def _result(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool]) -> Any:
