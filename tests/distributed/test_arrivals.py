@@ -1,8 +1,5 @@
 """Results one by one, and items of lost workers that others compute."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -12,20 +9,12 @@ from distributed.engine import exchange, session
 from distributed.engine.traffic import traffic
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
-from tests.distributed.worlds import WORLD, run_program
+from tests.distributed.worlds import WORLD, comes_true, run_program
 
 pytestmark = pytest.mark.usefixtures("workers")
 
 EACH = todist.dim_partitioner(0, exclusive=True, keepdim=False)
 FREE = todist.dynamic_partitioner(keepdim=False)
-
-
-def becomes_true(condition: Callable[[], bool]) -> bool:
-    """Whether it does within ten seconds."""
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def nothing_is_left() -> bool:
@@ -39,15 +28,15 @@ def nothing_is_left() -> bool:
 
 @pytest.mark.parametrize("partitioner", [EACH, FREE], ids=["dealt", "free"])
 def test_results_come_as_soon_as_they_are_there(partitioner: todist.PartitionFunction) -> None:
-    arrived = list(
-        todist.as_completed(remote_functions.slow_on, args=(todist.whole(2), torch.arange(12)), partitioner=partitioner)
-    )
-    assert sorted(number for number, _ in arrived) == [item for _, (item, *_) in sorted(arrived)] == list(range(12))
-    own_order = [number for number, (_, rank, *_) in arrived if rank == 2]
-    assert own_order == sorted(own_order)
-    first_of_two = [rank for _, (_, rank, *_) in arrived].index(2)
-    assert first_of_two > 0 and arrived[-1][1][1] == 2  # worker 2 is slow
-    assert first_of_two < len(arrived) - len(own_order)  # but its first result does not wait for its last one
+    everywhere = [(rank, (f"{partitioner}",), None) for rank in range(WORLD)]
+    arrived = {}
+    for number, is_told in todist.as_completed(
+        functions.waits_for_word, args=(torch.arange(9), f"{partitioner}"), partitioner=partitioner
+    ):
+        arrived[number] = is_told
+        if number == 0:  # all other items wait for this, also on the same worker
+            todist.remote_sync_call(functions.give_word, partitioner=lambda: everywhere)
+    assert arrived == dict.fromkeys(range(9), True)
 
 
 def test_what_all_items_share_still_travels_once_a_worker() -> None:
@@ -70,10 +59,10 @@ def test_leaving_the_loop_early_gives_the_rest_up(partitioner: todist.PartitionF
             functions.slow_and_counted, args=(torch.arange(300), name), partitioner=partitioner
         ):
             break
-    assert becomes_true(nothing_is_left)
+    assert comes_true(nothing_is_left)
     each = [(rank, (name,), None) for rank in range(WORLD)]
     computed = todist.remote_sync_call(functions.counted, partitioner=lambda: each)
-    assert 0 < sum(computed) < 10 * WORLD * (session.MAX_WINDOW + 1)  # of 2,700
+    assert 0 < sum(computed) < 1000  # of 2,700
     assert todist.remote_sync_call(functions.counted, partitioner=lambda: each) == computed
 
 
@@ -88,8 +77,8 @@ def test_the_first_failure_is_raised_at_once_and_named() -> None:
     with pytest.raises(TypeError, match="the result of item 0 cannot be sent: cannot pickle"):
         list(todist.as_completed(remote_functions.lock, partitioner=1))
     with pytest.raises(TimeoutError, match=r"worker1 did not answer within 0\.3 s"):
-        list(todist.as_completed(remote_functions.loop, args=(2.0,), partitioner=1, timeout=0.3))
-    assert becomes_true(nothing_is_left)
+        list(todist.as_completed(remote_functions.loop, args=(3.0,), partitioner=1, timeout=0.3))
+    assert comes_true(nothing_is_left)
 
 
 def test_streamed_results_keep_their_graphs_in_a_context() -> None:
@@ -126,19 +115,19 @@ def test_items_of_killed_workers_are_computed_by_others() -> None:
 
 def test_items_of_late_workers_are_computed_by_others() -> None:
     late = functions.slow_off_rank_zero
-    call = {"args": (2.0,), "partitioner": lambda seconds: [(1, (seconds,), None), (0, (seconds,), None)]}
-    assert todist.remote_sync_call(late, **call, timeout=0.3, retries=1) == [0, 0]
-    assert todist.remote_async_call(late, **call, timeout=0.3, retries=1).wait() == [0, 0]
-    assert sorted(todist.as_completed(late, **call, timeout=0.3, retries=1)) == [(0, 0), (1, 0)]
+    call = {"args": (3.0,), "partitioner": lambda seconds: [(1, (seconds,), None), (0, (seconds,), None)]}
+    assert todist.remote_sync_call(late, **call, timeout=0.5, retries=1) == [0, 0]
+    assert todist.remote_async_call(late, **call, timeout=0.5, retries=1).wait() == [0, 0]
+    assert sorted(todist.as_completed(late, **call, timeout=0.5, retries=1)) == [(0, 0), (1, 0)]
     both = lambda seconds: [(1, (seconds,), None), (2, (seconds,), None)]  # noqa: E731
     for way in (
-        lambda: todist.remote_sync_call(late, args=(2.0,), partitioner=both, timeout=0.3, retries=1),
-        lambda: todist.remote_async_call(late, args=(2.0,), partitioner=both, timeout=0.3, retries=1).wait(),
+        lambda: todist.remote_sync_call(late, args=(3.0,), partitioner=both, timeout=0.5, retries=1),
+        lambda: todist.remote_async_call(late, args=(3.0,), partitioner=both, timeout=0.5, retries=1).wait(),
     ):
-        with pytest.raises(TimeoutError, match=r"worker[12] did not answer within 0\.3 s.*item [01] was lost by every"):
+        with pytest.raises(TimeoutError, match=r"worker[12] did not answer within 0\.5 s.*item [01] was lost by every"):
             way()
-    assert todist.remote_sync_call(late, args=(2.0,), partitioner=both, timeout=0.3, retries=2) == [0, 0]
-    assert becomes_true(nothing_is_left)
+    assert todist.remote_sync_call(late, args=(3.0,), partitioner=both, timeout=0.5, retries=2) == [0, 0]
+    assert comes_true(nothing_is_left)
 
 
 def test_retries_need_a_pure_function_and_no_context() -> None:

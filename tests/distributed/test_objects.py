@@ -3,7 +3,6 @@
 import copy
 import functools
 import gc
-import time
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import distributed as todist
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
 from tests.distributed.call_functions import Counter
+from tests.distributed.worlds import comes_true
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -57,20 +57,14 @@ def test_handles_travel_and_the_object_ends_with_the_last() -> None:
         gc.collect()
         return int(todist.remote_sync_call(functions.counters_alive, partitioner=1)[0])
 
-    def becomes(count: int) -> bool:
-        deadline = time.monotonic() + 10
-        while alive() != count and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return alive() == count
-
-    assert becomes(0)  # also after the failures and the late answers of the other tests
+    assert comes_true(lambda: alive() == 0)  # also after the failures and the late answers of the other tests
     counter = todist.remote_object(Counter, 5, on=1)
     assert todist.remote_sync_call(functions.add_to, args=(counter, 4), partitioner=2) == [9]
     assert todist.remote_sync_call(functions.keep, args=(counter,), partitioner=2) == [None]
     del counter
     assert todist.remote_sync_call(functions.add_to_kept, args=(1,), partitioner=2) == [10] and alive() == 1
     assert todist.remote_sync_call(functions.keep, args=(None,), partitioner=2) == [None]
-    assert becomes(0)
+    assert comes_true(lambda: alive() == 0)
 
 
 def test_methods_that_return_futures_hold_no_thread() -> None:

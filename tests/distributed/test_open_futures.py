@@ -1,7 +1,6 @@
 """Functions that return futures."""
 
 import gc
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import distributed as todist
 from distributed.engine import session
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
-from tests.distributed.worlds import WORLD
+from tests.distributed.worlds import WORLD, comes_true
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -24,13 +23,7 @@ ON_ONE = todist.dim_partitioner(0, exclusive=True, keepdim=False, workers=[1])
 
 
 def becomes(function: Callable[[], int], worker: int, count: int) -> bool:
-    """Whether the function gives this count on the worker within ten seconds."""
-    deadline = time.monotonic() + 10
-    while todist.remote_async_call(function, partitioner=worker).wait() != [count]:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    return comes_true(lambda: todist.remote_async_call(function, partitioner=worker).wait() == [count])
 
 
 def release(worker: int, value: Any) -> None:

@@ -4,7 +4,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from distributed.engine import session, store
@@ -43,6 +44,16 @@ def world() -> Iterator[list[subprocess.Popen[bytes]]]:
         os.environ.clear()
         os.environ.update(before)
         store.forget_store()
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true within ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def run_program(name: str, ranks: int, *arguments: str) -> list[tuple[int, str]]:
