@@ -10,7 +10,7 @@ from metalearn.config.compose import compose_config
 from metalearn.config.help import help_text
 from metalearn.program.job import Job, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
-from metalearn.program.process import announce, set_up_process, set_up_torch
+from metalearn.program.process import announce, end_with_torchrun, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
 from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
 from metalearn.runs.signals import INTERRUPTED
@@ -20,6 +20,7 @@ PROGRAM = Path(__file__).resolve()
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
+    end_with_torchrun()
     try:
         return exit_code_of(lambda: run_command(argv))
     except KeyboardInterrupt:

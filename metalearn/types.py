@@ -179,12 +179,12 @@ class Strategy(Protocol):
         """What the last step cost each worker: seconds in compute, waiting and communication, and bytes sent."""
         ...
 
-    def agree(self, answer: bool) -> bool:
-        """Rank zero's answer, on every rank that drives."""
-        ...
-
     def share(self, value: bytes) -> bytes:
         """Rank zero's value, on every rank that drives."""
+        ...
+
+    def dismiss(self) -> None:
+        """Rank zero, before it closes: ends the processes of the other ranks that drive, wherever they are."""
         ...
 
     def close(self, failure: BaseException | None = None) -> None:

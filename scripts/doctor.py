@@ -20,7 +20,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from distributed.doctor import Check, Report, diagnose  # noqa: E402 (the path and the threads come first)
-from distributed.engine.launch import LaunchConfig, die_with_parent, launch  # noqa: E402
+from distributed.engine.launch import LaunchConfig, launch  # noqa: E402
+from metalearn.program.process import end_with_torchrun  # noqa: E402
 
 
 def main() -> int:
@@ -35,7 +36,7 @@ def main() -> int:
     if "RANK" not in os.environ and options.workers > 1:
         command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
         return launch(command, LaunchConfig(options.workers), say=lambda text: print(text, file=sys.stderr))
-    die_with_parent()
+    end_with_torchrun()
     try:
         report = diagnose(timeout=options.timeout)
     except (RuntimeError, ConnectionError) as error:

@@ -23,7 +23,7 @@ from metalearn.config.compose import folder_name  # noqa: E402 (the path comes f
 from metalearn.config.saved import run_folder_of  # noqa: E402
 from metalearn.errors import ConfigError  # noqa: E402
 from metalearn.program.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe  # noqa: E402
-from metalearn.program.process import set_up_process  # noqa: E402
+from metalearn.program.process import end_with_torchrun, set_up_process  # noqa: E402
 from metalearn.runs.signals import INTERRUPTED  # noqa: E402
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ PLACES = ("checkpoint", "output", "workers", "strategy", "launch", "partitioner"
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
+    end_with_torchrun()
     if not arguments or {"-h", "--help"} & set(arguments):
         print_to_pipe(str(__doc__))
         return OK if arguments else BAD_CONFIG

@@ -125,6 +125,38 @@ def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_pa
     assert program.wait(30).code != 0
 
 
+@pytest.mark.parametrize("torchrun", [None, 2], ids=["launcher", "torchrun"])
+def test_nobody_is_orphaned_while_it_starts(torchrun: int | None, start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, *([] if torchrun else ["workers=2"]), torchrun=torchrun)
+    until(lambda: len(ranks_of(program)) == 2, "both ranks")
+    ranks = ranks_of(program)
+    os.kill(program.process.pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, ranks)), "the end of all ranks", seconds=5)
+
+
+@slow
+@pytest.mark.parametrize("workers", ["workers=2 strategy=rpc", "workers=3 strategy=ddp"])
+def test_a_stopped_rank_zero_ends_the_run(workers: str, start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, *workers.split(), "strategy.timeout=8")
+    ranks = started(program, tmp_path)
+    os.kill(ranks[0], signal.SIGSTOP)
+    outcome = program.wait(8 + 15)
+    assert outcome.code == 1 and "worker0 did not answer within 8 s" in outcome.text, outcome.text
+    assert "Traceback" not in outcome.text and "SIGTERM" not in outcome.text, outcome.text
+    assert not any(map(alive, ranks))
+
+
+@slow
+def test_a_worker_that_dies_before_the_meeting_ends_the_run(start: Start, tmp_path: Path) -> None:
+    program = start(*ENDLESS, "workers=2")
+    until(lambda: len(ranks_of(program)) == 2, "both ranks")
+    ranks = ranks_of(program)
+    os.kill(ranks[1], signal.SIGKILL)
+    outcome = program.wait(15)
+    assert outcome.code == 1 and "worker1 was killed by SIGKILL" in outcome.text, outcome.text
+    assert "SIGTERM" not in outcome.text and not any(map(alive, ranks)), outcome.text
+
+
 @slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=slow), 1])
 def test_torchrun_restarts_a_failed_run_which_resumes(rank: int, start: Start, tmp_path: Path) -> None:

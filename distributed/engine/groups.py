@@ -1,18 +1,31 @@
 """Starts and stops torch's process group (c10d), on the key-value store that RPC uses too."""
 
+import atexit
+import contextlib
+import os
+import sys
+import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from distributed.engine.info import check_timeout, get_world_info
+from distributed.engine.leaving import GOODBYE_SECONDS
 from distributed.engine.session import stay_on_loopback
-from distributed.engine.store import meet
+from distributed.engine.store import ended_after, meet, within
 
 _POLL_SECONDS = 0.05
 
+_DISMISSAL_SECONDS = 0.2
+"""Between two looks for a dismissal."""
+
 _store: dist.Store | None = None
+_obeying: tuple[threading.Thread, threading.Event] | None = None
+"""The thread that waits for a dismissal, and what ends it."""
 
 
 def default_backend(device: torch.device | None = None) -> str:
@@ -44,7 +57,9 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     chosen = backend or default_backend(device)
     if chosen == "nccl":
         torch.cuda.set_device(info.local_rank)
-    dist.init_process_group(chosen, store=store, rank=info.world_rank, world_size=info.world_size, timeout=patience)
+    rank, size = info.world_rank, info.world_size
+    with ended_after(timeout + GOODBYE_SECONDS):
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=patience)
     return chosen
 
 
@@ -57,19 +72,68 @@ def missing_ranks(seconds: float) -> list[int]:
     missing = [rank for rank in range(info.world_size) if rank != info.world_rank]
     if len(missing) == 1:
         return missing
-    deadline = time.monotonic() + seconds
+    assert _store is not None
     try:
-        assert _store is not None
-        _store.set(f"here/{info.world_rank}", "")
-        while missing and time.monotonic() < deadline:
-            missing = [rank for rank in missing if not _store.check([f"here/{rank}"])]
-            time.sleep(_POLL_SECONDS)
-        return missing
-    except RuntimeError:  # the store ended with rank zero
+        return within(2 * seconds, partial(_unreported, _store, missing, seconds))
+    except (RuntimeError, TimeoutError):  # the store ended with rank zero, or waits for it
         return [0]
+
+
+def _unreported(store: dist.Store, missing: list[int], seconds: float) -> list[int]:
+    store.set(f"here/{get_world_info().world_rank}", "")
+    return _await_keys(store, "here", missing, seconds)
+
+
+def _await_keys(store: dist.Store, name: str, ranks: Sequence[int], seconds: float) -> list[int]:
+    """Waits for the keys `name`/rank; returns the ranks whose keys have not come within `seconds`."""
+    deadline = time.monotonic() + seconds
+    missing = list(ranks)
+    while missing and time.monotonic() < deadline:
+        missing = [rank for rank in missing if not store.check([f"{name}/{rank}"])]
+        time.sleep(_POLL_SECONDS)
+    return missing
+
+
+def end_when_dismissed() -> None:
+    """On every rank but zero: from now until `stop_process_group`, a dismissal by rank zero ends this process at once,
+    with exit code 0."""
+    global _obeying
+    rank, ended = get_world_info().world_rank, threading.Event()
+    if rank > 0:
+        thread = threading.Thread(target=_obey_dismissal, args=(_store, rank, ended), daemon=True)
+        _obeying = thread, ended
+        thread.start()
+
+
+@atexit.register  # Python must not end while a thread of its own is inside torch
+def _end_obeying() -> None:
+    global _obeying
+    if _obeying is not None:
+        (thread, ended), _obeying = _obeying, None
+        ended.set()
+        thread.join(GOODBYE_SECONDS)
+
+
+def _obey_dismissal(store: dist.Store, rank: int, ended: threading.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the store ended with rank zero
+        while not ended.wait(_DISMISSAL_SECONDS):
+            if store.check(["dismissed"]):
+                store.set(f"gone/{rank}", "")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+
+
+def dismiss_others() -> None:
+    """On rank zero: ends the processes of all other ranks, wherever they are, if they have called
+    `end_when_dismissed`."""
+    assert _store is not None
+    _store.set("dismissed", "")
+    _await_keys(_store, "gone", range(1, get_world_info().world_size), GOODBYE_SECONDS)
 
 
 def stop_process_group() -> None:
     """Leaves the default process group, if there is one."""
+    _end_obeying()
     if dist.is_initialized():
         dist.destroy_process_group()

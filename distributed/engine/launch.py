@@ -16,17 +16,28 @@ from typing import Literal, NamedTuple, NoReturn, Protocol
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
 from distributed.engine.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
 
-GRACE_SECONDS = 10.0
-"""How long the first rank may take to report a failure, and how long all ranks may take to end when stopped."""
+REPORT_SECONDS = 6.0
+"""How long the first rank may take to report that another one has failed."""
+
+SAVE_SECONDS = 30.0
+"""How long the first rank may take to save when it is stopped, and another one has ended with an error."""
+
+LEAVE_SECONDS = 10.0
+"""How long the other ranks may take to end by themselves after the first one has succeeded."""
 
 END_SECONDS = 1.0
-"""How long the other ranks may take to end after the first rank has ended."""
+"""How long ranks may take to end at SIGTERM."""
 
 FINAL = (2, 3, 130, 143)
 """Exit codes of a first rank that is not started again: bad config, numbers that are not finite, stopped."""
 
-_PARENT = "DISTRIBUTED_LAUNCHER_PID"
+SAME_REQUEST_SECONDS = 2.0
+"""A terminal, or a supervisor, may signal more than once: within this time it is one request."""
+
+_POLL_SECONDS = 0.05
+_LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class CannotListenError(OSError):
@@ -55,14 +66,12 @@ def use_interface(name: str) -> None:
     os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, name))
 
 
-def die_with_parent() -> None:
-    """Asks the kernel (Linux) to kill this rank when its launcher dies, for any reason."""
-    if not sys.platform.startswith("linux") or not (_PARENT in os.environ or "TORCHELASTIC_RUN_ID" in os.environ):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    launcher = os.environ.get(_PARENT)
-    if launcher is not None and os.getppid() != int(launcher):  # the launcher died before the line above
-        os._exit(1)
+def _die_with(launcher: int) -> None:
+    """In a new rank: asks the kernel (Linux) to kill it when its launcher dies, for any reason."""
+    if sys.platform.startswith("linux"):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
 
 
 class Process(Protocol):
@@ -145,12 +154,13 @@ def launch(
 ) -> int:
     """Runs `command` once for each rank and waits. A function runs in forks of this process, see `_Fork`.
 
-    SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. On other hosts
-    these signals kill this host's ranks. If a rank fails, the launcher ends the other ranks and starts all of
-    them again, up to `max_restarts` times.
+    SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. A second signal
+    kills all ranks. On other hosts the first one does. If a rank fails, the launcher ends the other ranks and starts
+    all of them again, up to `max_restarts` times. If the first rank has succeeded, the others must end soon too.
 
     Returns:
-        0 if all ranks succeeded; the first rank's exit code if it is one of `FINAL`; else 1.
+        0 if all ranks succeeded, or the first one did and the others did not end; the first rank's exit code if it is
+        one of `FINAL`; else 1.
 
     Raises:
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
@@ -158,11 +168,16 @@ def launch(
     """
     stopping: list[int] = []
     ranks: list[Process] = []
+    since = 0.0
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal since
+        if not stopping:
+            since = time.monotonic()
         stopping.append(number)
-        for process in ranks[:1] if config.node_rank == 0 else ranks:
-            process.send_signal(number if config.node_rank == 0 else signal.SIGKILL)
+        asks = config.node_rank == 0 and time.monotonic() - since < SAME_REQUEST_SECONDS
+        for process in ranks[:1] if asks else ranks:
+            process.send_signal(number if asks else signal.SIGKILL)
 
     previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -199,7 +214,7 @@ def _run_once(
         return _wait_for_ranks(ranks, config, stopping, say)
     finally:
         meeting.close()
-        _stop_ranks(ranks)
+        _stop_ranks(ranks, asks=bool(stopping))
 
 
 class _Meeting(NamedTuple):
@@ -254,13 +269,19 @@ def _start(
     listener, network, _ = meeting
     fds = (listener.fileno(),) if listener is not None and local_rank == 0 else ()
     environment = _environment(config, local_rank, meeting, fds)
+    launcher = os.getpid()
+
+    def enter() -> None:
+        if network is not None:
+            network.enter()
+        _die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
+
     if not callable(command):
-        enter = network.enter if network is not None else None
         return subprocess.Popen(command, env=environment, pass_fds=fds, preexec_fn=enter)
 
     def run() -> int:
+        enter()
         if network is not None:
-            network.enter()
             network.close()
         if listener is not None and not fds:
             listener.close()  # it is the first rank's
@@ -288,7 +309,7 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: 
             "LOCAL_WORLD_SIZE": str(config.workers),
             "MASTER_ADDR": config.master_addr,
             "MASTER_PORT": str(port),
-            _PARENT: str(os.getpid()),
+            _LAUNCHER: str(os.getpid()),
             NOT_ISOLATED: meeting.not_isolated,
         }
         | dict.fromkeys(INTERFACE_VARIABLES, interface)
@@ -298,41 +319,58 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: 
 
 def _wait_for_ranks(ranks: list[Process], config: LaunchConfig, stopping: list[int], say: Callable[[str], None]) -> int:
     """Waits until all ranks have ended, or one has failed; returns the exit code of the job."""
-    while True:
-        codes = [process.poll() for process in ranks]
-        if all(code == 0 for code in codes):
-            return 0
-        failed = {i: code for i, code in enumerate(codes) if code}
-        if failed:
-            # The first rank notices that its calls fail and reports that itself; give it time.
-            _wait_until(lambda: ranks[0].poll() is not None, GRACE_SECONDS)
-            for i, code in failed.items():
-                name = f"worker{config.node_rank * config.workers + i}"
-                if code < 0 and not stopping:
-                    say(f"{name} was killed by {signal.Signals(-code).name}")
-                elif code > 0 and codes[0] is None:
-                    say(f"{name} ended with exit code {code}")
-            first = ranks[0].poll()
-            if first in FINAL:
-                return first
-            return 128 + stopping[0] if stopping and (first is None or first <= 0) else 1
-        time.sleep(0.05)
+    names = [f"worker{config.node_rank * config.workers + i}" for i in range(len(ranks))]
+
+    def running() -> list[str]:
+        return [name for name, process in zip(names, ranks, strict=True) if process.poll() is None]
+
+    def one_has_failed() -> bool:
+        return any(process.poll() for process in ranks)
+
+    while ranks[0].poll() is None and not one_has_failed():
+        time.sleep(_POLL_SECONDS)
+    _wait_until(lambda: not running() or one_has_failed(), LEAVE_SECONDS)
+    if one_has_failed():
+        return _code_of_failure(ranks, names, stopping, say)
+    if running():
+        say(f"{' and '.join(running())} did not end within {LEAVE_SECONDS:g} s after {names[0]}, and is killed")
+    return 0
+
+
+def _code_of_failure(
+    ranks: list[Process], names: Sequence[str], stopping: list[int], say: Callable[[str], None]
+) -> int:
+    """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns the
+    exit code of the job."""
+    codes = [process.poll() for process in ranks]
+    patience = SAVE_SECONDS if stopping else REPORT_SECONDS
+    has_ended = _wait_until(lambda: ranks[0].poll() is not None, patience)
+    for name, code in zip(names, codes, strict=True):
+        if code is not None and code < 0 and not stopping:
+            say(f"{name} was killed by {signal.Signals(-code).name}")
+        elif code is not None and code > 0 and codes[0] is None:
+            say(f"{name} ended with exit code {code}")
+    if not has_ended:
+        say(f"{names[0]} did not end within {patience:g} s after that, and is killed")
+    first = ranks[0].poll()
+    if first in FINAL:
+        return first
+    return 128 + stopping[0] if stopping and (first is None or first <= 0) else 1
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(_POLL_SECONDS)
     return condition()
 
 
-def _stop_ranks(ranks: list[Process]) -> None:
-    """Stops the ranks that still run: SIGTERM first, SIGKILL after a grace period. The period is short if the first
-    rank has ended, since the other ranks serve only that one."""
-    patience = GRACE_SECONDS if ranks and ranks[0].poll() is None else END_SECONDS
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def _stop_ranks(ranks: list[Process], *, asks: bool) -> None:
+    """Stops the ranks that still run: SIGTERM first, SIGKILL after a second. The world's first rank takes SIGTERM for
+    a request to save and stop; if nobody `asks` for that, and it still runs, all ranks are killed at once."""
+    by_force = bool(ranks) and ranks[0].poll() is None and not asks
+    for number in (signal.SIGKILL,) if by_force else (signal.SIGTERM, signal.SIGKILL):
         for process in ranks:
-            if process.poll() is None:
-                process.send_signal(number)
-        if _wait_until(lambda: all(process.poll() is not None for process in ranks), patience):
+            process.send_signal(number)
+        if _wait_until(lambda: all(process.poll() is not None for process in ranks), END_SECONDS):
             return

@@ -39,7 +39,7 @@ from distributed.engine.info import (
 from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
-from distributed.engine.store import INTERFACE_VARIABLES, loopback_interface, meet
+from distributed.engine.store import INTERFACE_VARIABLES, ended_after, loopback_interface, meet
 from distributed.engine.watching import POLL_SECONDS, Gathering, Watch, forget_gatherings, ping_errors
 
 T = TypeVar("T")
@@ -247,7 +247,8 @@ def _join_world(
     rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
     rpc_api._all_gather_sequence_id.clear()
     rpc_api._all_gather_sequence_id_to_states.clear()
-    with warnings.catch_warnings():  # init_rpc itself uses what torch has deprecated
+    with ended_after(session.timeout + GOODBYE_SECONDS), warnings.catch_warnings():
+        # init_rpc itself uses what torch has deprecated
         warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
         rpc.init_rpc(
             session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,

@@ -6,7 +6,12 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -18,6 +23,8 @@ INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IF
 
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +75,55 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     late.daemon = True
     late.start()
     try:
-        store = process_store(world_rank, world_size, timeout)
         if world_rank == 0:
-            call: str | None = _call_ranks(store, world_size, missing, deadline)
-        else:
-            call = _answer_rank_zero(store, world_rank, deadline)
+            return _call_ranks(process_store(world_rank, world_size, timeout), world_size, missing, deadline)
+        answer = partial(_answer_rank_zero, world_rank, world_size, timeout, deadline)
+        return within(timeout.total_seconds(), answer)
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming: {error}") from error
-    finally:
-        late.cancel()
-    if call is None:
+    except TimeoutError as error:
         raise ConnectionError(
             f"rank 0 of {world_size} did not come, or had not met all others, within {timeout.total_seconds():g} s"
-        )
-    return dist.PrefixStore(call, store)
+        ) from error
+    finally:
+        late.cancel()
+
+
+def within(seconds: float, run: Callable[[], T]) -> T:
+    """What `run` returns. A thread calls it, since torch's store waits without limit for a server that has stopped.
+
+    Raises:
+        TimeoutError: it has not returned within `seconds`.
+    """
+    outcome: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(run())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return outcome.result(seconds)
+
+
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """While torch starts on the store: ends this process, with exit code 1, if that takes longer. Rank zero may stop
+    at any moment, and then torch waits for its store without limit, in a way that no exception ends."""
+    timer = threading.Timer(seconds, _give_up, (seconds,))
+    timer.daemon = True
+    if int(os.environ.get("RANK", 0)) > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(seconds: float) -> None:
+    log.error("error: worker%s: rank 0 did not go on within %g s", os.environ["RANK"], seconds)
+    os._exit(1)
 
 
 def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> None:
@@ -92,8 +134,8 @@ def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> N
         log.warning("waiting up to %g s for rank %s of %d", seconds, names, world_size)
 
 
-def _call_ranks(store: dist.Store, world_size: int, missing: set[int], deadline: float) -> str:
-    """Rank zero's part: returns the number of the call that all ranks have answered; takes them out of `missing`."""
+def _call_ranks(store: dist.Store, world_size: int, missing: set[int], deadline: float) -> dist.Store:
+    """Rank zero's part: returns the store of the call that all ranks have answered; takes them out of `missing`."""
     call = uuid.uuid4().hex
     began = time.monotonic()
     store.set("call", call)
@@ -106,11 +148,12 @@ def _call_ranks(store: dist.Store, world_size: int, missing: set[int], deadline:
     for rank in range(1, world_size):
         answer = store.get(f"{call}/{rank}").decode()
         store.set(f"{call}/{answer}", "seen")
-    return call
+    return dist.PrefixStore(call, store)
 
 
-def _answer_rank_zero(store: dist.Store, world_rank: int, deadline: float) -> str | None:
-    """The other ranks' part: returns the call's number when rank zero has acknowledged the answer, None if too late."""
+def _answer_rank_zero(world_rank: int, world_size: int, timeout: timedelta, deadline: float) -> dist.Store:
+    """The other ranks' part: returns the store of the call when rank zero has acknowledged the answer."""
+    store = process_store(world_rank, world_size, timeout)
     answer = uuid.uuid4().hex
     answered = None
     while time.monotonic() < deadline:
@@ -119,27 +162,28 @@ def _answer_rank_zero(store: dist.Store, world_rank: int, deadline: float) -> st
             store.set(f"{call}/{world_rank}", answer)
             answered = call
         if call is not None and store.check([f"{call}/{answer}"]):
-            return call
+            return dist.PrefixStore(call, store)
         time.sleep(_POLL_SECONDS)
-    return None
+    raise TimeoutError
 
 
 def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     if world_size == 1:
         return dist.HashStore()
-    if STORE_FD in os.environ and world_rank == 0:
-        port, fd = int(os.environ["MASTER_PORT"]), int(os.environ[STORE_FD])
+    if "MASTER_ADDR" not in os.environ:
+        raise RuntimeError(f"WORLD_SIZE={world_size} without MASTER_ADDR: start the program by torchrun")
+    if world_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        given = int(os.environ[STORE_FD]) if STORE_FD in os.environ else None
         return dist.TCPStore(
             os.environ["MASTER_ADDR"],
-            port,
+            int(os.environ["MASTER_PORT"]),
             None,
             is_master=True,
             timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=fd,
+            wait_for_workers=False,  # torch would wait in a way that no signal ends; `meet` waits
+            multi_tenant=given is None,
+            master_listen_fd=given,
         )
-    if "MASTER_ADDR" not in os.environ:
-        raise RuntimeError(f"WORLD_SIZE={world_size} without MASTER_ADDR: start the program by torchrun")
     store: dist.Store
     store, _, _ = next(iter(dist.rendezvous("env://", rank=world_rank, world_size=world_size, timeout=timeout)))
     return store

@@ -19,7 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.engine.groups import missing_ranks, start_process_group, stop_process_group
+from distributed.engine.groups import (
+    dismiss_others,
+    end_when_dismissed,
+    missing_ranks,
+    start_process_group,
+    stop_process_group,
+)
 from distributed.engine.info import check_timeout
 from distributed.engine.listening import group_listeners, listening_line
 from distributed.engine.sockets import tcp_bytes_sent
@@ -28,7 +34,16 @@ from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped
 from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
-from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, Work, diagnose_chunk, join
+from distributed.strategies.common.work import (
+    Connect,
+    Plan,
+    Strategy,
+    Tensors,
+    Work,
+    diagnose_chunk,
+    in_rounds,
+    join,
+)
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
 
 T = TypeVar("T")
@@ -76,9 +91,9 @@ class _Rank:
         self._device = work.device if backend == "nccl" else torch.device("cpu")
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
-        self._answer = self._agreed = False
         self._cost: dict[str, float] = {}
         listening = group_listeners()
+        end_when_dismissed()
         if self._rank == 0:
             log.info("%s over %d ranks; %s", backend, self._size, listening_line(listening))
 
@@ -90,8 +105,8 @@ class _Rank:
             self.diagnose,
             lambda: self._cost,
             self.close,
-            agree=self.agree,
             share=self.share,
+            dismiss=dismiss_others,
         )
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
@@ -104,15 +119,9 @@ class _Rank:
         return [total]
 
     def _row(self, cost: WorkerCost, values: Sequence[float] = ()) -> Tensor:
-        """What this rank tells all others in a step: its cost, its answer to `agree`, and `values`."""
-        row = [*cost._replace(sent=self._bytes_since_last_call(cost.sent)), float(self._answer), *values]
+        """What this rank tells all others in a step: its cost, and `values`."""
+        row = [*cost._replace(sent=self._bytes_since_last_call(cost.sent)), *values]
         return torch.tensor(row, dtype=torch.float64, device=self._device)
-
-    def _read_rows(self, rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]]:
-        """Every rank's cost and values. It keeps rank zero's answer."""
-        numbers = rows.tolist()
-        self._agreed = bool(numbers[0][2])
-        return [WorkerCost(*row[:2]) for row in numbers], [row[3:] for row in numbers]
 
     def _bytes_since_last_call(self, estimate: float) -> float:
         """Bytes that this rank has sent since the last call, as the kernel counts them; if it does not, `estimate`."""
@@ -137,7 +146,7 @@ class _Rank:
         templates = self._on_device(like.buffers)
         row = self._row(WorkerCost(seconds if sums else 0.0, bytes_sent(templates, len(sums))))
         added, rows = sum_over_ranks(buffers, templates, subtrees, len(chunks), row)
-        costs, _ = self._read_rows(rows)
+        costs, _ = _costs_and_values(rows)
         total = Flat([value.to(own.device) for value, own in zip(added, like.buffers, strict=True)], like.form)
         return unflatten(total), costs
 
@@ -161,7 +170,7 @@ class _Rank:
         leaves, form = pytree.tree_flatten(tree_sum(rests))
         sent = 2 * (self._size - 1) / self._size * module.stats.bytes  # as a ring all-reduce sends
         row = self._row(WorkerCost(seconds, sent), [float(leaf) for leaf in leaves])
-        costs, rows = self._read_rows(gather_rows(row))
+        costs, rows = _costs_and_values(gather_rows(row))
         sums = [_number_like(leaf, sum(column)) for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)]
         return self._work.result(grads, pytree.tree_unflatten(sums, form)), costs
 
@@ -169,7 +178,8 @@ class _Rank:
         """Every sample's values, by rank zero's parameters. Each rank computes its part; all ranks get all values."""
         with self._naming_missing_ranks():
             params = self._params_of_rank_zero(params)
-            return self._gathered(chunks, lambda chunk: self._work.evaluate(params, split, chunk))
+            rounds = in_rounds(chunks, self._size)
+            return join([self._gathered(r, lambda chunk: self._work.evaluate(params, split, chunk)) for r in rounds])
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Every sample's faults. Each rank diagnoses its own chunks; all ranks get all faults."""
@@ -195,11 +205,6 @@ class _Rank:
         for copy in copies.values():
             dist.broadcast(copy, 0)
         return {name: copies[name].to(value.device) for name, value in params.items()}
-
-    def agree(self, answer: bool) -> bool:
-        """Rank zero's answer at the previous step: it is sent with the sums."""
-        self._answer = answer
-        return self._agreed
 
     def share(self, value: bytes) -> bytes:
         """Rank zero's value."""
@@ -233,6 +238,12 @@ class _Rank:
                     f"allow more than {self._timeout:g}"
                 ) from error
             raise ConnectionError(f"{names} does not answer: {reason}") from error
+
+
+def _costs_and_values(rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]]:
+    """Every rank's cost, and its other values."""
+    numbers = rows.tolist()
+    return [WorkerCost(*row[:2]) for row in numbers], [row[2:] for row in numbers]
 
 
 def _number_like(leaf: Any, value: float) -> Any:

@@ -3,6 +3,8 @@
 import ctypes
 import logging
 import os
+import signal
+import socket
 import sys
 
 from omegaconf import DictConfig
@@ -10,6 +12,8 @@ from omegaconf import DictConfig
 from metalearn.config.check import started_by_launcher
 from metalearn.program.job import Job
 
+_PR_SET_PDEATHSIG = 1
+_STORE_SECONDS = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 _LARGEST_ALLOWED = 32 * 2**20
@@ -19,6 +23,24 @@ def announce(job: Job) -> None:
     """Prints at once which run is about to start, since importing torch takes seconds; once for all ranks."""
     if int(os.environ.get("RANK", 0)) == 0 and not started_by_launcher():
         print(f"{job.experiment}: starting in {job.run_dir}", file=sys.stderr, flush=True)
+
+
+def end_with_torchrun() -> None:
+    """Asks the kernel (Linux) to kill this rank when the torchrun that has started it dies, for any reason.
+
+    It is called first of all, since importing torch takes seconds. Our own launcher does the same for its ranks.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:
+            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            socket.create_connection(store, timeout=_STORE_SECONDS).close()
+        except ConnectionRefusedError:  # torchrun, which serves the store, died before the lines above
+            sys.exit(1)
+        except OSError:  # it may be slow, or behind a name that is not known yet
+            return
 
 
 def log_sweep() -> None:
@@ -39,7 +61,7 @@ def set_up_process(threads: int) -> None:
 
 
 def set_up_torch(config: DictConfig) -> None:
-    """Sets threads, memory and precision of torch and the network interface; ends this rank with its launcher."""
+    """Sets threads, memory and precision of torch, and the network interface."""
     import torch  # after `set_up_process`
 
     from distributed.engine import launch, memory
@@ -48,7 +70,6 @@ def set_up_torch(config: DictConfig) -> None:
     torch.set_num_threads(config.threads)
     memory.share_arena()
     compute_with(config.precision)
-    launch.die_with_parent()
     if config.launch.interface is not None:
         launch.use_interface(config.launch.interface)
 

@@ -20,7 +20,7 @@ from metalearn.program.run import result_of, train_and_test
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.logging import detach, log_to_file
-from metalearn.runs.signals import StopSignal
+from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
 
@@ -85,7 +85,8 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
     stop = StopSignal()
     handler = log_to_file(job.run_dir / "train.log")
     try:
-        strategy = connect(parts)
+        with stop.interruptible():
+            strategy = connect(parts)
         assert strategy.drives
         try:
             code = _train(job, parts, state, strategy, stop)
@@ -96,6 +97,9 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
         return code
     except DivergedError as error:
         return report_error(error, DIVERGED)
+    except Interrupted:
+        log.info("stopped before the workers had met")
+        return stop.exit_code
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
         return report_error(error, FAILED)
     except Exception:
@@ -109,13 +113,15 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
 def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop: StopSignal) -> int:
     """Trains to the end, or to a stop that was asked for, and writes what became of the run; returns the exit code."""
     pause = job.run_dir / folder.STOP
+    stops = Stops(lambda: stop.requested or pause.exists(), stop.interruptible)
     try:
-        result = train_and_test(job, parts, state, strategy, lambda: stop.requested or pause.exists())
+        result = train_and_test(job, parts, state, strategy, stops)
     except Paused as paused:
         folder.write_result(job.run_dir, result_of(job, folder.PAUSED, paused.progress))
         log.info("%s", paused)
         return OK
     except Stopped as stopped:
+        strategy.dismiss()
         if not stop.requested:
             folder.write_result(job.run_dir, result_of(job, folder.PRUNED, stopped.progress))
         log.info("%s", stopped)
@@ -137,12 +143,12 @@ def serve(parts: Parts, follow: Callable[[Strategy], object]) -> int:
         if strategy.drives:
             follow(strategy)
         strategy.close()
-    except Stopped:
+    except Paused:
         return OK
     except (StoppedByLeader, RunError) as error:
         log.debug("%s", error)  # rank zero has reported the cause
         return FAILED
-    except (RuntimeError, ConnectionError) as error:
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
         print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
         return FAILED
     return OK

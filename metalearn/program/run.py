@@ -1,7 +1,6 @@
 """A run from its first step to its result, once its parts are built and its workers are there."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,31 +15,45 @@ from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
 from metalearn.runs.logging import SILENT, RunLog, Window
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.plots import adaptation, learning_curve
-from metalearn.training.loop import Learner, Progress, Run, Units, evaluate, fit, new_learner, restore, snapshot
-from metalearn.types import Params, Strategy
+from metalearn.runs.signals import NEVER, Interrupted, Stops
+from metalearn.training.loop import (
+    Learner,
+    Progress,
+    Run,
+    Stopped,
+    Units,
+    evaluate,
+    fit,
+    new_learner,
+    restore,
+    snapshot,
+)
+from metalearn.types import Metrics, Params, Strategy
 
 Result = dict[str, Any]
 
 log = logging.getLogger("metalearn")
 
 
-def train_and_test(
-    job: Job, parts: Parts, state: FolderState, strategy: Strategy, should_stop: Callable[[], bool]
-) -> Result:
+def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stops: Stops) -> Result:
     """Rank zero: trains to the last step, tests the best checkpoint, writes the result, then the plots.
 
     Raises:
-        Stopped: `should_stop` returned true; a checkpoint is saved.
+        Stopped: the run was asked to stop; a checkpoint is saved.
         RunError: a value that is not finite, a checkpoint that is gone, or a file that cannot be written.
     """
     learner, progress = resume_or_begin(job, parts, state)
     config = to_container(job.config)
-    pending = state.snapshot.state.get("pending", {}) if state.snapshot else {}  # absent in older checkpoints
     window = Window(
-        progress.step, parts.settings.steps, parts.settings.meta_batch_size, parts.algorithm.trained_on, pending
+        done=progress.step,
+        validated=progress.latest["step"] if progress.latest else 0,
+        steps=parts.settings.steps,
+        meta_batch_size=parts.settings.meta_batch_size,
+        unit=parts.algorithm.trained_on,
+        pending=state.snapshot.state.get("pending", {}) if state.snapshot else {},  # absent in older checkpoints
     )
     run_log = parts.open_log(job.run_dir, window)
-    run = make_run(job, parts, strategy, parts.checkpointer, run_log, should_stop)
+    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops)
     log_start(job, parts, run)
     try:
         strategy.share(to_bytes(snapshot(learner, progress, config, {})))
@@ -48,7 +61,7 @@ def train_and_test(
         best = parts.checkpointer.best()
         if best is None:
             raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
-        values = evaluate(run, best.params, "test", parts.settings.test_tasks)
+        values = evaluate_test(run, best.params, progress)
         write_table(job.run_dir / "test.csv", values)
         test = summary(values, run.evaluation.unit)
         run_log.evaluation(progress.step, "test", test)
@@ -67,6 +80,18 @@ def train_and_test(
     return result
 
 
+def evaluate_test(run: Run, params: Params, progress: Progress) -> Metrics:
+    """The values of every test task.
+
+    Raises:
+        Stopped: the run was asked to stop.
+    """
+    try:
+        return evaluate(run, params, "test", run.settings.test_tasks)
+    except Interrupted:
+        raise Stopped("stopped in the test, which the same command makes again", progress) from None
+
+
 def result_of(job: Job, status: str, progress: Progress) -> Result:
     """The fields of result.json that every run has; `val` is the best validation, or the latest of a paused run."""
     return {
@@ -80,11 +105,11 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     """The other ranks of a strategy that all ranks drive: take the same steps and write nothing.
 
     Raises:
-        Stopped: rank zero was asked to stop.
+        Paused: as on rank zero. If that is asked to stop, it ends this process.
         RunError: a value that is not finite.
     """
     learner, progress = restore(from_bytes(strategy.share(b"")), parts.outer.start)
-    run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, lambda: False)
+    run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER)
     fit(run, learner, progress)
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
@@ -109,9 +134,8 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
 
 
 def make_run(
-    job: Job, parts: Parts, strategy: Strategy, checkpointer: Checkpointer, run_log: RunLog,
-    should_stop: Callable[[], bool],
-) -> Run:  # fmt: skip
+    job: Job, parts: Parts, strategy: Strategy, checkpointer: Checkpointer, run_log: RunLog, stops: Stops
+) -> Run:
     """What the loop needs on this rank."""
     return Run(
         settings=parts.settings,
@@ -124,7 +148,7 @@ def make_run(
         checkpointer=checkpointer,
         log=run_log,
         config=to_container(job.config),
-        should_stop=should_stop,
+        stops=stops,
     )
 
 

@@ -47,10 +47,11 @@ SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settin
 
 
 class Window(NamedTuple):
-    """The steps to log: how many are `done` already, how many there are, and the tasks (or samples: `unit`) of each.
-    `pending` has the sums over the steps that are done, but not in a line yet."""
+    """The steps to log: how many are `done` already, the last one that is `validated`, how many there are, and the
+    tasks (or samples: `unit`) of each. `pending` has the sums over the steps that are done, but not in a line yet."""
 
     done: int
+    validated: int
     steps: int
     meta_batch_size: int
     unit: str = "tasks"
@@ -79,7 +80,7 @@ def run_log(*, every: int, tensorboard: bool, plots: bool) -> OpenLog:
 
     def open_log(folder: Path, window: Window) -> RunLog:
         board = _Board(folder, window.done) if tensorboard else None
-        outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window.done), board)
+        outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window), board)
         return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending, plots)
 
     return open_log
@@ -135,16 +136,17 @@ class _Outputs:
 
 
 class _Lines:
-    """metrics.jsonl. If a run continues, the lines after the `done` steps are removed, and those of a test."""
+    """metrics.jsonl. If a run continues, the lines of what it will do again are removed."""
 
-    def __init__(self, path: Path, done: int) -> None:
+    def __init__(self, path: Path, window: Window) -> None:
         self._path = path
+        kept_until = {"train": window.done, "val": window.validated, "test": 0}
         kept = []
         if path.exists():
             for line in lines_of(path):
                 try:
                     row = json.loads(line)
-                    if line.endswith(b"\n") and 0 < row["step"] <= done and row["split"] != "test":
+                    if line.endswith(b"\n") and 0 < row["step"] <= kept_until[row["split"]]:
                         kept.append(line.decode())
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # a kill has cut this line

@@ -1,9 +1,15 @@
 """Requests to stop: SIGTERM and SIGINT."""
 
 import logging
+import os
 import signal
+import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
+from typing import NamedTuple
 
 INTERRUPTED, TERMINATED = 130, 143
 STOPPED = (INTERRUPTED, TERMINATED)
@@ -12,29 +18,74 @@ STOPPED = (INTERRUPTED, TERMINATED)
 SAME_REQUEST_SECONDS = 2.0
 """A terminal signals the whole process group, and a launcher passes signals on: within this time it is one request."""
 
+_EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
 log = logging.getLogger(__name__)
 
 
+class Interrupted(KeyboardInterrupt):
+    """The work was cut short by a request to stop. A remote call lets a KeyboardInterrupt of its caller through."""
+
+
+class Stops(NamedTuple):
+    """How a run is stopped. `requested` is asked after every step. What is computed inside `interruptible()` changes no
+    state, and may raise Interrupted at any moment."""
+
+    requested: Callable[[], bool]
+    interruptible: Callable[[], AbstractContextManager[None]]
+
+
+NEVER = Stops(lambda: False, nullcontext)
+"""For ranks that rank zero stops."""
+
+
 class StopSignal:
-    """Notes SIGTERM and SIGINT, so that the loop can save before it stops; a second request ends the process."""
+    """Notes the first SIGTERM or SIGINT, so that the run can save before it stops; a second one ends the process."""
 
     def __init__(self) -> None:
         self.requested = False
         self.exit_code = 0
-        self._since = 0.0
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._may_raise = False
+        self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES}
+        received, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self._waker_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=_leave_at_the_second, args=(received,), daemon=True).start()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside this, the first request raises Interrupted; if there was one before, it is raised at once."""
+        self._may_raise = True
+        try:
+            if self.requested:
+                raise Interrupted
+            yield
+        finally:
+            self._may_raise = False
 
     def restore(self) -> None:
         """Puts back the handlers that were there before."""
+        signal.set_wakeup_fd(self._waker_before)
+        self._waker.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            if time.monotonic() - self._since < SAME_REQUEST_SECONDS:
-                return
-            raise SystemExit(self.exit_code)
+            return
         self.requested = True
-        self._since = time.monotonic()
-        self.exit_code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
-        log.info("%s: saving, then stopping", signal.Signals(number).name)
+        self.exit_code = _EXIT_CODES[signal.Signals(number)]
+        log.info("%s: saving, then stopping; a second signal stops at once", signal.Signals(number).name)
+        if self._may_raise:
+            raise Interrupted
+
+
+def _leave_at_the_second(received: socket.socket) -> None:
+    """Ends the process at the second request. A thread, since the main thread may wait outside of Python."""
+    with received:
+        since = code = None
+        while number := received.recv(1):
+            if since is None or code is None:
+                since, code = time.monotonic(), _EXIT_CODES.get(signal.Signals(number[0]))
+            elif time.monotonic() - since > SAME_REQUEST_SECONDS:
+                os._exit(code)

@@ -11,6 +11,7 @@ from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.logging import RunLog, Sums
 from metalearn.runs.metrics import better, main_metric, summary
+from metalearn.runs.signals import Interrupted, Stops
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
@@ -69,7 +70,7 @@ class Run(NamedTuple):
     checkpointer: Checkpointer
     log: RunLog
     config: dict[str, Any]
-    should_stop: Callable[[], bool]
+    stops: Stops
     pause_after: int | None = None
 
 
@@ -77,47 +78,69 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
     """Trains from where `progress` stands to the last step.
 
     Raises:
-        Stopped: `should_stop` returned true; a checkpoint of the last step done is saved.
+        Stopped: the run was asked to stop; a checkpoint of the last step done is saved.
         Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
         DivergedError: a loss or gradient is not finite; the step is not applied.
     """
     (steps, batch, *_) = run.settings
     last = min(steps, run.pause_after or steps)
+    saved = progress.step
     if run.strategy.owner is not None:
         run.strategy.owner.push(learner.params, learner.optimizer.state_dict())
-    for step in range(progress.step + 1, last + 1):
-        began = time.perf_counter()
-        tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
-        rate = run.outer.rate(step, steps)
-        results, update_seconds = advance(run, learner, tasks, step, rate)
-        seconds = time.perf_counter() - began
-        progress = progress._replace(step=step, seconds=progress.seconds + seconds)
-        times = {"step_seconds": seconds, "update_seconds": update_seconds}
-        run.log.step(step, figures(results) | {"lr": rate} | times | run.strategy.cost())
-
-        stopping = run.strategy.agree(run.should_stop())
-        validating = step % run.settings.val_every == 0 or step == last
-        if validating or stopping or run.checkpointer.due(step):
-            fetch_params(run, learner)
-        improved = False
-        if validating:
+    try:
+        if _owes_validation(run, progress, last):
             progress, improved = validate(run, learner, progress)
-        if improved or stopping or run.checkpointer.due(step) or step == last:
             run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
-        if stopping:
-            message = f"stopped after step {step}, which is saved; resume=auto, the default, goes on from there"
-            raise Stopped(message, progress)
-    if progress.best is None or (last < steps and not _is_validated(progress)):  # there was no step left to do
-        progress, improved = validate(run, learner, progress)
-        run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
+        for step in range(progress.step + 1, last + 1):
+            began = time.perf_counter()
+            tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
+            rate = run.outer.rate(step, steps)
+            results, update_seconds = advance(run, learner, tasks, step, rate)
+            seconds = time.perf_counter() - began
+            progress = progress._replace(step=step, seconds=progress.seconds + seconds)
+            times = {"step_seconds": seconds, "update_seconds": update_seconds}
+            run.log.step(step, figures(results) | {"lr": rate} | times | run.strategy.cost())
+
+            validating = step % run.settings.val_every == 0 or step == last
+            if validating or run.checkpointer.due(step):
+                fetch_params(run, learner)
+            improved = False
+            if validating:
+                progress, improved = validate(run, learner, progress)
+            if improved or run.checkpointer.due(step) or step == last:
+                run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
+                saved = step
+            if run.stops.requested():
+                raise Interrupted
+    except Interrupted:
+        raise stopped(run, learner, progress, saved) from None
     if last < steps:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"
         raise Paused(message, progress)
     return progress
 
 
-def _is_validated(progress: Progress) -> bool:
-    return progress.latest is not None and progress.latest["step"] == progress.step
+def stopped(run: Run, learner: Learner, progress: Progress, saved: int) -> Stopped:
+    """Saves the last step done if it is after the step `saved`; returns what to raise.
+
+    If its validation was cut, a run that goes on from there validates first.
+    """
+    if progress.step == 0:
+        return Stopped("stopped before step 1 was done; the same command begins again", progress)
+    if progress.step > saved:
+        fetch_params(run, learner)
+        run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), False)
+    message = f"stopped after step {progress.step}, which is saved; resume=auto, the default, goes on from there"
+    return Stopped(message, progress)
+
+
+def _owes_validation(run: Run, progress: Progress, last: int) -> bool:
+    """Before the next step: whether the last step done must be validated, since its validation was cut, or since no
+    step is left to do."""
+    is_validated = progress.latest is not None and progress.latest["step"] == progress.step
+    if progress.step >= last:
+        return progress.best is None or not is_validated
+    return progress.step > 0 and progress.step % run.settings.val_every == 0 and not is_validated
 
 
 # One step
@@ -130,6 +153,7 @@ def advance(
     where other workers own the parameters.
 
     Raises:
+        Interrupted: the run was asked to stop; the step is not applied.
         DivergedError: a loss or gradient is not finite; the step is not applied.
     """
     if run.strategy.owner is not None:
@@ -138,7 +162,8 @@ def advance(
         except FloatingPointError as error:
             fetch_params(run, learner)
             raise not_finite(run, learner, tasks, step) from error
-    results = run.strategy.map(learner.params, tasks, step)
+    with run.stops.interruptible():
+        results = run.strategy.map(learner.params, tasks, step)
     began = time.perf_counter()
     gradient = run.reduce([r.grads for r in results], [r.count for r in results])
     losses = torch.stack([r.metrics["loss"].cpu() for r in results])
@@ -187,8 +212,13 @@ def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, 
 
 
 def evaluate(run: Run, params: Params, split: str, tasks: int) -> Metrics:
-    """The values of the first `tasks` tasks of a split."""
-    return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.evaluation.chunk))
+    """The values of the first `tasks` tasks of a split.
+
+    Raises:
+        Interrupted: the run was asked to stop.
+    """
+    with run.stops.interruptible():
+        return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.evaluation.chunk))
 
 
 def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:

@@ -220,10 +220,6 @@ def added_by_tree() -> None:
             assert diagnosis["worker"].max() == min(count, workers) - 1
             cost = strategy.cost()
             assert {name.partition("/")[0] for name in cost} == {f"worker{i}" for i in range(workers)}
-        for answer in (True, False):
-            strategy.agree(answer if rank == 0 else not answer)
-            strategy.map(PARAMS, chunks, 4)
-            assert strategy.agree(False) is answer
         assert strategy.share(b"of rank zero" if rank == 0 else b"") == b"of rank zero"
         strategy.close()
         print("ok")
@@ -347,6 +343,21 @@ def missing_rank(timeout: str) -> None:
         session.start_rpc(timeout=float(timeout))
 
 
+def stops_after_meeting() -> None:
+    """Rank zero stops when it has met the others, and before torch has started RPC."""
+    meet = session.meet
+
+    def meet_and_stop(*args: Any) -> Any:
+        store = meet(*args)
+        time.sleep(0.5)  # until rank 1 has met this one too
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return store
+
+    if todist.get_rank() == 0:
+        session.meet = meet_and_stop
+    session.start_rpc(timeout=2)
+
+
 def passes_that_cannot_end() -> None:
     """Rank zero prints the errors of backward passes: a fetched tensor is not used; worker 1 dies."""
     import torch
@@ -409,6 +420,7 @@ PROGRAMS = (
     endless,
     first_failure,
     missing_rank,
+    stops_after_meeting,
 )
 
 if __name__ == "__main__":

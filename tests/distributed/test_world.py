@@ -1,8 +1,10 @@
 """The distributed layer on real processes: pytest itself is rank zero, the other ranks are started once."""
 
 import copy
+import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +20,8 @@ from distributed.partition import TensorDimensionPartitioner, batch_partitioner,
 from distributed.reduce import add_in_order, mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
 from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
-from tests.distributed.worlds import WORLD, run_program, run_ranks
-from tests.runs import ROOT
+from tests.distributed.worlds import WORLD, environment, run_program, run_ranks
+from tests.runs import ROOT, slow
 
 pytestmark = pytest.mark.thorough
 
@@ -292,6 +294,48 @@ def test_the_launcher_does_not_wait_for_a_rank_that_left_in_worker_init_fn(monke
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "init_exits", "die"]
     assert launch(command, LaunchConfig(3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "messages"),
+    [
+        (["init_exits", "exit"], ["worker_init_fn failed on worker1: SystemExit: 3"]),
+        pytest.param(["init_exits", "die"], ["worker1 does not answer"], marks=slow),
+        pytest.param(
+            ["missing_rank", "7"],
+            ["waiting up to 7 s for rank 1 of 3", "rank 1 of 3 did not come within 7 s"],
+            marks=slow,
+        ),
+    ],
+    ids=["exits in worker_init_fn", "dies in worker_init_fn", "never comes"],
+)
+def test_a_rank_that_leaves_is_named_under_torchrun(
+    program: list[str], messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
+    command = [*torchrun, str(ROOT / "tests/distributed/program.py"), *program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode != 0 and "main was entered" not in done.stdout
+    assert all(message in done.stderr for message in messages), done.stderr
+
+
+def test_a_store_that_nobody_serves_is_waited_for_within_the_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections are accepted, and never answered
+        command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "missing_rank", "1"]
+        own = os.environ | environment(2, listener.getsockname()[1])
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "rank 0 of 3 did not come" in done.stderr, done.stderr
+
+
+@slow
+def test_rank_zero_that_stops_after_the_meeting_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "stops_after_meeting"]
+    assert launch(command, LaunchConfig(2)) == 1
+    assert "worker1: rank 0 did not go on within 7 s" in capfd.readouterr().err
 
 
 def test_who_does_not_come_to_a_barrier_is_named() -> None:

@@ -23,12 +23,9 @@ from distributed.remote import parts_of, remote_sync_call
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartFunction, PartResult, Request, grow, joined, relay
-from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, join
+from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, in_rounds, join
 from distributed.tree_sum import partials_of_terms
 from distributed.world import get_worker_id
-
-ROUND = 4
-"""Chunks that a worker evaluates in one call."""
 
 DEVICE_MAPS = ("auto", "none")
 
@@ -230,13 +227,10 @@ def in_order(result: PartResult) -> list[Any]:
 
 
 def sample_values(func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], how: How) -> Tensors:
-    """The values of every sample by `func`, in order. Chunks are sent in rounds, so that the time limit is for a few
-    chunks only, however many there are."""
-    size = ROUND * get_world_info().world_size
+    """The values of every sample by `func`, in order."""
     shared = (flatten(for_transport(params)), argument)
-    by_chunk: list[Tensors] = []
-    for first in range(0, len(chunks), size):
-        by_chunk += in_order(call_along_tree(func, shared, None, chunks[first : first + size], how))
+    rounds = in_rounds(chunks, get_world_info().world_size)
+    by_chunk = [v for part in rounds for v in in_order(call_along_tree(func, shared, None, part, how))]
     values: Tensors = to_cpu(join(by_chunk))
     return values
 

@@ -93,9 +93,24 @@ class Close(Protocol):
         ...
 
 
+ROUND = 4
+"""Chunks that a worker evaluates between two exchanges."""
+
+
+def in_rounds(chunks: Sequence[Tensor], workers: int) -> list[Sequence[Tensor]]:
+    """The chunks of an evaluation in rounds. So workers wait for each other for a few chunks only, however many there
+    are, and a time limit is for a few chunks too."""
+    size = ROUND * workers
+    return [chunks[first : first + size] for first in range(0, len(chunks), size)]
+
+
 def identity(value: Any) -> Any:
-    """`agree` and `share` of a strategy with a single driver: its own value is the value of all drivers."""
+    """`share` of a strategy with a single driver: its own value is the value of all drivers."""
     return value
+
+
+def nobody() -> None:
+    """`dismiss` of a strategy with a single driver."""
 
 
 class Strategy(NamedTuple):
@@ -107,8 +122,8 @@ class Strategy(NamedTuple):
     diagnose: Callable[[Tensors, Sequence[Tensor], int], Tensors]
     cost: Callable[[], dict[str, float]]
     close: Close
-    agree: Callable[[bool], bool] = identity
     share: Callable[[bytes], bytes] = identity
+    dismiss: Callable[[], None] = nobody
     owner: Any = None
 
 
