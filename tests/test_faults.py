@@ -50,7 +50,7 @@ def test_under_torchrun_only_its_own_store_is_open_and_the_log_names_it(start: S
 
 
 def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_path: Path) -> None:
-    program = start(*ENDLESS, "workers=2", "strategy.timeout=4")
+    program = start(*ENDLESS, "workers=2", "strategy.timeout=4", "strategy.max_lost=0")
     ranks = started(program, tmp_path)
     os.kill(ranks[1], signal.SIGSTOP)
     began = time.monotonic()
@@ -58,6 +58,26 @@ def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_p
     assert time.monotonic() - began < 4 + 15
     assert outcome.code == 1 and "worker1 did not answer within 4 s" in outcome.text, outcome.text
     assert "type strategy.timeout=SECONDS" in outcome.text
+    assert not any(map(alive, ranks))
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=slow)])
+def test_the_others_go_on_without_a_lost_worker(fault: signal.Signals, start: Start, tmp_path: Path) -> None:
+    few = (*ENDLESS, "trainer.steps=150", "trainer.val_every=50", "trainer.test_tasks=8", "strategy.timeout=4")
+    alone = start(*few, "workers=1", "run=alone")
+    program = start(*few, "workers=3")
+    ranks = started(program, tmp_path)
+    os.kill(ranks[1], fault)
+    until(lambda: len(metrics(tmp_path / RUN)) >= 60, "step 60")
+    os.kill(ranks[2], fault)
+    outcome = program.wait(90)
+    assert outcome.code == 0 and alone.wait(90).code == 0, outcome.text
+    for lost in ("worker1", "worker2"):
+        assert outcome.text.count(f"{lost} does not answer any more; the other workers compute its chunks") == 1
+    if fault == signal.SIGKILL:
+        assert outcome.text.count("was killed by SIGKILL; the others go on") == 2
+    for name in ("checkpoints/last/params.safetensors", "test.csv"):
+        assert (tmp_path / RUN / name).read_bytes() == (tmp_path / RUN.parent / "alone" / name).read_bytes()
     assert not any(map(alive, ranks))
 
 

@@ -142,13 +142,13 @@ def test_a_line_covers_the_steps_before_a_resume_too(tmp_path: Path) -> None:
     open_log = run_log(every=10, tensorboard=False, plots=False)
     for name in ("whole", "resumed"):
         (tmp_path / name).mkdir()
-    whole = open_log(tmp_path / "whole", Window(0, 20, 4))
+    whole = open_log(tmp_path / "whole", Window(0, 0, 20, 4))
     logged(whole, range(1, 21))
-    killed = open_log(tmp_path / "resumed", Window(0, 20, 4))
+    killed = open_log(tmp_path / "resumed", Window(0, 0, 20, 4))
     logged(killed, range(1, 8))
     saved = killed.pending()
     logged(killed, range(8, 13))
-    resumed = open_log(tmp_path / "resumed", Window(7, 20, 4, pending=saved))
+    resumed = open_log(tmp_path / "resumed", Window(7, 7, 20, 4, pending=saved))
     logged(resumed, range(8, 21))
     for log in (whole, killed, resumed):
         log.close()
@@ -160,7 +160,7 @@ def test_a_clock_that_goes_back_hides_no_steps(tmp_path: Path) -> None:
     """Twice a run goes on after the clock was set back from the year 2096."""
     open_log = run_log(every=1, tensorboard=True, plots=False)
     for done, last in ((0, 5), (3, 8), (6, 10)):
-        log = open_log(tmp_path, Window(done, 10, 4))
+        log = open_log(tmp_path, Window(done, done, 10, 4))
         logged(log, range(done + 1, last + 1))
         log.close()
         newest = max(tmp_path.glob("events.*"))

@@ -3,6 +3,7 @@
 import ctypes
 import ipaddress
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from types import FrameType
 from typing import Literal, NamedTuple, NoReturn, Protocol
 
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
-from distributed.engine.store import INTERFACE_VARIABLES, STORE_FD, loopback_interface
+from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
 
 REPORT_SECONDS = 6.0
 """How long the first rank may take to report that another one has failed."""
@@ -49,7 +50,8 @@ class LaunchConfig(NamedTuple):
 
     With several hosts the store is at `master_addr`:`master_port`, and all traffic uses the network interface
     `interface`. `isolate` gives the ranks of a world on one host a network of their own: always, never, or where
-    the kernel allows it and neither an interface nor an address of the host is asked for.
+    the kernel allows it and neither an interface nor an address of the host is asked for. With `goes_on`, the first
+    rank can do without the others once all have met, so the end of another one does not end the job.
     """
 
     workers: int
@@ -59,6 +61,7 @@ class LaunchConfig(NamedTuple):
     master_port: int = 0
     interface: str | None = None
     isolate: bool | Literal["auto"] = "auto"
+    goes_on: bool = False
 
 
 def use_interface(name: str) -> None:
@@ -211,21 +214,34 @@ def _run_once(
         meeting.close()  # the first rank has its own copy of the listener
         if stopping:  # a signal came while the last rank was being started
             return 128 + stopping[0]
-        return _wait_for_ranks(ranks, config, stopping, say)
+        return _wait_for_ranks(ranks, config, meeting, stopping, say)
     finally:
         meeting.close()
+        os.close(meeting.met)
+        os.close(meeting.note)
         _stop_ranks(ranks, asks=bool(stopping))
 
 
-class _Meeting(NamedTuple):
-    """Where the ranks meet: the store's listening socket, on the first host; the network that they enter, if they have
-    one of their own, or else why they have none."""
+class _Meeting:
+    """Where the ranks meet.
 
-    listener: socket.socket | None
-    network: Network | None
-    not_isolated: str
+    Attributes:
+        listener: the store's listening socket, on the first host.
+        network: the network that the ranks enter, if they have one of their own.
+        not_isolated: why they have none.
+        met, note: the ends of a pipe, into which the first rank writes when all have met.
+    """
+
+    def __init__(self, listener: socket.socket | None, network: Network | None, not_isolated: str) -> None:
+        self.listener, self.network, self.not_isolated = listener, network, not_isolated
+        self.met, self.note = os.pipe()
+
+    def is_over(self) -> bool:
+        """Whether all ranks have met."""
+        return bool(select.select([self.met], [], [], 0)[0])
 
     def close(self) -> None:
+        """Closes what only the ranks need."""
         if self.listener is not None:
             self.listener.close()
         if self.network is not None:
@@ -266,8 +282,8 @@ def _is_loopback(address: str) -> bool:
 def _start(
     command: Sequence[str] | Callable[[], int], config: LaunchConfig, local_rank: int, meeting: _Meeting
 ) -> Process:
-    listener, network, _ = meeting
-    fds = (listener.fileno(),) if listener is not None and local_rank == 0 else ()
+    listener, network = meeting.listener, meeting.network
+    fds = (listener.fileno(), meeting.note) if listener is not None and local_rank == 0 else ()
     environment = _environment(config, local_rank, meeting, fds)
     launcher = os.getpid()
 
@@ -313,21 +329,30 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: 
             NOT_ISOLATED: meeting.not_isolated,
         }
         | dict.fromkeys(INTERFACE_VARIABLES, interface)
-        | ({STORE_FD: str(fds[0])} if fds else {})
+        | (dict(zip((STORE_FD, MET_FD), map(str, fds), strict=True)) if fds else {})
     )
 
 
-def _wait_for_ranks(ranks: list[Process], config: LaunchConfig, stopping: list[int], say: Callable[[str], None]) -> int:
-    """Waits until all ranks have ended, or one has failed; returns the exit code of the job."""
+def _wait_for_ranks(
+    ranks: list[Process], config: LaunchConfig, meeting: _Meeting, stopping: list[int], say: Callable[[str], None]
+) -> int:
+    """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit code
+    of the job."""
     names = [f"worker{config.node_rank * config.workers + i}" for i in range(len(ranks))]
+    told: set[str] = set()
+
+    def goes_on() -> bool:
+        return config.goes_on and meeting.is_over()
 
     def running() -> list[str]:
         return [name for name, process in zip(names, ranks, strict=True) if process.poll() is None]
 
     def one_has_failed() -> bool:
-        return any(process.poll() for process in ranks)
+        return any(process.poll() for process in (ranks[:1] if goes_on() else ranks))
 
     while ranks[0].poll() is None and not one_has_failed():
+        if goes_on() and not stopping:
+            _tell_ends(ranks[1:], names[1:], told, say)
         time.sleep(_POLL_SECONDS)
     _wait_until(lambda: not running() or one_has_failed(), LEAVE_SECONDS)
     if one_has_failed():
@@ -335,6 +360,19 @@ def _wait_for_ranks(ranks: list[Process], config: LaunchConfig, stopping: list[i
     if running():
         say(f"{' and '.join(running())} did not end within {LEAVE_SECONDS:g} s after {names[0]}, and is killed")
     return 0
+
+
+def _tell_ends(ranks: Sequence[Process], names: Sequence[str], told: set[str], say: Callable[[str], None]) -> None:
+    """Says once of each rank that it has failed. The others go on."""
+    for name, process in zip(names, ranks, strict=True):
+        code = process.poll()
+        if code and name not in told:
+            told.add(name)
+            say(f"{name} {_end_of(code)}; the others go on")
+
+
+def _end_of(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _code_of_failure(
@@ -346,10 +384,8 @@ def _code_of_failure(
     patience = SAVE_SECONDS if stopping else REPORT_SECONDS
     has_ended = _wait_until(lambda: ranks[0].poll() is not None, patience)
     for name, code in zip(names, codes, strict=True):
-        if code is not None and code < 0 and not stopping:
-            say(f"{name} was killed by {signal.Signals(-code).name}")
-        elif code is not None and code > 0 and codes[0] is None:
-            say(f"{name} ended with exit code {code}")
+        if code and (not stopping if code < 0 else codes[0] is None):
+            say(f"{name} {_end_of(code)}")
     if not has_ended:
         say(f"{names[0]} did not end within {patience:g} s after that, and is killed")
     first = ranks[0].poll()

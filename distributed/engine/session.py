@@ -39,7 +39,7 @@ from distributed.engine.info import (
 from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
-from distributed.engine.store import INTERFACE_VARIABLES, ended_after, loopback_interface, meet
+from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface, meet
 from distributed.engine.watching import POLL_SECONDS, Gathering, Watch, forget_gatherings, ping_errors
 
 T = TypeVar("T")
@@ -259,6 +259,9 @@ def _join_world(
     session.workers = [worker.name for worker in infos]
     set_worker_name(session.name)
     session.joined.set()
+    note = os.environ.pop(MET_FD, None)
+    if note is not None:
+        os.write(int(note), b"1")
 
 
 def _undo_start() -> None:

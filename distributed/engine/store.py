@@ -18,6 +18,9 @@ import torch.distributed as dist
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
 
+MET_FD = "DISTRIBUTED_MET_FD"
+"""Environment variable of rank zero: the pipe into which it writes when all ranks have met, for `launch`."""
+
 INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that set the network interface of torch's transports."""
 
