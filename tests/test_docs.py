@@ -71,6 +71,18 @@ def test_every_chosen_config_is_there(document: Path) -> None:
     assert not missing, f"{document.name} chooses configs that do not exist: {', '.join(map(str, missing))}"
 
 
+def test_every_promise_names_a_test_that_is_there() -> None:
+    rows = [row for row in (ROOT / "RELIABILITY.md").read_text().splitlines() if row.startswith("| ")][2:]
+    assert len(rows) > 20
+    for row in rows:
+        test = row.split(" | ")[-1]
+        files = re.findall(r"`(tests/[^`]+)`", test)
+        code = "".join((ROOT / name).read_text() for name in files if name.endswith(".py"))
+        assert test == "the same (*slow* in part) |" or (files and all((ROOT / name).exists() for name in files)), row
+        for name in re.findall(r"`(test_[^`]+)`", test):
+            assert f"def {name}(" in code, row
+
+
 def test_every_algorithm_is_described() -> None:
     described = {path.stem for path in configs_of(ALGORITHMS.read_text()) if path.parent.name == "algorithm"}
     assert described == {path.stem for path in (ROOT / "conf/algorithm").glob("*.yaml")}
