@@ -19,7 +19,8 @@ from distributed import autograd
 from distributed.engine.groups import start_process_group, stop_process_group
 from distributed.engine.info import get_world_info
 from distributed.engine.listening import listening_line, session_listeners
-from distributed.engine.session import current, gather, start_rpc, stop_rpc
+from distributed.engine.session import current, gather, start_rpc
+from distributed.engine.stopping import stop_rpc
 from distributed.remote import remote_sync_call
 
 SMALL, LARGE = 1, 1 << 20

@@ -20,7 +20,8 @@ from distributed.engine.info import (
     get_world_size,
 )
 from distributed.engine.info import default_worker_name as default_worker_name_format
-from distributed.engine.session import current, gather, is_started, start_rpc, stop_rpc
+from distributed.engine.session import current, gather, is_started, start_rpc
+from distributed.engine.stopping import stop_rpc
 
 __all__ = [
     "WorldInfo",

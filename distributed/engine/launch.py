@@ -1,21 +1,19 @@
 """Starts the ranks of a program on this host, as torchrun does, but on loopback. No rank outlives the launcher."""
 
-import ctypes
 import ipaddress
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Literal, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType, MappingProxyType
+from typing import Literal, NamedTuple
 
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
-from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
+from distributed.engine.processes import Fork, Process, die_with
+from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, STAND_IN, STORE_FD, loopback_interface
 
 REPORT_SECONDS = 6.0
 """How long the first rank may take to report that another one has failed."""
@@ -37,8 +35,6 @@ SAME_REQUEST_SECONDS = 2.0
 
 _POLL_SECONDS = 0.05
 _LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class CannotListenError(OSError):
@@ -69,75 +65,6 @@ def use_interface(name: str) -> None:
     os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, name))
 
 
-def _die_with(launcher: int) -> None:
-    """In a new rank: asks the kernel (Linux) to kill it when its launcher dies, for any reason."""
-    if sys.platform.startswith("linux"):
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before the line above
-            os._exit(1)
-
-
-class Process(Protocol):
-    """What the launcher needs of a rank's process."""
-
-    def poll(self) -> int | None:
-        """The exit code, below 0 for a signal; None while it runs."""
-        ...
-
-    def send_signal(self, sig: int) -> None:
-        """Does nothing if the process has ended."""
-        ...
-
-
-class _Fork:
-    """A fork of this process that runs a function and ends with its exit code.
-
-    This process must not have threads that hold locks, nor have used a GPU.
-    """
-
-    def __init__(self, run: Callable[[], int], environment: dict[str, str]) -> None:
-        self._code: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        signals = {signal.SIGTERM, signal.SIGINT}
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # the launcher's handlers are not the rank's
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._become_rank(run, environment, signals)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-
-    def _become_rank(
-        self, run: Callable[[], int], environment: dict[str, str], signals: set[signal.Signals]
-    ) -> NoReturn:
-        code = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-            os.environ.clear()
-            os.environ.update(environment)
-            code = run()
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-        return self._code
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-
 def check_isolation(config: LaunchConfig) -> None:
     """Starts nothing.
 
@@ -155,11 +82,13 @@ def launch(
     max_restarts: int = 0,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Runs `command` once for each rank and waits. A function runs in forks of this process, see `_Fork`.
+    """Runs `command` once for each rank and waits. A function runs in forks of this process, see `Fork`.
 
     SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. A second signal
     kills all ranks. On other hosts the first one does. If a rank fails, the launcher ends the other ranks and starts
-    all of them again, up to `max_restarts` times. If the first rank has succeeded, the others must end soon too.
+    all of them again, up to `max_restarts` times. If the config says `goes_on`, a new process stands in for a rank that
+    has failed, also counted as a restart; if none is left, the others go on without. If the first rank has succeeded,
+    the others must end soon too.
 
     Returns:
         0 if all ranks succeeded, or the first one did and the others did not end; the first rank's exit code if it is
@@ -169,57 +98,120 @@ def launch(
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
         CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
     """
-    stopping: list[int] = []
-    ranks: list[Process] = []
-    since = 0.0
+    return _Launcher(command, config, max_restarts, say).run()
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal since
-        if not stopping:
-            since = time.monotonic()
-        stopping.append(number)
-        asks = config.node_rank == 0 and time.monotonic() - since < SAME_REQUEST_SECONDS
-        for process in ranks[:1] if asks else ranks:
+
+class _Launcher:
+    """The ranks of one host, and the signals that this process gets for them."""
+
+    def __init__(
+        self,
+        command: Sequence[str] | Callable[[], int],
+        config: LaunchConfig,
+        max_restarts: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._command, self._config, self._max_restarts, self._say = command, config, max_restarts, say
+        self._names = [f"worker{config.node_rank * config.workers + i}" for i in range(config.workers)]
+        self._ranks: list[Process] = []
+        self._restarts = 0
+        self._stopping: list[int] = []
+        self._stopping_since = 0.0
+
+    def run(self) -> int:
+        previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while True:
+                code = self._run_once()
+                if code != 1 or self._stopping or self._restarts == self._max_restarts:
+                    return code
+                self._restarts += 1
+                self._say(f"restart {self._restarts} of {self._max_restarts}")
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if not self._stopping:
+            self._stopping_since = time.monotonic()
+        self._stopping.append(number)
+        asks = self._config.node_rank == 0 and time.monotonic() - self._stopping_since < SAME_REQUEST_SECONDS
+        for process in self._ranks[:1] if asks else self._ranks:
             process.send_signal(number if asks else signal.SIGKILL)
 
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for restart in range(max_restarts + 1):
-            if restart:
-                say(f"restart {restart} of {max_restarts}")
-            code = _run_once(command, config, ranks, stopping, say)
-            if code != 1 or stopping:
-                break
-        return code
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    def _run_once(self) -> int:
+        """Starts all ranks once and waits."""
+        self._ranks.clear()
+        meeting = _open_meeting(self._config)
+        try:
+            for local_rank in range(self._config.workers):
+                if self._stopping:  # a signal came before this rank was started
+                    return 128 + self._stopping[0]
+                self._ranks.append(_start(self._command, self._config, local_rank, meeting))
+            meeting.close_listener()  # the first rank has its own copy
+            if self._stopping:  # a signal came while the last rank was being started
+                return 128 + self._stopping[0]
+            return self._wait(meeting)
+        finally:
+            meeting.close()
+            _stop_ranks(self._ranks, asks=bool(self._stopping))
 
+    def _wait(self, meeting: "_Meeting") -> int:
+        """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit
+        code of the job."""
 
-def _run_once(
-    command: Sequence[str] | Callable[[], int],
-    config: LaunchConfig,
-    ranks: list[Process],
-    stopping: list[int],
-    say: Callable[[str], None],
-) -> int:
-    """Starts all ranks once and waits. It fills `ranks`, which the signal handler reads."""
-    ranks.clear()
-    meeting = _open_meeting(config)
-    try:
-        for local_rank in range(config.workers):
-            if stopping:  # a signal came before this rank was started
-                return 128 + stopping[0]
-            ranks.append(_start(command, config, local_rank, meeting))
-        meeting.close()  # the first rank has its own copy of the listener
-        if stopping:  # a signal came while the last rank was being started
-            return 128 + stopping[0]
-        return _wait_for_ranks(ranks, config, meeting, stopping, say)
-    finally:
-        meeting.close()
-        os.close(meeting.met)
-        os.close(meeting.note)
-        _stop_ranks(ranks, asks=bool(stopping))
+        def running() -> list[str]:
+            return [name for name, process in zip(self._names, self._ranks, strict=True) if process.poll() is None]
+
+        def goes_on() -> bool:
+            return self._config.goes_on and meeting.is_over()
+
+        def one_has_failed() -> bool:
+            return any(process.poll() for process in (self._ranks[:1] if goes_on() else self._ranks))
+
+        told: set[Process] = set()
+        while self._ranks[0].poll() is None and not one_has_failed():
+            if goes_on() and not self._stopping:
+                self._replace_lost(meeting, told)
+            time.sleep(_POLL_SECONDS)
+        _wait_until(lambda: not running() or one_has_failed(), LEAVE_SECONDS)
+        if one_has_failed():
+            return self._code_of_failure()
+        if running():
+            hanging = " and ".join(running())
+            self._say(f"{hanging} did not end within {LEAVE_SECONDS:g} s after {self._names[0]}, and is killed")
+        return 0
+
+    def _replace_lost(self, meeting: "_Meeting", told: set[Process]) -> None:
+        """Starts a new process for each rank that has failed, as long as restarts are left. The others go on."""
+        for local_rank, process in enumerate(self._ranks):
+            code = process.poll()
+            if not code or process in told:
+                continue
+            told.add(process)
+            end = f"{self._names[local_rank]} {_end_of(code)}; the others go on"
+            if self._restarts == self._max_restarts:
+                self._say(end)
+                continue
+            self._restarts += 1
+            self._say(f"{end}, and a new process stands in for it (restart {self._restarts} of {self._max_restarts})")
+            self._ranks[local_rank] = _start(self._command, self._config, local_rank, meeting, {STAND_IN: "1"})
+
+    def _code_of_failure(self) -> int:
+        """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns
+        the exit code of the job."""
+        codes = [process.poll() for process in self._ranks]
+        patience = SAVE_SECONDS if self._stopping else REPORT_SECONDS
+        has_ended = _wait_until(lambda: self._ranks[0].poll() is not None, patience)
+        for name, code in zip(self._names, codes, strict=True):
+            if code and (not self._stopping if code < 0 else codes[0] is None):
+                self._say(f"{name} {_end_of(code)}")
+        if not has_ended:
+            self._say(f"{self._names[0]} did not end within {patience:g} s after that, and is killed")
+        first = self._ranks[0].poll()
+        if first in FINAL:
+            return first
+        return 128 + self._stopping[0] if self._stopping and (first is None or first <= 0) else 1
 
 
 class _Meeting:
@@ -229,23 +221,29 @@ class _Meeting:
         listener: the store's listening socket, on the first host.
         network: the network that the ranks enter, if they have one of their own.
         not_isolated: why they have none.
+        port: of the listener; 0 if there is none.
         met, note: the ends of a pipe, into which the first rank writes when all have met.
     """
 
     def __init__(self, listener: socket.socket | None, network: Network | None, not_isolated: str) -> None:
         self.listener, self.network, self.not_isolated = listener, network, not_isolated
+        self.port = 0 if listener is None else listener.getsockname()[1]
         self.met, self.note = os.pipe()
 
     def is_over(self) -> bool:
         """Whether all ranks have met."""
         return bool(select.select([self.met], [], [], 0)[0])
 
-    def close(self) -> None:
-        """Closes what only the ranks need."""
+    def close_listener(self) -> None:
         if self.listener is not None:
             self.listener.close()
+
+    def close(self) -> None:
+        self.close_listener()
         if self.network is not None:
             self.network.close()
+        os.close(self.met)
+        os.close(self.note)
 
 
 def _open_meeting(config: LaunchConfig) -> _Meeting:
@@ -280,17 +278,21 @@ def _is_loopback(address: str) -> bool:
 
 
 def _start(
-    command: Sequence[str] | Callable[[], int], config: LaunchConfig, local_rank: int, meeting: _Meeting
+    command: Sequence[str] | Callable[[], int],
+    config: LaunchConfig,
+    local_rank: int,
+    meeting: _Meeting,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Process:
     listener, network = meeting.listener, meeting.network
     fds = (listener.fileno(), meeting.note) if listener is not None and local_rank == 0 else ()
-    environment = _environment(config, local_rank, meeting, fds)
+    environment = {**_environment(config, local_rank, meeting, fds), **variables}
     launcher = os.getpid()
 
     def enter() -> None:
         if network is not None:
             network.enter()
-        _die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
+        die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
 
     if not callable(command):
         return subprocess.Popen(command, env=environment, pass_fds=fds, preexec_fn=enter)
@@ -303,7 +305,7 @@ def _start(
             listener.close()  # it is the first rank's
         return command()
 
-    return _Fork(run, environment)
+    return Fork(run, environment)
 
 
 def _listen(config: LaunchConfig) -> socket.socket:
@@ -315,7 +317,6 @@ def _listen(config: LaunchConfig) -> socket.socket:
 
 def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: Sequence[int]) -> dict[str, str]:
     interface = config.interface or loopback_interface()
-    port = meeting.listener.getsockname()[1] if meeting.listener is not None else config.master_port
     return (
         os.environ
         | {
@@ -324,7 +325,7 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: 
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(config.workers),
             "MASTER_ADDR": config.master_addr,
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(meeting.port or config.master_port),
             _LAUNCHER: str(os.getpid()),
             NOT_ISOLATED: meeting.not_isolated,
         }
@@ -333,65 +334,8 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: 
     )
 
 
-def _wait_for_ranks(
-    ranks: list[Process], config: LaunchConfig, meeting: _Meeting, stopping: list[int], say: Callable[[str], None]
-) -> int:
-    """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit code
-    of the job."""
-    names = [f"worker{config.node_rank * config.workers + i}" for i in range(len(ranks))]
-    told: set[str] = set()
-
-    def goes_on() -> bool:
-        return config.goes_on and meeting.is_over()
-
-    def running() -> list[str]:
-        return [name for name, process in zip(names, ranks, strict=True) if process.poll() is None]
-
-    def one_has_failed() -> bool:
-        return any(process.poll() for process in (ranks[:1] if goes_on() else ranks))
-
-    while ranks[0].poll() is None and not one_has_failed():
-        if goes_on() and not stopping:
-            _tell_ends(ranks[1:], names[1:], told, say)
-        time.sleep(_POLL_SECONDS)
-    _wait_until(lambda: not running() or one_has_failed(), LEAVE_SECONDS)
-    if one_has_failed():
-        return _code_of_failure(ranks, names, stopping, say)
-    if running():
-        say(f"{' and '.join(running())} did not end within {LEAVE_SECONDS:g} s after {names[0]}, and is killed")
-    return 0
-
-
-def _tell_ends(ranks: Sequence[Process], names: Sequence[str], told: set[str], say: Callable[[str], None]) -> None:
-    """Says once of each rank that it has failed. The others go on."""
-    for name, process in zip(names, ranks, strict=True):
-        code = process.poll()
-        if code and name not in told:
-            told.add(name)
-            say(f"{name} {_end_of(code)}; the others go on")
-
-
 def _end_of(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _code_of_failure(
-    ranks: list[Process], names: Sequence[str], stopping: list[int], say: Callable[[str], None]
-) -> int:
-    """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns the
-    exit code of the job."""
-    codes = [process.poll() for process in ranks]
-    patience = SAVE_SECONDS if stopping else REPORT_SECONDS
-    has_ended = _wait_until(lambda: ranks[0].poll() is not None, patience)
-    for name, code in zip(names, codes, strict=True):
-        if code and (not stopping if code < 0 else codes[0] is None):
-            say(f"{name} {_end_of(code)}")
-    if not has_ended:
-        say(f"{names[0]} did not end within {patience:g} s after that, and is killed")
-    first = ranks[0].poll()
-    if first in FINAL:
-        return first
-    return 128 + stopping[0] if stopping and (first is None or first <= 0) else 1
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
 from distributed.engine.descriptors import allow_sockets
-from distributed.engine.errors import describe
 from distributed.engine.info import (
     DEFAULT_TIMEOUT,
     WorldInfo,
@@ -40,7 +39,7 @@ from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
 from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface, meet
-from distributed.engine.watching import POLL_SECONDS, Gathering, Watch, forget_gatherings, ping_errors
+from distributed.engine.watching import Gathering, forget_gatherings, ping_errors
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -59,10 +58,6 @@ _LAST_WORD_SECONDS = 1.0
 _SCHEME = "distributed"
 
 
-class StoppedByLeader(RuntimeError):  # noqa: N818 (it is no error of this worker)
-    """Rank zero has failed and has ended the session."""
-
-
 class Session:
     """RPC in this process, from its start to its stop.
 
@@ -74,14 +69,19 @@ class Session:
         slots: by (rank, depth), free places for messages to that worker.
         away: the ranks that calls with retries have lost. They get no items that any free worker may take, and a stop
             does not wait for them.
+        settings: the arguments of `start_rpc`.
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
         stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
         whole: whether no worker is lost, so that torch can let all leave together.
+        goes_on: whether the end of the session is the beginning of the next one.
     """
 
-    def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
+    def __init__(
+        self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int, settings: dict[str, Any]
+    ) -> None:
         self.name = name
+        self.settings = settings
         self.rank = get_world_rank()
         self.timeout = float(options.rpc_timeout)
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
@@ -97,6 +97,7 @@ class Session:
         self.stopped = False
         self.failure: str | None = None
         self.whole = True
+        self.goes_on = False
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
@@ -119,6 +120,11 @@ def current() -> Session:
         for failure in session.failures():
             raise RuntimeError(failure)
     return session
+
+
+def present() -> Session | None:
+    """The session that this process is in, also while it starts."""
+    return _session
 
 
 def is_started() -> bool:
@@ -212,9 +218,13 @@ def start_rpc(
     allow_sockets(info.world_size)
     stay_on_loopback()
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
+    settings = {
+        "name": name, "timeout": timeout, "backend": backend, "rpc_backend_options": rpc_backend_options,
+        "device_maps": device_maps,
+    }  # fmt: skip
     options = rpc_backend_options or _quiet_options(timeout)
     _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, device_maps or {})
-    session = Session(name or default_worker_name(**info._asdict()), options, window)
+    session = Session(name or default_worker_name(**info._asdict()), options, window, settings)
     _session = session
     forget_gatherings()
     try:
@@ -264,6 +274,26 @@ def _join_world(
         os.write(int(note), b"1")
 
 
+def leave(*, together: bool) -> None:
+    """Ends RPC in this process. `together`: all workers do so now."""
+    global _session
+    session = _session
+    if session is not None:
+        try:
+            shut_down(graceful=together, timeout=session.timeout)
+        finally:
+            _session = None
+            set_worker_name(None)
+
+
+def begin_again() -> None:
+    """Ends RPC in this process and starts it again, with the settings of `start_rpc`. All workers of the new session
+    do so, or are new."""
+    settings = current().settings
+    leave(together=False)
+    start_rpc(**settings)
+
+
 def _undo_start() -> None:
     """After a failed start: RPC is not started, and can be started again."""
     global _session
@@ -272,122 +302,6 @@ def _undo_start() -> None:
     _session = None
     if rpc_api._is_current_rpc_agent_set():
         rpc.shutdown(graceful=False)
-
-
-# Stop
-
-
-def _note_finished(rank: int, failure: str | None) -> None:
-    """Runs on rank zero: worker `rank` has finished, or has failed."""
-    session = _session
-    if session is not None:
-        with session.changed:
-            session.finished[rank] = failure
-            session.changed.notify_all()
-
-
-def _note_stop(failure: str | None, whole: bool) -> None:
-    """Runs on the other ranks: rank zero ends the session."""
-    session = _session
-    if session is not None:
-        with session.changed:
-            session.stopped, session.failure, session.whole = True, failure, whole
-            session.changed.notify_all()
-
-
-def stop_rpc(failure: BaseException | None = None) -> None:
-    """Ends the session. Serves the other workers until all have called this; then all leave together.
-    A call that runs beyond its time limit is ended, see `leaving`.
-
-    With `failure`, rank zero does not wait but stops the other workers, which then raise.
-
-    Raises:
-        ConnectionError: a worker does not answer.
-        RuntimeError: another worker has failed.
-    """
-    global _session
-    session = _session
-    if session is None:
-        return
-    cause = describe(failure) if failure is not None else None
-    together = False
-    try:
-        if get_world_rank() == 0:
-            _dismiss_others(session, cause)
-        else:
-            _serve_until_dismissed(session, cause)
-        together = cause is None and session.whole
-    finally:
-        try:
-            shut_down(graceful=together, timeout=session.timeout)
-        finally:
-            _session = None
-            set_worker_name(None)
-
-
-def _dismiss_others(session: Session, cause: str | None) -> None:
-    """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
-    others = {rank: name for rank, name in enumerate(session.workers) if rank and rank not in session.away}
-    session.whole = not session.away
-    missing = None if cause is not None else _await_others(session, others)
-    failures = session.failures()
-    if failures:  # who has failed may have left since
-        missing = None
-    reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
-    patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
-    goodbyes = {
-        name: rpc.rpc_async(name, _note_stop, (reason, session.whole), timeout=patience)
-        for rank, name in others.items()
-        if session.finished.get(rank) is None
-    }
-    for name, goodbye in goodbyes.items():
-        try:
-            goodbye.wait()
-        except RuntimeError as error:  # a worker that has left already needs no goodbye
-            log.debug("goodbye to %s: %s", name, error)
-    if missing is not None:
-        raise missing
-    if cause is None and failures:
-        raise RuntimeError(failures[0])
-
-
-def _await_others(session: Session, others: Mapping[int, str]) -> Exception | None:
-    """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead."""
-    watch = Watch(session.timeout)
-    while True:
-        with session.changed:
-            if session.changed.wait_for(
-                lambda: others.keys() <= session.finished.keys() or any(session.finished.values()), POLL_SECONDS
-            ):
-                return None if any(session.finished.values()) else _killed_one(others.values())
-        missing = watch.lost(others.values())
-        if missing is not None:
-            return missing
-
-
-def _killed_one(names: Iterable[str]) -> Exception | None:
-    """The error of a worker that was killed after it had finished, if there is one."""
-    errors = (error for _, error in ping_errors(names, GOODBYE_SECONDS))
-    return next((error for error in errors if isinstance(error, ConnectionError)), None)
-
-
-def _serve_until_dismissed(session: Session, cause: str | None) -> None:
-    """The other ranks' part of a stop: reports to rank zero, then serves calls until rank zero ends the session."""
-    first = session.workers[0]
-    try:
-        rpc.rpc_sync(first, _note_finished, (get_world_rank(), cause), timeout=session.timeout)
-    except RuntimeError as error:
-        raise ConnectionError(f"{first} does not answer: {error}") from error
-    watch = Watch(session.timeout)
-    while cause is None:
-        with session.changed:
-            if session.changed.wait_for(lambda: session.stopped, timeout=POLL_SECONDS):
-                break
-        lost = watch.lost([first])
-        if lost is not None and not session.stopped:
-            raise lost
-    if session.failure is not None:
-        raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
 
 def missing_workers(seconds: float) -> list[str]:

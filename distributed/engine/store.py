@@ -1,12 +1,13 @@
 """The key-value store where the processes of a world meet before anything else."""
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +18,9 @@ import torch.distributed as dist
 
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
+
+STAND_IN = "DISTRIBUTED_STAND_IN"
+"""Environment variable of a rank that `launch` has started for one that was lost: it waits until rank zero has time."""
 
 MET_FD = "DISTRIBUTED_MET_FD"
 """Environment variable of rank zero: the pipe into which it writes when all ranks have met, for `launch`."""
@@ -72,6 +76,8 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """
     if world_size == 1:
         return dist.PrefixStore(uuid.uuid4().hex, process_store(world_rank, world_size, timeout))
+    if os.environ.pop(STAND_IN, None):
+        return _stand_in(world_rank, world_size, timeout)
     deadline = time.monotonic() + timeout.total_seconds()
     missing = set(range(1, world_size)) if world_rank == 0 else {0}
     late = threading.Timer(_LATE_SECONDS, _warn_of_late_ranks, (missing, world_size, timeout.total_seconds()))
@@ -90,6 +96,14 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         ) from error
     finally:
         late.cancel()
+
+
+def _stand_in(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """As `meet`, for a rank that rank zero meets when it has time, or never."""
+    try:
+        return _answer_rank_zero(world_rank, world_size, timeout, deadline=math.inf)
+    except dist.DistError as error:
+        raise ConnectionError("rank 0 has ended without this stand-in for a lost worker") from error
 
 
 def within(seconds: float, run: Callable[[], T]) -> T:
@@ -137,6 +151,18 @@ def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> N
         log.warning("waiting up to %g s for rank %s of %d", seconds, names, world_size)
 
 
+_met: tuple[str, dict[int, str]] = ("", {})
+"""On rank zero: the number of the last call, and each rank's answer."""
+
+
+def newcomers(ranks: Iterable[int]) -> set[int]:
+    """On rank zero: those of the ranks for which a new process waits to be met."""
+    call, answers = _met
+    if _store is None or not call:
+        return set()
+    return {rank for rank in ranks if _store.get(f"{call}/{rank}").decode() != answers[rank]}
+
+
 def _call_ranks(store: dist.Store, world_size: int, missing: set[int], deadline: float) -> dist.Store:
     """Rank zero's part: returns the store of the call that all ranks have answered; takes them out of `missing`."""
     call = uuid.uuid4().hex
@@ -148,8 +174,9 @@ def _call_ranks(store: dist.Store, world_size: int, missing: set[int], deadline:
             names = ", ".join(map(str, sorted(missing)))
             raise ConnectionError(f"rank {names} of {world_size} did not come within {deadline - began:.0f} s")
         time.sleep(_POLL_SECONDS)
-    for rank in range(1, world_size):
-        answer = store.get(f"{call}/{rank}").decode()
+    global _met
+    _met = call, {rank: store.get(f"{call}/{rank}").decode() for rank in range(1, world_size)}
+    for answer in _met[1].values():
         store.set(f"{call}/{answer}", "seen")
     return dist.PrefixStore(call, store)
 

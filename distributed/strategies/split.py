@@ -19,7 +19,8 @@ from torch.distributed.optim import DistributedOptimizer
 from distributed import autograd
 from distributed.engine.errors import worker_error
 from distributed.engine.info import check_timeout
-from distributed.engine.session import current, stop_rpc
+from distributed.engine.session import current
+from distributed.engine.stopping import stop_rpc
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics

@@ -10,7 +10,7 @@ from functools import partial
 
 from distributed.engine.isolation import CannotIsolateError
 from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
-from distributed.engine.session import StoppedByLeader
+from distributed.engine.stopping import StoppedByLeader
 from metalearn.config.check import started_as_rank
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job

@@ -12,14 +12,14 @@ from typing import Any
 from torch.distributed import rpc
 
 import distributed as todist
-from distributed.engine import session, worker
+from distributed.engine import session, stopping, worker
 from tests.distributed import call_functions, remote_functions
 
 
 def serve() -> None:
     """Serves remote calls until rank zero stops the session."""
     session.start_rpc(timeout=20)
-    session.stop_rpc()
+    stopping.stop_rpc()
 
 
 @todist.auto_init_rpc()
@@ -171,7 +171,7 @@ def few_descriptors(limit: str) -> None:
     if todist.get_rank() == 0:
         everyone = [(rank, (), None) for rank in range(todist.get_world_size())]
         print(todist.remote_sync_call(todist.get_rank, partitioner=lambda: everyone))
-    session.stop_rpc()
+    stopping.stop_rpc()
 
 
 def added_by_tree() -> None:
@@ -238,7 +238,7 @@ def gpus() -> None:
         futures = [todist.remote_async_call(remote_functions.current_gpu, partitioner=i) for i in (0, 1)]
         assert [future.wait() for future in futures] == [[10], [11]]
         print("ok")
-    session.stop_rpc()
+    stopping.stop_rpc()
 
 
 def failing_main() -> None:
@@ -308,7 +308,7 @@ def slow_start() -> None:
     session.start_rpc(timeout=60)
     if todist.get_rank() == 0:
         print(todist.remote_sync_call(remote_functions.call_back, args=(0, 5), partitioner=1))
-    session.stop_rpc()
+    stopping.stop_rpc()
 
 
 def init_exits(how: str) -> None:
@@ -376,7 +376,7 @@ def passes_that_cannot_end() -> None:
             except (RuntimeError, OSError) as error:
                 print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(0)
-    session.stop_rpc()
+    stopping.stop_rpc()
 
 
 def lost_workers() -> None:
@@ -385,7 +385,7 @@ def lost_workers() -> None:
 
     session.start_rpc(timeout=20)
     if todist.get_rank() != 0:
-        session.stop_rpc()
+        stopping.stop_rpc()
     dies = call_functions.square_or_die
     each, free = todist.dim_partitioner(0, exclusive=True), todist.dynamic_partitioner()
     print("sync", todist.remote_sync_call(dies, args=(torch.arange(12), 3, 1), partitioner=each, retries=1))

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from distributed.engine.info import get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.engine.listening import listening_line, session_listeners
-from distributed.engine.session import DeviceMaps, current, start_rpc, stop_rpc
+from distributed.engine.session import DeviceMaps, current, start_rpc
+from distributed.engine.stopping import replace_lost, stop_rpc
 from distributed.engine.traffic import Traffic, traffic
 from distributed.marks import pure
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
@@ -159,6 +160,8 @@ def call_along_tree(
     Raises:
         ConnectionError, TimeoutError: more workers are lost than the strategy allows.
     """
+    for name in replace_lost() if how.max_lost else ():
+        log.info("%s is replaced by a new process", name)
     dealt = deal(how.partitioner, len(chunks))
     away = current().away
     before = set(away)

@@ -1,0 +1,81 @@
+"""The processes of ranks: programs or forks, which end with their launcher."""
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with(launcher: int) -> None:
+    """In a new rank: asks the kernel (Linux) to kill it when its launcher dies, for any reason."""
+    if sys.platform.startswith("linux"):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
+
+
+class Process(Protocol):
+    """What the launcher needs of a rank's process."""
+
+    def poll(self) -> int | None:
+        """The exit code, below 0 for a signal; None while it runs."""
+        ...
+
+    def send_signal(self, sig: int) -> None:
+        """Does nothing if the process has ended."""
+        ...
+
+
+class Fork:
+    """A fork of this process that runs a function and ends with its exit code.
+
+    This process must not have threads that hold locks, nor have used a GPU.
+    """
+
+    def __init__(self, run: Callable[[], int], environment: dict[str, str]) -> None:
+        self._code: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # the launcher's handlers are not the rank's
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become_rank(run, environment, signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+    def _become_rank(
+        self, run: Callable[[], int], environment: dict[str, str], signals: set[signal.Signals]
+    ) -> NoReturn:
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            os.environ.clear()
+            os.environ.update(environment)
+            code = run()
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
