@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -61,24 +62,58 @@ def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_p
     assert not any(map(alive, ranks))
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=slow)])
-def test_the_others_go_on_without_a_lost_worker(fault: signal.Signals, start: Start, tmp_path: Path) -> None:
-    few = (*ENDLESS, "trainer.steps=150", "trainer.val_every=50", "trainer.test_tasks=8", "strategy.timeout=4")
-    alone = start(*few, "workers=1", "run=alone")
-    program = start(*few, "workers=3")
+FEW = (*ENDLESS, "trainer.val_every=50", "trainer.test_tasks=8")
+
+
+def same_files(folder: Path, other: Path) -> bool:
+    names = ("checkpoints/last/params.safetensors", "test.csv")
+    return all((folder / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def test_a_new_process_stands_in_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
+    alone = start(*FEW, "trainer.steps=300", "workers=1", "run=alone")
+    program = start(*FEW, "trainer.steps=300", "workers=3", "launch.max_restarts=1")
     ranks = started(program, tmp_path)
-    os.kill(ranks[1], fault)
-    until(lambda: len(metrics(tmp_path / RUN)) >= 60, "step 60")
-    os.kill(ranks[2], fault)
+    os.kill(ranks[1], signal.SIGKILL)
+    until(lambda: "worker1 is replaced by a new process" in program.said(), "the stand-in", seconds=60)
+    os.kill(ranks[2], signal.SIGKILL)
     outcome = program.wait(90)
     assert outcome.code == 0 and alone.wait(90).code == 0, outcome.text
-    for lost in ("worker1", "worker2"):
-        assert outcome.text.count(f"{lost} does not answer any more; the other workers compute its chunks") == 1
-    if fault == signal.SIGKILL:
-        assert outcome.text.count("was killed by SIGKILL; the others go on") == 2
-    for name in ("checkpoints/last/params.safetensors", "test.csv"):
-        assert (tmp_path / RUN / name).read_bytes() == (tmp_path / RUN.parent / "alone" / name).read_bytes()
+    assert "worker1 was killed by SIGKILL; the others go on, and a new process stands in for it" in outcome.text
+    assert "worker2 was killed by SIGKILL; the others go on" in outcome.text
+    assert outcome.text.count("the other workers compute its chunks from now on") == 2
+    assert same_files(tmp_path / RUN, tmp_path / RUN.parent / "alone")
     assert not any(map(alive, ranks))
+
+
+@slow
+def test_the_others_go_on_without_a_worker_that_does_not_answer(start: Start, tmp_path: Path) -> None:
+    alone = start(*FEW, "trainer.steps=150", "workers=1", "run=alone")
+    program = start(*FEW, "trainer.steps=150", "workers=3", "strategy.timeout=4")
+    ranks = started(program, tmp_path)
+    os.kill(ranks[1], signal.SIGSTOP)
+    outcome = program.wait(90)
+    assert outcome.code == 0 and alone.wait(90).code == 0, outcome.text
+    assert outcome.text.count("worker1 does not answer any more; the other workers compute its chunks") == 1
+    assert same_files(tmp_path / RUN, tmp_path / RUN.parent / "alone")
+    assert not any(map(alive, ranks))
+
+
+@slow
+def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tmp_path: Path) -> None:
+    alone = start(*FEW, "trainer.steps=3000", "workers=1", "run=alone")
+    program = start(*FEW, "trainer.steps=3000", "workers=4", "launch.max_restarts=100", "strategy.timeout=20")
+    first, *_ = started(program, tmp_path)
+    draw = random.Random(0)
+    for _ in range(20):
+        time.sleep(draw.uniform(0, 4))
+        workers = [pid for pid in ranks_of(program) if pid != first]
+        os.kill(draw.choice(workers), signal.SIGKILL)
+    outcome = program.wait(300)
+    assert outcome.code == 0 and alone.wait(300).code == 0, outcome.text
+    assert outcome.text.count("was killed by SIGKILL; the others go on") == 20
+    assert "is replaced by a new process" in outcome.text and "restart 20 of 100" in outcome.text
+    assert same_files(tmp_path / RUN, tmp_path / RUN.parent / "alone")
 
 
 TOGETHER = {
