@@ -108,11 +108,12 @@ def test_without_locks_a_run_goes_on_with_a_warning(
 
 
 def test_a_log_that_cannot_be_written_is_reported_once(
-    messages: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    messages: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = log_to_file(Path("/dev/full"))
     logger = logging.getLogger("metalearn")
-    logger.propagate = True
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    handler = log_to_file(Path("/dev/full"))
     for number in range(3):
         logger.info("message %d", number)
     detach(handler)

@@ -12,6 +12,7 @@ from distributed.strategies.local import local
 from metalearn.errors import RunError
 from metalearn.runs.checkpoint import NO_CHECKPOINTS
 from metalearn.runs.logging import SILENT
+from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.faults import FAULTS, explain
 from metalearn.training.loop import Learner, Progress, Run, Units, fit, new_learner
@@ -48,7 +49,7 @@ def run_of(name: str, steps: int) -> tuple[Run, Learner]:
     )
     run = Run(
         settings, local(plan=plan, timeout=9.0)(), outer, reduce.mean(), Units(3, learner.trained_on),
-        Units(2, learner.evaluated_on), NO_CHECKPOINTS, SILENT, {}, lambda: False,
+        Units(2, learner.evaluated_on), NO_CHECKPOINTS, SILENT, {}, NEVER,
     )  # fmt: skip
     return run, new_learner(start_of(learner), outer.start)
 
