@@ -112,8 +112,8 @@ def test_a_log_that_cannot_be_written_is_reported_once(
 ) -> None:
     logger = logging.getLogger("metalearn")
     monkeypatch.setattr(logger, "handlers", [])
-    monkeypatch.setattr(logger, "propagate", True)
     handler = log_to_file(Path("/dev/full"))
+    logger.propagate = True
     for number in range(3):
         logger.info("message %d", number)
     detach(handler)
