@@ -299,7 +299,7 @@ class Call:
         if isinstance(cause, TimeoutError):
             self._cancel(rank)
         self._spares.lose(rank)
-        self._session.away.add(rank)
+        self._session.losses.append(rank)
         taken = self._taken_by(rank) if takes else []
         missing = [item for item in [*items, *taken] if item.number not in self._received]
         orders: defaultdict[int, list[Item]] = defaultdict(list)

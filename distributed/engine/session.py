@@ -67,8 +67,9 @@ class Session:
         device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
         workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
         slots: by (rank, depth), free places for messages to that worker.
-        away: the ranks that calls with retries have lost. They get no items that any free worker may take, and a stop
-            does not wait for them.
+        losses: the ranks that calls with retries have lost, one call after the other.
+        away: the ranks that the program has given up. They get no items that any free worker may take, and a stop does
+            not wait for them.
         settings: the arguments of `start_rpc`.
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
@@ -91,6 +92,7 @@ class Session:
         places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
         self.slots = {place: Slots(window) for place in places}
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self.losses: list[int] = []
         self.away: set[int] = set()
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}

@@ -1,5 +1,5 @@
-"""How a session ends: rank zero waits until the others have finished, then all leave. Or a new
-session follows, in which processes stand in for workers that were lost."""
+"""How a session ends: rank zero waits until the others have finished, and all leave. Or a new session follows, in which
+processes stand in for workers that were lost."""
 
 import contextlib
 import logging

@@ -31,6 +31,9 @@ INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IF
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
 
+_MARGIN_SECONDS = 1.0
+"""So much later is a thread given up that must end by itself. Python must not end while it is inside torch."""
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ def meet(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         if world_rank == 0:
             return _call_ranks(process_store(world_rank, world_size, timeout), world_size, missing, deadline)
         answer = partial(_answer_rank_zero, world_rank, world_size, timeout, deadline)
-        return within(timeout.total_seconds(), answer)
+        return within(timeout.total_seconds() + _MARGIN_SECONDS, answer)
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {world_size} has left while the others were coming: {error}") from error
     except TimeoutError as error:

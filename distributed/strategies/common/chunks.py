@@ -342,4 +342,12 @@ def connect(
     def diagnose_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return sample_values(_diagnose, params, step, chunks, how)
 
-    return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, stop_rpc)
+    def close(failure: BaseException | None = None) -> None:
+        try:
+            stop_rpc(failure)
+        except ConnectionError as error:
+            if failure is not None or not leads or not how.max_lost:
+                raise
+            log.warning("%s; all is computed, so it is not needed any more", error)
+
+    return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, close)

@@ -36,7 +36,7 @@ class PartResult(NamedTuple):
         results: by chunk number or by subtree; as flat buffers while they travel.
         seconds: of compute, by rank.
         sent: bytes that workers have sent to others than the caller, by rank.
-        lost: the ranks that these workers have lost.
+        lost: the ranks that these workers have lost, in this call or before.
     """
 
     results: dict[Any, Any] | Flat
@@ -182,5 +182,5 @@ def joined(answers: Sequence[PartResult], adds: int | None = None) -> PartResult
     items = [item for answer in answers for item in answer.unpacked().items()]
     seconds = sum((answer.seconds for answer in answers), Counter[int]())
     sent = sum((answer.sent for answer in answers), Counter[int]())
-    lost = frozenset(current().away).union(*(answer.lost for answer in answers))
+    lost = frozenset(current().losses).union(*(answer.lost for answer in answers))
     return PartResult(dict(items) if adds is None else partials(items, adds), seconds, sent, lost)
