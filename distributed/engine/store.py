@@ -31,7 +31,7 @@ INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IF
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
 
-_MARGIN_SECONDS = 1.0
+_MARGIN_SECONDS = 5.0
 """So much later is a thread given up that must end by itself. Python must not end while it is inside torch."""
 
 T = TypeVar("T")
