@@ -7,7 +7,6 @@ Folder and file are opened, checked and used by the same descriptors, so nothing
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -96,7 +95,7 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
     refusals: list[str] = []
     for path in cache_folders():
         if refusals:
-            _warn_once(f"{refusals[-1]}. {path} is used instead")
+            locks.warn_once(f"{refusals[-1]}. {path} is used instead")
         try:
             with _opened(path) as folder:
                 return _get(folder, name, make, head)
@@ -319,8 +318,3 @@ def _remove_leftovers(folder: Folder, name: str, alone: bool) -> None:
             age = time.time() - os.stat(entry, dir_fd=folder.fd, follow_symlinks=False).st_mtime
             if age > STALE_SECONDS or (alone and of_name.fullmatch(entry)):
                 os.unlink(entry, dir_fd=folder.fd)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning("%s", message)

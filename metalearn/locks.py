@@ -81,7 +81,7 @@ def _acquire(path: Path, folder: int, what: str) -> tuple[TextIO, bool]:
         try:
             is_held = try_to_hold(lock)
         except OSError as error:
-            _warn_once(f"{path}: its file system has no locks ({error.strerror}); processes that meet do the same work")
+            warn_once(f"{path}: its file system has no locks ({error.strerror}); processes that meet do the same work")
             return lock, False
         status = os.fstat(lock.fileno())
         if is_held and _is_there(path.name, folder, status):
@@ -126,5 +126,5 @@ def _show_life(lock: TextIO, ended: threading.Event) -> None:
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     log.warning("%s", message)

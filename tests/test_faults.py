@@ -65,9 +65,13 @@ def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_p
 FEW = (*ENDLESS, "trainer.val_every=50", "trainer.test_tasks=8")
 
 
-def same_files(folder: Path, other: Path) -> bool:
-    names = ("checkpoints/last/params.safetensors", "test.csv")
-    return all((folder / name).read_bytes() == (other / name).read_bytes() for name in names)
+def text_of_equal_runs(program: Program, alone: Program, folder: Path, seconds: float) -> str:
+    """What a run says, which ends well, with the parameters and the test of the run `alone` of one process."""
+    outcome = program.wait(seconds)
+    assert outcome.code == 0 and alone.wait(seconds).code == 0, outcome.text
+    for name in ("checkpoints/last/params.safetensors", "test.csv"):
+        assert (folder / RUN / name).read_bytes() == (folder / RUN.parent / "alone" / name).read_bytes()
+    return outcome.text
 
 
 def test_a_new_process_stands_in_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
@@ -77,12 +81,10 @@ def test_a_new_process_stands_in_for_a_lost_worker_or_the_others_go_on(start: St
     os.kill(ranks[1], signal.SIGKILL)
     until(lambda: "worker1 is replaced by a new process" in program.said(), "the stand-in", seconds=60)
     os.kill(ranks[2], signal.SIGKILL)
-    outcome = program.wait(90)
-    assert outcome.code == 0 and alone.wait(90).code == 0, outcome.text
-    assert "worker1 was killed by SIGKILL; the others go on, and a new process stands in for it" in outcome.text
-    assert "worker2 was killed by SIGKILL; the others go on" in outcome.text
-    assert outcome.text.count("the other workers compute its chunks from now on") == 2
-    assert same_files(tmp_path / RUN, tmp_path / RUN.parent / "alone")
+    text = text_of_equal_runs(program, alone, tmp_path, 90)
+    assert "worker1 was killed by SIGKILL; the others go on, and a new process stands in for it" in text
+    assert "worker2 was killed by SIGKILL; the others go on" in text
+    assert text.count("the other workers compute its chunks from now on") == 2
     assert not any(map(alive, ranks))
 
 
@@ -92,10 +94,8 @@ def test_the_others_go_on_without_a_worker_that_does_not_answer(start: Start, tm
     program = start(*FEW, "trainer.steps=150", "workers=3", "strategy.timeout=4")
     ranks = started(program, tmp_path)
     os.kill(ranks[1], signal.SIGSTOP)
-    outcome = program.wait(90)
-    assert outcome.code == 0 and alone.wait(90).code == 0, outcome.text
-    assert outcome.text.count("worker1 does not answer any more; the other workers compute its chunks") == 1
-    assert same_files(tmp_path / RUN, tmp_path / RUN.parent / "alone")
+    text = text_of_equal_runs(program, alone, tmp_path, 90)
+    assert text.count("worker1 does not answer any more; the other workers compute its chunks") == 1
     assert not any(map(alive, ranks))
 
 
@@ -109,11 +109,9 @@ def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tm
         time.sleep(draw.uniform(0, 4))
         workers = [pid for pid in ranks_of(program) if pid != first]
         os.kill(draw.choice(workers), signal.SIGKILL)
-    outcome = program.wait(300)
-    assert outcome.code == 0 and alone.wait(300).code == 0, outcome.text
-    assert outcome.text.count("was killed by SIGKILL; the others go on") == 20
-    assert "is replaced by a new process" in outcome.text and "restart 20 of 100" in outcome.text
-    assert same_files(tmp_path / RUN, tmp_path / RUN.parent / "alone")
+    text = text_of_equal_runs(program, alone, tmp_path, 300)
+    assert text.count("was killed by SIGKILL; the others go on") == 20
+    assert "is replaced by a new process" in text and "restart 20 of 100" in text
 
 
 TOGETHER = {

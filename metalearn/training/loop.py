@@ -90,7 +90,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
     try:
         if _owes_validation(run, progress, last):
             progress, improved = validate(run, learner, progress)
-            run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
+            save(run, learner, progress, improved)
         for step in range(progress.step + 1, last + 1):
             began = time.perf_counter()
             tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
@@ -108,7 +108,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
             if validating:
                 progress, improved = validate(run, learner, progress)
             if improved or run.checkpointer.due(step) or step == last:
-                run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
+                save(run, learner, progress, improved)
                 saved = step
             if run.stops.requested():
                 raise Interrupted
@@ -129,7 +129,7 @@ def stopped(run: Run, learner: Learner, progress: Progress, saved: int) -> Stopp
         return Stopped("stopped before step 1 was done; the same command begins again", progress)
     if progress.step > saved:
         fetch_params(run, learner)
-        run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), False)
+        save(run, learner, progress, improved=False)
     message = f"stopped after step {progress.step}, which is saved; resume=auto, the default, goes on from there"
     return Stopped(message, progress)
 
@@ -243,6 +243,11 @@ def fetch_params(run: Run, learner: Learner) -> None:
             for name, param in learner.params.items():
                 param.copy_(params[name])
         learner.optimizer.load_state_dict(state)
+
+
+def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None:
+    """Writes a checkpoint; with `improved`, it is that of the best validation."""
+    run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
 
 
 def snapshot(learner: Learner, progress: Progress, config: dict[str, Any], pending: Sums) -> Snapshot:
