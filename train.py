@@ -73,7 +73,7 @@ def run_job(job: Job) -> int:
     if ranks.to_be_started(job):
         return ranks.start_workers(job, state)
     if not ranks.leads(job):
-        return ranks.serve(parts, lambda strategy: follow(job, parts, strategy))
+        return ranks.serve(job, parts, lambda strategy: follow(job, parts, strategy))
     log_to_terminal()  # the launcher has logged what was checked above
     with folder.lock(job.run_dir, wait=job.in_sweep):
         state = found_in_folder(job, parts)  # another process may have been in it

@@ -9,6 +9,7 @@ ended after so many steps. A table shows the losses, the time of a step, and the
 """
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -35,12 +36,7 @@ DATA = Path("/tmp/omniglot-data/omniglot.npy")  # noqa: S108 (the examples' own 
 WORKERS = 2
 
 _STEP = re.compile(r"Train Loss: (\S+) \| Acc: (\S+) \| Time: (\S+)")
-_START = (
-    "import sys, runpy, numpy; numpy.int, numpy.float = int, float\n"  # names that numpy had then
-    "layer, program = sys.argv[1:3]; sys.argv = sys.argv[2:]; sys.path[0] = program.rpartition('/')[0]\n"
-    "if layer == 'distributed':\n    from distributed.as_torchopt import main; main(sys.argv)\n"
-    "else:\n    runpy.run_path(program, run_name='__main__')\n"
-)
+_NAMES_OF_THEN = "import numpy\nnumpy.int, numpy.float = int, float\n"  # the examples use them
 
 
 class Figures(NamedTuple):
@@ -87,12 +83,14 @@ def _row(figures: Figures) -> str:
 def run(program: Path, layer: str, tasks: int, steps: int, limit: float) -> Figures:
     """Runs an example until it has made so many training steps, or the time is over."""
     make_data()
+    (DATA.parent / "sitecustomize.py").write_text(_NAMES_OF_THEN)
     environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{ORIGINAL}", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": f"{DATA.parent}:{ROOT}:{ORIGINAL}", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONUNBUFFERED": "1", "TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORKERS}", "--no-python"]
-    command = [sys.executable, *launcher, sys.executable, "-c", _START, layer, str(program.resolve())]
+    ours = ["-m", "distributed.as_torchopt"] if layer == "distributed" else []
+    command = [sys.executable, *launcher, sys.executable, *ours, str(program.resolve())]
     process = subprocess.Popen(
         [*command, f"--task_num={tasks}"], env=environment, cwd=DATA.parent, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
@@ -100,7 +98,8 @@ def run(program: Path, layer: str, tasks: int, steps: int, limit: float) -> Figu
     try:
         return _watch(process, steps, time.monotonic() + limit)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has failed
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -108,18 +107,19 @@ def _watch(process: subprocess.Popen[bytes], steps: int, deadline: float) -> Fig
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     figures = Figures([], [], [], [0] * WORKERS)
-    text = ""
+    said = text = ""
     while len(figures.losses) < steps and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.5)
-        text += (process.stdout.read() or b"").decode(errors="replace")
-        *lines, text = text.split("\n")
+        new = (process.stdout.read() or b"").decode(errors="replace")
+        said += new
+        *lines, text = (text + new).split("\n")
         for match in filter(None, map(_STEP.search, lines)):
             for column, value in zip(figures[:3], match.groups(), strict=True):
                 column.append(float(value))
         for rank, peak in enumerate(_peaks(process.pid)):
             figures.memory[rank] = max(figures.memory[rank], peak)
     if process.poll():
-        print(text, *lines[-20:], sep="\n", file=sys.stderr)
+        print(said[-4000:], file=sys.stderr)
     return Figures(figures.losses[:steps], figures.accuracies[:steps], figures.seconds[:steps], figures.memory)
 
 

@@ -74,15 +74,15 @@ def text_of_equal_runs(program: Program, alone: Program, folder: Path, seconds: 
     return outcome.text
 
 
-def test_a_new_process_stands_in_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
+def test_a_new_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
     alone = start(*FEW, "trainer.steps=300", "workers=1", "run=alone")
     program = start(*FEW, "trainer.steps=300", "workers=3", "launch.max_restarts=1")
     ranks = started(program, tmp_path)
     os.kill(ranks[1], signal.SIGKILL)
-    until(lambda: "worker1 is replaced by a new process" in program.said(), "the stand-in", seconds=60)
+    until(lambda: "worker1 is a new process" in program.said(), "the new process", seconds=60)
     os.kill(ranks[2], signal.SIGKILL)
     text = text_of_equal_runs(program, alone, tmp_path, 90)
-    assert "worker1 was killed by SIGKILL; the others go on, and a new process stands in for it" in text
+    assert "worker1 was killed by SIGKILL; the others go on, and a new process joins in its place" in text
     assert "worker2 was killed by SIGKILL; the others go on" in text
     assert text.count("the other workers compute its chunks from now on") == 2
     assert not any(map(alive, ranks))
@@ -111,7 +111,7 @@ def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tm
         os.kill(draw.choice(workers), signal.SIGKILL)
     text = text_of_equal_runs(program, alone, tmp_path, 300)
     assert text.count("was killed by SIGKILL; the others go on") == 20
-    assert "is replaced by a new process" in text and "restart 20 of 100" in text
+    assert "is a new process" in text and "restart 20 of 100" in text
 
 
 TOGETHER = {

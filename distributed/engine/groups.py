@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from distributed.engine.info import check_timeout, get_world_info
 from distributed.engine.leaving import GOODBYE_SECONDS
+from distributed.engine.meeting import meet
 from distributed.engine.session import stay_on_loopback
-from distributed.engine.store import ended_after, meet, within
+from distributed.engine.store import ended_after, within
 
 _POLL_SECONDS = 0.05
 
@@ -52,7 +53,7 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     stay_on_loopback()
     info = get_world_info()
     patience = timedelta(seconds=timeout)
-    store = meet(info.world_rank, info.world_size, patience)
+    store = meet(patience).store
     _store = store
     chosen = backend or default_backend(device)
     if chosen == "nccl":

@@ -1,7 +1,9 @@
 """Starts the ranks of a program on this host, as torchrun does, but on loopback. No rank outlives the launcher."""
 
 import ipaddress
+import math
 import os
+import secrets
 import select
 import signal
 import socket
@@ -12,8 +14,9 @@ from types import FrameType, MappingProxyType
 from typing import Literal, NamedTuple
 
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
+from distributed.engine.meeting import JOINS, TOKEN
 from distributed.engine.processes import Fork, Process, die_with
-from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, STAND_IN, STORE_FD, loopback_interface
+from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
 
 REPORT_SECONDS = 6.0
 """How long the first rank may take to report that another one has failed."""
@@ -32,6 +35,10 @@ FINAL = (2, 3, 130, 143)
 
 SAME_REQUEST_SECONDS = 2.0
 """A terminal, or a supervisor, may signal more than once: within this time it is one request."""
+
+REPLACE_SECONDS = 2.0
+"""On another host than the first: so long after the end of a rank is a new process started for it. If rank zero has
+ended, the other ranks of the host end in this time too."""
 
 _POLL_SECONDS = 0.05
 _LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
@@ -84,15 +91,17 @@ def launch(
 ) -> int:
     """Runs `command` once for each rank and waits. A function runs in forks of this process, see `Fork`.
 
-    SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. A second signal
-    kills all ranks. On other hosts the first one does. If a rank fails, the launcher ends the other ranks and starts
-    all of them again, up to `max_restarts` times. If the config says `goes_on`, a new process stands in for a rank that
-    has failed, also counted as a restart; if none is left, the others go on without. If the first rank has succeeded,
-    the others must end soon too.
+    SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. On other hosts, if
+    the config says `goes_on`, SIGTERM is passed on to all ranks, which leave the world. A second signal kills all
+    ranks; on other hosts without `goes_on` the first one does.
+
+    If a rank fails, the launcher ends the other ranks and starts all of them again, up to `max_restarts` times. If the
+    config says `goes_on`, a new process joins in place of a rank that has failed, also counted as a restart; if none is
+    left, the others go on without. If the first rank has succeeded, the others must end soon too.
 
     Returns:
-        0 if all ranks succeeded, or the first one did and the others did not end; the first rank's exit code if it is
-        one of `FINAL`; else 1.
+        0 if all ranks succeeded, or the first one did and the others did not end, or, on another host of a world that
+        goes on, one that was there at the end did; the first rank's exit code if it is one of `FINAL`; else 1.
 
     Raises:
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
@@ -113,6 +122,7 @@ class _Launcher:
     ) -> None:
         self._command, self._config, self._max_restarts, self._say = command, config, max_restarts, say
         self._names = [f"worker{config.node_rank * config.workers + i}" for i in range(config.workers)]
+        self._leads = config.node_rank == 0
         self._ranks: list[Process] = []
         self._restarts = 0
         self._stopping: list[int] = []
@@ -135,9 +145,13 @@ class _Launcher:
         if not self._stopping:
             self._stopping_since = time.monotonic()
         self._stopping.append(number)
-        asks = self._config.node_rank == 0 and time.monotonic() - self._stopping_since < SAME_REQUEST_SECONDS
-        for process in self._ranks[:1] if asks else self._ranks:
-            process.send_signal(number if asks else signal.SIGKILL)
+        asks = time.monotonic() - self._stopping_since < SAME_REQUEST_SECONDS
+        if asks and self._leads:
+            targets, sent = self._ranks[:1], number
+        else:
+            targets, sent = self._ranks, signal.SIGTERM if asks and self._config.goes_on else signal.SIGKILL
+        for process in targets:
+            process.send_signal(sent)
 
     def _run_once(self) -> int:
         """Starts all ranks once and waits."""
@@ -159,43 +173,52 @@ class _Launcher:
     def _wait(self, meeting: "_Meeting") -> int:
         """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit
         code of the job."""
-
-        def running() -> list[str]:
-            return [name for name, process in zip(self._names, self._ranks, strict=True) if process.poll() is None]
-
-        def goes_on() -> bool:
-            return self._config.goes_on and meeting.is_over()
-
-        def one_has_failed() -> bool:
-            return any(process.poll() for process in (self._ranks[:1] if goes_on() else self._ranks))
-
-        told: set[Process] = set()
-        while self._ranks[0].poll() is None and not one_has_failed():
-            if goes_on() and not self._stopping:
-                self._replace_lost(meeting, told)
+        ended: dict[Process, float] = {}
+        while self._first_runs() if self._leads else self._running():
+            if self._has_failed(meeting):
+                return self._code_of_failure()
+            if self._goes_on(meeting) and not self._stopping:
+                self._replace_lost(meeting, ended)
             time.sleep(_POLL_SECONDS)
-        _wait_until(lambda: not running() or one_has_failed(), LEAVE_SECONDS)
-        if one_has_failed():
+        _wait_until(lambda: not self._running() or self._has_failed(meeting), LEAVE_SECONDS)
+        if self._has_failed(meeting):
             return self._code_of_failure()
-        if running():
-            hanging = " and ".join(running())
+        if self._running():
+            hanging = " and ".join(self._running())
             self._say(f"{hanging} did not end within {LEAVE_SECONDS:g} s after {self._names[0]}, and is killed")
-        return 0
+        return 0 if self._leads or any(process.poll() == 0 for process in self._ranks) else 1
 
-    def _replace_lost(self, meeting: "_Meeting", told: set[Process]) -> None:
-        """Starts a new process for each rank that has failed, as long as restarts are left. The others go on."""
+    def _first_runs(self) -> bool:
+        return self._ranks[0].poll() is None
+
+    def _running(self) -> list[str]:
+        return [name for name, process in zip(self._names, self._ranks, strict=True) if process.poll() is None]
+
+    def _goes_on(self, meeting: "_Meeting") -> bool:
+        """Whether the world can do without any rank but the first."""
+        return self._config.goes_on and meeting.is_over()
+
+    def _has_failed(self, meeting: "_Meeting") -> bool:
+        """Whether a rank has failed without which the others cannot go on."""
+        needed = self._ranks[: int(self._leads)] if self._goes_on(meeting) else self._ranks
+        return any(process.poll() for process in needed)
+
+    def _replace_lost(self, meeting: "_Meeting", ended: dict[Process, float]) -> None:
+        """Starts a new process for each rank that has failed, as long as restarts are left. The others go on. `ended`
+        has the time at which a rank's end was seen; infinite once it is dealt with."""
+        now = time.monotonic()
         for local_rank, process in enumerate(self._ranks):
             code = process.poll()
-            if not code or process in told:
+            if not code or now - ended.setdefault(process, now) < (0 if self._leads else REPLACE_SECONDS):
                 continue
-            told.add(process)
+            ended[process] = math.inf
             end = f"{self._names[local_rank]} {_end_of(code)}; the others go on"
             if self._restarts == self._max_restarts:
                 self._say(end)
                 continue
             self._restarts += 1
-            self._say(f"{end}, and a new process stands in for it (restart {self._restarts} of {self._max_restarts})")
-            self._ranks[local_rank] = _start(self._command, self._config, local_rank, meeting, {STAND_IN: "1"})
+            self._say(f"{end}, and a new process joins in its place (restart {self._restarts} of {self._max_restarts})")
+            self._ranks[local_rank] = _start(self._command, self._config, local_rank, meeting, {JOINS: "1"})
 
     def _code_of_failure(self) -> int:
         """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns
@@ -222,10 +245,14 @@ class _Meeting:
         network: the network that the ranks enter, if they have one of their own.
         not_isolated: why they have none.
         port: of the listener; 0 if there is none.
-        met, note: the ends of a pipe, into which the first rank writes when all have met.
+        met, note: the ends of a pipe, into which the host's first rank writes when all have met.
+        token: the secret that the ranks share; empty if there is none.
     """
 
-    def __init__(self, listener: socket.socket | None, network: Network | None, not_isolated: str) -> None:
+    def __init__(
+        self, listener: socket.socket | None, network: Network | None, not_isolated: str, *, one_host: bool = True
+    ) -> None:
+        self.token = os.environ.get(TOKEN) or (secrets.token_hex() if one_host else "")
         self.listener, self.network, self.not_isolated = listener, network, not_isolated
         self.port = 0 if listener is None else listener.getsockname()[1]
         self.met, self.note = os.pipe()
@@ -250,13 +277,14 @@ def _open_meeting(config: LaunchConfig) -> _Meeting:
     obstacle = _obstacle(config)
     if not obstacle:
         try:
-            network, listener = new_network(config.master_addr, config.master_port)
-            return _Meeting(listener, network, "")
+            network, inside = new_network(config.master_addr, config.master_port)
+            return _Meeting(inside, network, "")
         except CannotIsolateError as error:
             obstacle = str(error)
     if config.isolate is True:
         raise CannotIsolateError(obstacle)
-    return _Meeting(_listen(config) if config.node_rank == 0 else None, None, obstacle)
+    listener = _listen(config) if config.node_rank == 0 else None
+    return _Meeting(listener, None, obstacle, one_host=config.nnodes == 1)
 
 
 def _obstacle(config: LaunchConfig) -> str:
@@ -285,8 +313,12 @@ def _start(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Process:
     listener, network = meeting.listener, meeting.network
-    fds = (listener.fileno(), meeting.note) if listener is not None and local_rank == 0 else ()
-    environment = {**_environment(config, local_rank, meeting, fds), **variables}
+    inherited = {} if local_rank else {MET_FD: meeting.note}
+    if listener is not None and local_rank == 0:
+        inherited[STORE_FD] = listener.fileno()
+    environment = _environment(config, local_rank, meeting) | {name: str(fd) for name, fd in inherited.items()}
+    environment |= variables
+    fds = tuple(inherited.values())
     launcher = os.getpid()
 
     def enter() -> None:
@@ -301,7 +333,7 @@ def _start(
         enter()
         if network is not None:
             network.close()
-        if listener is not None and not fds:
+        if listener is not None and local_rank:
             listener.close()  # it is the first rank's
         return command()
 
@@ -315,7 +347,7 @@ def _listen(config: LaunchConfig) -> socket.socket:
         raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
 
 
-def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: Sequence[int]) -> dict[str, str]:
+def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting) -> dict[str, str]:
     interface = config.interface or loopback_interface()
     return (
         os.environ
@@ -328,9 +360,9 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting, fds: 
             "MASTER_PORT": str(meeting.port or config.master_port),
             _LAUNCHER: str(os.getpid()),
             NOT_ISOLATED: meeting.not_isolated,
+            TOKEN: meeting.token,
         }
         | dict.fromkeys(INTERFACE_VARIABLES, interface)
-        | (dict(zip((STORE_FD, MET_FD), map(str, fds), strict=True)) if fds else {})
     )
 
 

@@ -14,9 +14,9 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,9 +36,10 @@ from distributed.engine.info import (
     set_worker_name,
 )
 from distributed.engine.leaving import GOODBYE_SECONDS, is_stuck, shut_down
+from distributed.engine.meeting import Seat, meet, meet_again
 from distributed.engine.memory import share_arena
 from distributed.engine.slots import Slots
-from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface, meet
+from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface
 from distributed.engine.watching import Gathering, forget_gatherings, ping_errors
 
 T = TypeVar("T")
@@ -54,7 +55,9 @@ MAX_WINDOW = 8
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
-_LAST_WORD_SECONDS = 1.0
+_START_SECONDS = 5.0
+"""How long the first start may take of processes that have met again."""
+
 _SCHEME = "distributed"
 
 
@@ -70,6 +73,8 @@ class Session:
         losses: the ranks that calls with retries have lost, one call after the other.
         away: the ranks that the program has given up. They get no items that any free worker may take, and a stop does
             not wait for them.
+        leaving: on rank zero, the ranks that have asked to leave.
+        expected: how many workers there would be if none had been lost.
         settings: the arguments of `start_rpc`.
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
@@ -78,9 +83,7 @@ class Session:
         goes_on: whether the end of the session is the beginning of the next one.
     """
 
-    def __init__(
-        self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int, settings: dict[str, Any]
-    ) -> None:
+    def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int, settings: "_Settings") -> None:
         self.name = name
         self.settings = settings
         self.rank = get_world_rank()
@@ -94,12 +97,22 @@ class Session:
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self.losses: list[int] = []
         self.away: set[int] = set()
+        self.leaving: set[int] = set()
+        self.expected = get_world_size()
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
         self.stopped = False
         self.failure: str | None = None
         self.whole = True
         self.goes_on = False
+
+    def present(self) -> list[int]:
+        """The ranks that are not away."""
+        return [rank for rank in range(len(self.workers)) if rank not in self.away]
+
+    def lost(self) -> int:
+        """How many workers are lost, and not replaced."""
+        return self.expected - len(self.present())
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
@@ -209,28 +222,64 @@ def start_rpc(
         RuntimeError: RPC is already started, or a call of the last session has never returned.
         ConnectionError: a worker did not join within the time limit.
     """
-    global _session
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
+    share_arena()  # before torch makes its threads
+    stay_on_loopback()
+    _join(_Settings(name, timeout, backend, rpc_backend_options, device_maps), None)
+
+
+class _Settings(NamedTuple):
+    """The arguments of `start_rpc`."""
+
+    name: str | None
+    timeout: float
+    backend: rpc.BackendType | None
+    rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None
+    device_maps: DeviceMaps | None
+
+
+def begin_again(present: Collection[int] = ()) -> None:
+    """Ends RPC in this process and starts it again, with the settings of `start_rpc` but without device maps, since
+    ranks may change. On rank zero `present` are the ranks that shall do so too; newcomers come with them."""
+    settings = current().settings
+    leave(together=False)
+    _join(settings._replace(device_maps=None), present)
+
+
+def _join(settings: _Settings, present: Collection[int] | None) -> None:
+    """Meets the other processes and starts RPC with them. If they have met before, who is lost in the start costs
+    another meeting of the rest."""
     if is_stuck():
         raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
+    limit = _START_SECONDS
+    leads = get_world_rank() == 0
+    seat = meet_again(present, limit) if leads and present is not None else meet(timedelta(seconds=settings.timeout))
+    while True:
+        try:
+            return _start(settings, seat)
+        except (RuntimeError, ConnectionError) as error:
+            if seat.limit is None:
+                raise
+            log.debug("the processes meet once more: %s", error)
+        limit = min(2 * limit, settings.timeout)
+        seat = meet_again(None, limit) if leads else meet(timedelta(seconds=settings.timeout))
+
+
+def _start(settings: _Settings, seat: Seat) -> None:
+    """Starts RPC in a world that has met."""
+    global _session
     info = get_world_info()
-    share_arena()  # before torch makes its threads
     allow_sockets(info.world_size)
-    stay_on_loopback()
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
-    settings = {
-        "name": name, "timeout": timeout, "backend": backend, "rpc_backend_options": rpc_backend_options,
-        "device_maps": device_maps,
-    }  # fmt: skip
-    options = rpc_backend_options or _quiet_options(timeout)
-    _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, device_maps or {})
-    session = Session(name or default_worker_name(**info._asdict()), options, window, settings)
+    options = settings.rpc_backend_options or _quiet_options(settings.timeout)
+    _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, settings.device_maps or {})
+    session = Session(settings.name or default_worker_name(**info._asdict()), options, window, settings)
     _session = session
     forget_gatherings()
     try:
-        _join_world(session, info, backend, options)
+        _join_world(session, info, seat, options)
     except BaseException:
         _undo_start()
         raise
@@ -246,26 +295,29 @@ def _complete_options(options: rpc.TensorPipeRpcBackendOptions, threads: int, de
         options.set_device_map(worker, dict(devices))
 
 
-def _join_world(
-    session: Session, info: WorldInfo, backend: rpc.BackendType | None, options: rpc.TensorPipeRpcBackendOptions
-) -> None:
-    """Meets the other ranks, starts torch's RPC agent, and fills the session's `workers` and `infos`."""
+def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.TensorPipeRpcBackendOptions) -> None:
+    """Starts torch's RPC agent, and fills the session's `workers` and `infos`."""
     global _meeting_store
-    patience = timedelta(seconds=session.timeout)
-    _meeting_store = meet(info.world_rank, info.world_size, patience)
+    _meeting_store = seat.store
+    seconds = min(seat.limit or session.timeout, session.timeout)
+    options.rpc_timeout = seconds
+    patience = timedelta(seconds=seconds)
     # torch counts starts and gatherings per process, but after a restart the other processes may be new. Its own time
     # limit would be weeks.
     rpc._init_counter = 0
     rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
     rpc_api._all_gather_sequence_id.clear()
     rpc_api._all_gather_sequence_id_to_states.clear()
-    with ended_after(session.timeout + GOODBYE_SECONDS), warnings.catch_warnings():
+    with ended_after(seconds + GOODBYE_SECONDS), warnings.catch_warnings():
         # init_rpc itself uses what torch has deprecated
         warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
         rpc.init_rpc(
-            session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,
+            session.name, backend=session.settings.backend, rank=info.world_rank, world_size=info.world_size,
             rpc_backend_options=options,
         )  # fmt: skip
+    options.rpc_timeout = session.timeout
+    rpc._set_rpc_timeout(session.timeout)
+    seat.store.set_timeout(timedelta(seconds=session.timeout))
     infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
     session.infos = infos
     session.workers = [worker.name for worker in infos]
@@ -286,14 +338,6 @@ def leave(*, together: bool) -> None:
         finally:
             _session = None
             set_worker_name(None)
-
-
-def begin_again() -> None:
-    """Ends RPC in this process and starts it again, with the settings of `start_rpc`. All workers of the new session
-    do so, or are new."""
-    settings = current().settings
-    leave(together=False)
-    start_rpc(**settings)
 
 
 def _undo_start() -> None:

@@ -1,22 +1,29 @@
-"""How a session ends: rank zero waits until the others have finished, and all leave. Or a new session follows, in which
-processes stand in for workers that were lost."""
+"""How a session ends: rank zero waits until the others have finished, and all leave. Or a new session follows, with
+processes that have come and without workers that have left or are lost."""
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch.distributed import rpc
 
 from distributed.engine.errors import describe
-from distributed.engine.info import get_world_rank
+from distributed.engine.info import get_world_rank, get_world_size
 from distributed.engine.leaving import GOODBYE_SECONDS
+from distributed.engine.meeting import answer, farewells, newcomers, seated
 from distributed.engine.session import Session, begin_again, current, leave, present
-from distributed.engine.store import newcomers
 from distributed.engine.watching import POLL_SECONDS, Watch, ping_errors
 
 log = logging.getLogger(__name__)
 
+REQUESTS_SECONDS = 0.2
+"""How often rank zero looks for processes that want to come in, and for workers that shall leave."""
+
 _LAST_WORD_SECONDS = 1.0
+
+_wishes_to_leave = False
+_looked = 0.0
 
 
 class StoppedByLeader(RuntimeError):  # noqa: N818 (it is no error of this worker)
@@ -130,10 +137,14 @@ def _serve(session: Session, cause: str | None) -> None:
     except RuntimeError as error:
         raise ConnectionError(f"{first} does not answer: {error}") from error
     watch = Watch(session.timeout)
+    has_asked = False
     while cause is None:
         with session.changed:
             if session.changed.wait_for(lambda: session.stopped, timeout=POLL_SECONDS):
                 break
+        if _wishes_to_leave and not has_asked:
+            rpc.rpc_async(first, _note_leaving, (get_world_rank(),), timeout=session.timeout)
+            has_asked = True
         lost = watch.lost([first])
         if lost is not None and not session.stopped:
             raise lost
@@ -141,21 +152,72 @@ def _serve(session: Session, cause: str | None) -> None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
 
-def replace_lost() -> list[str]:
-    """On rank zero, between two calls: if a new process has come for every worker that is lost, begins a new session
-    with them. Returns the names of these workers.
+def wish_to_leave() -> None:
+    """On another rank than zero: this worker serves what is under way, and then it leaves, as soon as rank zero lets it
+    go. A signal handler may call this."""
+    global _wishes_to_leave
+    _wishes_to_leave = True
 
-    Raises:
-        ConnectionError: a worker did not come to the new session in time.
+
+def _note_leaving(rank: int) -> None:
+    """Runs on rank zero: a worker wishes to leave."""
+    session = present()
+    if session is not None:
+        session.leaving.add(rank)
+
+
+def regroup() -> list[str]:
+    """On rank zero, between two calls: lets workers go that wish to leave. If processes wait to come in, begins a new
+    session with them and without the workers that are lost. Returns what has changed, in sentences.
+
+    It looks for requests every `REQUESTS_SECONDS`.
     """
+    global _looked
     session = current()
-    back = [session.workers[rank] for rank in sorted(session.away)]
-    if not back or not session.away <= newcomers(session.away):
+    if time.monotonic() - _looked < REQUESTS_SECONDS:
         return []
-    others = [name for rank, name in enumerate(session.workers) if rank and rank not in session.away]
+    _looked = time.monotonic()
+    changes = _let_go(session)
+    if not newcomers():
+        return changes
+    before, present_ranks = seated(), session.present()
+    others = [session.workers[rank] for rank in present_ranks if rank]
     told = [rpc.rpc_async(name, _note_stop, (None, False, True), timeout=session.timeout) for name in others]
     for future in told:
-        with contextlib.suppress(RuntimeError):  # who is lost now is missed at the meeting, unless it is replaced
+        with contextlib.suppress(RuntimeError):  # who is lost now is missed at the meeting
             future.wait()
-    begin_again()
-    return back
+    begin_again(present_ranks)
+    current().expected = max(session.expected, get_world_size())
+    return changes + _changes(session.workers, before)
+
+
+def _let_go(session: Session) -> list[str]:
+    """Dismisses the workers that wish to leave, and those that somebody wishes to let go."""
+    going = set(session.leaving)
+    for request, name in farewells().items():
+        leavers = [session.workers[rank] for rank in session.present() if rank]
+        if name in leavers:
+            going.add(session.workers.index(name))
+            answer(request, "")
+        else:
+            known = ", ".join(leavers) or "none"
+            answer(request, f"no worker that could leave has this name; those that could: {known}")
+    going -= session.away
+    for rank in going:
+        rpc.rpc_async(session.workers[rank], _note_stop, (None, False), timeout=session.timeout)
+    session.away |= going
+    session.expected -= len(going)
+    return [f"{session.workers[rank]} leaves; the others compute its chunks from now on" for rank in sorted(going)]
+
+
+def _changes(old_names: Sequence[str], before: Mapping[str, int]) -> list[str]:
+    """What a new session has changed; `before` has the rank of each process in the one before."""
+    names = current().workers
+    after = seated()
+    new = [names[rank] for process, rank in after.items() if process not in before]
+    moved = {before[process]: rank for process, rank in after.items() if before.get(process, rank) != rank}
+    changes = [f"{old_names[old]} is {names[rank]} from now on" for old, rank in sorted(moved.items())]
+    if new:
+        are = "are new processes" if len(new) > 1 else "is a new process"
+        changes.append(f"{' and '.join(sorted(new))} {are}; {len(names)} workers compute from now on")
+    return changes

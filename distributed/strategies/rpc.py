@@ -19,8 +19,8 @@ def rpc(
     *, plan: Plan, timeout: float, device_maps: str = "auto", fan_out: int | str = "auto", max_lost: int | str = "auto"
 ) -> Connect:
     """Rank zero drives and also computes. The other workers serve until rank zero closes the session. If one of them is
-    lost, the others compute its chunks, in the same step and from then on, until a new process stands in for it. The
-    result has the same bits.
+    lost, the others compute its chunks, in the same step and from then on. New processes come in between two steps.
+    The result has the same bits.
 
     The parameters go to each worker once per step. If the reducer only adds, a worker adds its chunks' results as far
     as the order of `distributed.tree_sum` allows. Then fewer results come back, one for an aligned run of chunks.
@@ -41,8 +41,9 @@ def rpc(
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
     dealing.check_device_maps(device_maps)
-    lost = dealing.check_max_lost(max_lost, plan.workers)
-    how = dealing.How(plan.partitioner, timeout, check_fan_out(fan_out, plan.workers), lost)
+    dealing.check_max_lost(max_lost)
+    check_fan_out(fan_out, plan.workers)
+    how = dealing.How(plan.partitioner, timeout, fan_out, max_lost)
     meter = dealing.Meter()
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:

@@ -59,7 +59,7 @@ def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str
     if ranks.to_be_started(job):
         return ranks.start_ranks(job, arguments, max_restarts=0)
     if int(os.environ.get("RANK", 0)) > 0:
-        return ranks.serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))
+        return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
     return lead(request, job, parts, saved, params)
 

@@ -10,13 +10,15 @@ from functools import partial
 
 from distributed.engine.isolation import CannotIsolateError
 from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
-from distributed.engine.stopping import StoppedByLeader
-from metalearn.config.check import started_as_rank
+from distributed.engine.meeting import JOINS
+from distributed.engine.stopping import StoppedByLeader, wish_to_leave
+from metalearn.config.check import started_as_rank, started_by_launcher
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job
 from metalearn.program.outcome import DIVERGED, FAILED, OK, report_error
 from metalearn.program.parts import Parts, connect
 from metalearn.program.run import result_of, train_and_test
+from metalearn.program.world import comes_and_goes, published
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.logging import detach, log_to_file
@@ -89,7 +91,8 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
             strategy = connect(parts)
         assert strategy.drives
         try:
-            code = _train(job, parts, state, strategy, stop)
+            with published(job):
+                code = _train(job, parts, state, strategy, stop)
         except BaseException as error:
             strategy.close(failure=error)
             raise
@@ -133,13 +136,16 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
     return OK
 
 
-def serve(parts: Parts, follow: Callable[[Strategy], object]) -> int:
+def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
     """The other ranks: compute what rank zero asks for; or, under a strategy that all ranks drive, `follow` it."""
+    joins = JOINS in os.environ and not started_by_launcher()
     try:
         strategy = connect(parts)
-        # Rank zero gets the same signals. It saves, then ends this rank too.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        # Rank zero gets the same signals, if they are for the whole run. It saves, then ends this rank too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
+        if joins:
+            print(f"worker{os.environ['RANK']} has joined {job.run_dir}", file=sys.stderr, flush=True)
         if strategy.drives:
             follow(strategy)
         strategy.close()

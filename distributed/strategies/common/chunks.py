@@ -16,14 +16,14 @@ from torch.utils import _pytree as pytree
 from distributed.engine.info import get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.engine.listening import listening_line, session_listeners
 from distributed.engine.session import DeviceMaps, current, start_rpc
-from distributed.engine.stopping import replace_lost, stop_rpc
+from distributed.engine.stopping import regroup, stop_rpc
 from distributed.engine.traffic import Traffic, traffic
 from distributed.marks import pure
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
-from distributed.strategies.common.relay import PartFunction, PartResult, Request, grow, joined, relay
+from distributed.strategies.common.relay import PartFunction, PartResult, Request, fan_out_for, grow, joined, relay
 from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, in_rounds, join
 from distributed.tree_sum import partials_of_terms
 from distributed.world import get_worker_id
@@ -55,17 +55,12 @@ def check_device_maps(device_maps: str) -> None:
         raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
 
 
-def check_max_lost(max_lost: int | str, workers: int) -> int:
-    """How many workers may be lost, for a setting.
-
-    Raises:
-        ValueError: it is neither `auto` nor a whole number, 0 or more.
-    """
+def check_max_lost(max_lost: int | str) -> None:
+    """Raises ValueError if the value is neither `auto` nor a whole number, 0 or more."""
     if max_lost == "auto":
-        return workers - 1
+        return
     if isinstance(max_lost, bool) or not isinstance(max_lost, int) or max_lost < 0:
         raise ValueError(f"max_lost={max_lost!r}: must be auto or a whole number from 0; type strategy.max_lost=auto")
-    return max_lost
 
 
 Dealt = list[tuple[int | str | None, list[int]]]
@@ -101,14 +96,18 @@ class How(NamedTuple):
     Attributes:
         partitioner: deals the numbers of the chunks out to the workers.
         timeout: seconds that a worker may take for its part.
-        fan_out: the base of the tree, see `relay`.
-        max_lost: how many workers may be lost.
+        fan_out: the base of the tree, see `relay`; or `auto`.
+        max_lost: how many workers may be lost; `auto`: all but rank zero.
     """
 
     partitioner: PartitionFunction
     timeout: float
-    fan_out: int
-    max_lost: int
+    fan_out: int | str
+    max_lost: int | str
+
+    def retries(self) -> int:
+        """How often a chunk may be sent to another worker."""
+        return get_world_size() - 1 if isinstance(self.max_lost, str) else self.max_lost
 
 
 def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None) -> PartResult:
@@ -160,21 +159,21 @@ def call_along_tree(
     Raises:
         ConnectionError, TimeoutError: more workers are lost than the strategy allows.
     """
-    for name in replace_lost() if how.max_lost else ():
-        log.info("%s is replaced by a new process", name)
+    for change in regroup() if how.max_lost else ():
+        log.info("%s", change)
     dealt = deal(how.partitioner, len(chunks))
     away = current().away
     before = set(away)
     with _naming_the_setting(how.timeout):
         if any(worker is None for worker, _ in dealt):
             once = tuple(map(whole, shared))
-            result = _call_dealt(func, dealt, chunks, lambda _: once, how.max_lost)
+            result = _call_dealt(func, dealt, chunks, lambda _: once, how.retries())
         else:
-            tree = grow(_to_present_workers(dealt, away), get_world_rank(), how.fan_out)
-            request = Request(func, shared, adds, how.timeout, how.max_lost)
+            tree = grow(_to_present_workers(dealt, away), get_world_rank(), fan_out_for(how.fan_out, get_world_size()))
+            request = Request(func, shared, adds, how.timeout, how.retries())
             result = relay(tree, dict(enumerate(chunks)), request)
     away |= result.lost
-    _report_lost(away - before, away, how.max_lost)
+    _report_lost(away - before, how.max_lost)
     return result
 
 
@@ -191,15 +190,15 @@ def _to_present_workers(dealt: Dealt, away: Collection[int]) -> dict[int, list[i
     return {rank: sorted(its_numbers) for rank, its_numbers in present.items() if its_numbers}
 
 
-def _report_lost(new: Collection[int], away: Collection[int], max_lost: int) -> None:
+def _report_lost(new: Collection[int], max_lost: int | str) -> None:
     if not new:
         return
-    names = current().workers
-    lost = " and ".join(names[rank] for rank in sorted(new))
-    if len(away) > max_lost:
+    session = current()
+    lost = " and ".join(session.workers[rank] for rank in sorted(new))
+    if isinstance(max_lost, int) and session.lost() > max_lost:
         raise ConnectionError(
-            f"{lost} does not answer any more, the last of {len(away)} lost workers; type strategy.max_lost=auto to go "
-            f"on with those that are left"
+            f"{lost} does not answer any more, the last of {session.lost()} lost workers; type strategy.max_lost=auto "
+            "to go on with those that are left"
         )
     log.warning("%s does not answer any more; the other workers compute its chunks from now on", lost)
 
@@ -293,12 +292,9 @@ def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
     return {f"worker{other:0{width}d}": {rank: other} for other in range(workers) if other != rank}
 
 
-_by_gpu = False
-
-
 def for_transport(params: Tensors) -> Tensors:
     """Parameters on the device that they are sent from: the GPU if GPUs are mapped, else the CPU."""
-    device = current_work().device if _by_gpu else torch.device("cpu")
+    device = current_work().device if current().device_maps else torch.device("cpu")
     return {name: value.detach().to(device) for name, value in params.items()}
 
 
@@ -312,10 +308,9 @@ def to_cpu(values: Any) -> Any:
 
 def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool:
     """Starts RPC; returns whether this is rank zero, which logs the addresses that the workers listen on."""
-    global _work, _by_gpu
+    global _work
     _work = work
     maps = automatic_device_maps() if device_maps == "auto" and work.device.type == "cuda" else {}
-    _by_gpu = bool(maps)
     start_rpc(timeout=timeout, device_maps=maps)
     leads = get_world_rank() == 0
     if leads:

@@ -104,20 +104,22 @@ def automatic_fan_out(workers: int) -> int:
     return fan_out
 
 
-def check_fan_out(fan_out: int | str, workers: int) -> int:
-    """The base of the tree for a setting.
-
-    Raises:
-        ValueError: it is neither `auto` nor a whole number that is large enough.
-    """
+def check_fan_out(fan_out: int | str, workers: int) -> None:
+    """Raises ValueError if the setting is neither `auto` nor a whole number that is large enough for the workers."""
     if fan_out == "auto":
-        return automatic_fan_out(workers)
+        return
     if isinstance(fan_out, bool) or not isinstance(fan_out, int) or fan_out < 2:
         raise ValueError(f"fan_out={fan_out!r}: must be auto or a whole number, 2 or more; type strategy.fan_out=auto")
     if fan_out**MAX_DEPTH < workers:
         problem = f"{workers} workers would be more than {MAX_DEPTH} levels deep"
         raise ValueError(f"fan_out={fan_out}: {problem}; type strategy.fan_out=auto")
-    return fan_out
+
+
+def fan_out_for(setting: int | str, workers: int) -> int:
+    """The base of the tree for a setting; the automatic one where workers have come for which it is too small."""
+    if isinstance(setting, int) and setting**MAX_DEPTH >= workers:
+        return setting
+    return automatic_fan_out(workers)
 
 
 def grow(dealt: Mapping[int, Sequence[int]], caller: int, fan_out: int) -> Branch:

@@ -1,0 +1,83 @@
+"""world.json: how other processes find the workers of a run under way, to join them or to ask one to leave.
+
+It holds the run's secret token and its command line. So only the user of the run may read it, and nobody else's file is
+believed.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from distributed.engine.joining import Place, own_place
+from metalearn.cache import foreign
+from metalearn.errors import RunError
+from metalearn.files import LARGEST_JSON, open_regular, writing
+from metalearn.program.job import Job
+
+FILE = "world.json"
+
+
+class World(NamedTuple):
+    """Where the workers of a run are, the arguments that they were started with, and the folder that they run in."""
+
+    place: Place
+    overrides: Sequence[str]
+    folder: Path
+
+
+@contextmanager
+def published(job: Job) -> Iterator[None]:
+    """On rank zero: world.json is there while this lasts, if workers may come and go."""
+    if not comes_and_goes(job):
+        yield
+        return
+    path = job.run_dir / FILE
+    content = own_place()._asdict() | {"overrides": job.overrides, "folder": os.getcwd()}  # noqa: PTH109
+    _write_privately(path, json.dumps(content, indent=2) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def comes_and_goes(job: Job) -> bool:
+    """Whether workers may join the run and leave it."""
+    return job.workers > 1 and job.config.strategy.get("max_lost", 0) != 0
+
+
+def _write_privately(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        part.replace(path)
+
+
+def read(run_dir: Path) -> World:
+    """The world of a run under way.
+
+    Raises:
+        RunError: the run takes no workers, or the file is not this user's.
+    """
+    path = run_dir / FILE
+    try:
+        with open_regular(path, LARGEST_JSON) as file:
+            reason = foreign(os.fstat(file.fileno()))
+            if reason:
+                raise RunError(f"{path}: {reason}, so its command line is not run")
+            content = json.load(file)
+        overrides, folder = [str(one) for one in content.pop("overrides")], Path(content.pop("folder"))
+        return World(Place(**content), overrides, folder)
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "
+            "workers=2, or more workers"
+        ) from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise RunError(f"{path}: is no description of a run under way ({error})") from error
