@@ -21,7 +21,7 @@ from metalearn.program.run import result_of, train_and_test
 from metalearn.program.world import comes_and_goes, published
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
-from metalearn.runs.logging import detach, log_to_file
+from metalearn.runs.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
@@ -49,6 +49,8 @@ def start_workers(job: Job, state: FolderState | None) -> int:
             if state.rewinds and state.snapshot is not None:
                 checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
                 overrides.append("resume=auto")  # rewind once, not again at every restart
+    else:
+        log_to_terminal(logging.WARNING)  # what has become of this host's ranks
     return start_ranks(job, overrides, max_restarts=job.config.launch.max_restarts)
 
 

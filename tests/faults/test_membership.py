@@ -1,0 +1,197 @@
+"""Workers join a run under way and leave it, on purpose or not; the result keeps its bits."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from distributed.engine.meeting import TOKEN, _post
+from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, slow, until
+
+pytestmark = pytest.mark.thorough
+
+SHORT = (
+    "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100", "trainer.val_tasks=4",
+    "trainer.test_tasks=8", "checkpoint.every=50", "logger.every=1", "logger.tensorboard=false", "model.filters=16",
+)  # fmt: skip
+STEPS = 1500
+RUN = Path("outputs/maml_glyphs/seed0")
+
+
+def script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def world(folder: Path) -> dict[str, Any]:
+    """world.json of the run, when it is there."""
+    path = folder / RUN / "world.json"
+    until(path.exists, "world.json")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def workers_of(folder: Path) -> int:
+    """How many workers have computed the last step."""
+    return sum(name.endswith("/compute_seconds") for name in metrics(folder / RUN)[-1])
+
+
+def ended_alike(program: Program, folder: Path, alone: Path) -> str:
+    """What a run says, which ends well, with the parameters and the test of the run of one process, in `alone`."""
+    outcome = program.wait()
+    until((alone / RUN / "result.json").exists, "the run of one process")
+    assert outcome.code == 0, outcome.text
+    for name in ("checkpoints/last/params.safetensors", "test.csv"):
+        assert (folder / RUN / name).read_bytes() == (alone / RUN / name).read_bytes()
+    assert not (folder / RUN / "world.json").exists()
+    return outcome.text
+
+
+def start_alone(folder: Path, steps: int) -> Program:
+    """A run of one process, to compare with."""
+    command = [sys.executable, str(ROOT / "train.py"), *SHORT, f"trainer.steps={steps}", "workers=1"]
+    return Program(command, folder)
+
+
+@pytest.fixture
+def joining(tmp_path: Path) -> Iterator[Program]:
+    """Two processes that join the run as soon as it is under way."""
+    world(tmp_path)
+    program = Program([sys.executable, str(ROOT / "scripts/join.py"), str(RUN), "--workers", "2"], tmp_path)
+    yield program
+    program.kill()
+
+
+@pytest.fixture
+def run(start: Start) -> Program:
+    return start(*SHORT, f"trainer.steps={STEPS}", "workers=2")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    program = start_alone(folder, STEPS)
+    yield folder
+    program.kill()
+
+
+def test_workers_join_and_leave_on_purpose(alone: Path, run: Program, joining: Program, tmp_path: Path) -> None:
+    until(lambda: "worker3 has joined" in joining.said(), "worker3")
+    until(lambda: workers_of(tmp_path) == 4, "a step of four workers")
+    left = script("leave.py", str(RUN), "worker1", folder=tmp_path)
+    assert (left.returncode, left.stdout) == (0, "worker1 leaves; the others compute its chunks from now on\n")
+    unknown = script("leave.py", str(RUN), "worker0", folder=tmp_path)
+    assert unknown.returncode == 2 and "those that could: worker2, worker3" in unknown.stdout, unknown.stderr
+    joining.process.send_signal(signal.SIGTERM)
+    assert joining.process.wait(60) == 0
+    text = ended_alike(run, tmp_path, alone)
+    assert all(f"worker{rank} leaves" in text for rank in (1, 2, 3)) and "does not answer" not in text
+    assert "4 workers compute from now on" in text
+
+
+def posted(folder: Path, token: str, content: dict[str, Any]) -> None:
+    """Posts a request to the run, signed with a token."""
+    place = world(folder)
+    store = dist.TCPStore(place["address"], place["port"], is_master=False, timeout=timedelta(seconds=10))
+    before = os.environ.get(TOKEN)
+    os.environ[TOKEN] = token
+    try:
+        _post(store, store.get("call").decode(), content)
+    finally:
+        os.environ.pop(TOKEN)
+        if before is not None:
+            os.environ[TOKEN] = before
+
+
+def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_waited_for(
+    start: Start, alone: Path, tmp_path: Path
+) -> None:
+    run = start(*SHORT, f"trainer.steps={STEPS}", "workers=2", "launch.isolate=false")
+    ghost = {"process": "ghost", "number": "1", "rank": None, "host": "nowhere"}
+    place = world(tmp_path)
+    posted(tmp_path, "guessed", ghost)
+    posted(tmp_path, place["token"], {"process": ["no", "string"]})
+    until(lambda: run.said().count("is not signed with its token, or cannot be read") == 2, "two refusals")
+    assert "compute from now on" not in run.said()
+    posted(tmp_path, place["token"], ghost)
+    text = ended_alike(run, tmp_path, alone)
+    assert "does not answer" not in text and "worker2" not in text
+
+
+def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
+    folder = tmp_path / RUN
+    folder.mkdir(parents=True)
+
+    def refusal(name: str = "join.py", *more: str) -> str:
+        refused = script(name, str(RUN), *more, folder=tmp_path)
+        assert refused.returncode == 2 and not refused.stderr, refused.stderr
+        return refused.stdout
+
+    assert "no run is under way here" in refusal() and "no run is under way here" in refusal("leave.py", "worker1")
+    path = folder / "world.json"
+    path.write_text('{"overrides": ["model.network._target_=os.system"], "folder": "/"}')
+    path.chmod(0o660)
+    assert "others can write" in refusal() or "written by" in refusal()
+    path.chmod(0o600)
+    assert "is no description of a run under way" in refusal()
+    own = subprocess.Popen([sys.executable, "-c", ""])
+    own.wait()
+    place = {
+        "address": "127.0.0.1", "port": 1, "interface": "lo", "token": "", "workers": 2, "host": os.uname().nodename,
+        "pid": own.pid, "born": 1, "overrides": [], "folder": str(tmp_path),
+    }  # fmt: skip
+    path.write_text(json.dumps(place))
+    assert f"its rank zero, process {own.pid}, has ended" in refusal()
+
+
+@slow
+def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start: Start, tmp_path: Path) -> None:
+    """As on spot instances: every worker but the first is killed 5 to 20 seconds after it has come."""
+    (tmp_path / "alone").mkdir()
+    alone = start_alone(tmp_path / "alone", 6000)
+    program = start(*SHORT, "trainer.steps=6000", "workers=4", "launch.max_restarts=1000", "strategy.timeout=20")
+    until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")
+    first, *_ = ranks_of(program)
+    draw = random.Random(0)
+    ends: dict[int, float] = {}
+    kills = 0
+    while program.process.poll() is None:
+        now = time.monotonic()
+        for pid in ranks_of(program):
+            if pid != first and ends.setdefault(pid, now + draw.uniform(5, 20)) < now and alive(pid):
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        time.sleep(0.1)
+    alone.wait()
+    text = ended_alike(program, tmp_path, tmp_path / "alone")
+    assert kills >= 10 and text.count("was killed by SIGKILL; the others go on") == kills
+    print(f"{kills} kills, {text.count('compute from now on')} times joined")
+
+
+@slow
+def test_another_host_replaces_its_workers_and_takes_them_back(alone: Path, start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shared = [*SHORT, f"trainer.steps={STEPS}", "workers=4", "launch.nnodes=2", "launch.interface=lo"]
+    shared += [f"launch.master_port={port}", "launch.max_restarts=1"]
+    first, second = (start(*shared, f"launch.node_rank={node}") for node in (0, 1))
+    until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")
+    os.kill(ranks_of(second)[0], signal.SIGKILL)
+    until(lambda: "worker2 is a new process" in first.said(), "the new process")
+    second.process.send_signal(signal.SIGTERM)
+    assert second.process.wait(60) == 0
+    text = ended_alike(first, tmp_path, alone)
+    assert "worker2 was killed by SIGKILL; the others go on, and a new process joins in its place" in second.said()
+    assert "worker2 leaves" in text and "worker3 leaves" in text
