@@ -55,7 +55,7 @@ MAX_WINDOW = 8
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
-_START_SECONDS = 5.0
+_START_SECONDS = 2.0
 """How long the first start may take of processes that have met again."""
 
 _SCHEME = "distributed"

@@ -160,8 +160,8 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
 def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start: Start, tmp_path: Path) -> None:
     """As on spot instances: every worker but the first is killed 5 to 20 seconds after it has come."""
     (tmp_path / "alone").mkdir()
-    alone = start_alone(tmp_path / "alone", 6000)
-    program = start(*SHORT, "trainer.steps=6000", "workers=4", "launch.max_restarts=1000", "strategy.timeout=20")
+    alone = start_alone(tmp_path / "alone", 2500)
+    program = start(*SHORT, "trainer.steps=2500", "workers=4", "launch.max_restarts=1000", "strategy.timeout=20")
     until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")
     first, *_ = ranks_of(program)
     draw = random.Random(0)
