@@ -1,1 +1,18 @@
 """Learns: tasks, models, algorithms and the loop that trains them. Knows nothing of processes."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metalearn.use.load import load
+
+__all__ = ["load"]
+
+_HOMES = {"load": "metalearn.use.load"}
+
+
+def __getattr__(name: str) -> Any:
+    """What users need of the package, imported when it is first used: it takes torch along."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,9 +6,10 @@
     python scripts/evaluate.py checkpoint=… workers=2                            any number of workers: the same numbers
     torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
 
-Short names: ways, shots and queries are keys of the dataset; tasks is trainer.test_tasks (or val_tasks). The script
-writes result.json, config.yaml and test.csv (or val.csv), with a line for each task, into output=FOLDER. Without it,
-they go to evaluations/… in the run folder. Exit codes are those of train.py.
+The checkpoint may be a model that scripts/export.py has published. Short names: ways, shots and queries are keys of
+the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv (or
+val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or in
+that of the published model. Exit codes are those of train.py.
 """
 
 import sys

@@ -19,15 +19,12 @@ import torch
 from metalearn.config.compose import compose_config, to_container
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError
-from metalearn.program.job import to_job
-from metalearn.program.parts import assemble
 from metalearn.runs import folder
-from metalearn.runs.checkpoint import write
-from metalearn.training.loop import Progress, new_learner, snapshot
 from scripts import compare, evaluate
 from sweeps.settings import _recorded as recorded_rounds
 from sweeps.space import Number, SpaceError
 from tests.runs import ROOT, Program
+from tests.saved import saved_run
 
 SECRET = "s3cret-of-the-environment"
 MARKER = "executed"
@@ -65,12 +62,7 @@ def inspect(run_dir: Path) -> folder.FolderState:
 def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a run that has saved before its first step."""
     run_dir = tmp_path_factory.mktemp("genuine") / "run"
-    composed = compose_config([*TINY, f"hydra.run.dir={run_dir}"])
-    parts = assemble(to_job(*composed, ROOT / "train.py", []))
-    learner = new_learner(parts.start, parts.outer.start)
-    (run_dir / ".hydra").mkdir(parents=True)
-    write(run_dir / "checkpoints", snapshot(learner, Progress(), to_container(composed.config), {}))
-    (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
+    saved_run(run_dir, *TINY)
     return run_dir
 
 

@@ -25,6 +25,18 @@ MAY_IMPORT = {
     "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "checks", "errors", "files"},
     "metalearn/runs": {"config", "runs", "types", "checks", "errors", "files", "locks"},
+    "metalearn/use": {
+        "use",
+        "config",
+        "runs",
+        "algorithms.common",
+        "tasks.common",
+        "nn",
+        "types",
+        "checks",
+        "errors",
+        "files",
+    },
     "metalearn/training": {"training", "runs", "algorithms.common", "types", "checks", "errors"},
 }
 """What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""

@@ -161,5 +161,7 @@ def _is_folder(path: str) -> bool:
 
 
 def run_folder_of(checkpoint: Path) -> Path:
-    """The run folder of a checkpoint, two levels above …/checkpoints/step_000100; links are followed."""
-    return checkpoint.resolve().parent.parent
+    """The run folder of a checkpoint, two levels above …/checkpoints/step_000100; links are followed. Any other folder,
+    such as that of a published model, is its own."""
+    folder = checkpoint.resolve()
+    return folder.parent.parent if folder.parent.name == "checkpoints" else folder

@@ -16,21 +16,22 @@ from metalearn.program.job import Job, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
 from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
 from metalearn.program.process import set_up_torch
-from metalearn.runs.checkpoint import Snapshot, fitted, read_named
+from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, refuse_links, write_result
 from metalearn.runs.logging import log_to_terminal
 from metalearn.runs.metrics import summary, write_table
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
+from metalearn.use import published
 
 ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
 """Short names of keys. `tasks` is another: the number of tasks of the split."""
 
 
 class Request(NamedTuple):
-    """What to evaluate: the checkpoint; the split, `val` or `test`; changes of its config; the output folder, and the
-    folder which nothing that is written may leave."""
+    """What to evaluate: the checkpoint, or a published model; the split, `val` or `test`; changes of its config; the
+    output folder, and the folder which nothing that is written may leave."""
 
     checkpoint: Path
     split: str
@@ -47,7 +48,7 @@ def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str
     Raises:
         ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or a link in the output folder.
     """
-    saved = read_named("checkpoint", request.checkpoint)
+    saved = published.named("checkpoint", request.checkpoint)
     refuse_links(request.output, request.home)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
@@ -102,7 +103,7 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> M
 def report(request: Request, job: Job, parts: Parts, saved: Snapshot, values: Metrics, seconds: float) -> None:
     """Writes and prints the results."""
     figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
-    digest = hashlib.sha256((request.checkpoint / "params.safetensors").read_bytes()).hexdigest()
+    digest = hashlib.sha256(published.parameters_in(request.checkpoint).read_bytes()).hexdigest()
     write_table(request.output / f"{request.split}.csv", values)
     step = saved.meta["step"]
     result = {

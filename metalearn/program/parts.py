@@ -13,13 +13,14 @@ from metalearn.config.build import build
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
-from metalearn.runs.checkpoint import Checkpointer, start_params
+from metalearn.runs.checkpoint import Checkpointer, fitted
 from metalearn.runs.logging import OpenLog
 from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
 from metalearn.training.loop import Reduce
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import Settings, chunk_size, tasks_that_fit
 from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
+from metalearn.use.published import named
 
 
 class Parts(NamedTuple):
@@ -75,12 +76,19 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> Params:
     """The meta-parameters before the first step: drawn from the seed, or those of `init_from`.
 
     Raises:
-        ConfigError: `init_from` is a checkpoint of another model.
+        ConfigError: the model is too large; `init_from` cannot be read, or its parameters have other names or shapes.
     """
     dtype = type_of(config.precision)
-    drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
+    try:
+        drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model: its parameters cannot be made ({reason}); type a smaller model") from error
     params = {name: value.to(dtype) for name, value in drawn.items()}
-    return params if config.init_from is None else start_params(Path(config.init_from), params)
+    if config.init_from is None:
+        return params
+    path = Path(config.init_from)
+    return fitted("init_from", path, named("init_from", path).params, params)
 
 
 def make_work(

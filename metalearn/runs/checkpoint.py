@@ -278,15 +278,6 @@ def has_gone_back(run_dir: Path) -> bool:
     return restarted_by_torchrun() and marker.is_file() and marker.read_text() == torchrun_id()
 
 
-def start_params(path: Path, params: Params) -> Params:
-    """The parameters of the checkpoint at `path`, in the dtypes of `params`.
-
-    Raises:
-        ConfigError: it cannot be read, or its parameters have other names or shapes than `params`.
-    """
-    return fitted("init_from", path, read_named("init_from", path).params, params)
-
-
 def fitted(key: str, path: Path, loaded: Params, params: Params) -> Params:
     """The parameters `loaded` from the checkpoint at `path`, in the dtypes of `params`; the config's `key` names it.
 

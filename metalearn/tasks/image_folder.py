@@ -163,7 +163,7 @@ def image_folder(
         split: three fractions, which divide the classes in the same way for every seed; or the path of a folder, from
             `root` or from where the program runs, with train, val and test (.txt or .csv), one class on each line; or
             `folders`, if `root` holds the folders train, val and test with class folders in each.
-        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.picture_folders.picture`.
+        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
 

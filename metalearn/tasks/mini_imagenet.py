@@ -161,7 +161,7 @@ def mini_imagenet(
         root: the folder that holds the pictures, at any depth up to 5. They lie either in `images`
             (n0153282900000005.jpg, …) with the published train.csv, val.csv and test.csv (filename,label) beside it, or
             in class folders named by WordNet id.
-        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.picture_folders.picture`.
+        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from metalearn.errors import DataError
-from metalearn.tasks.common import picture_folders
-from metalearn.tasks.common.picture_folders import picture
+from metalearn.tasks.common import pictures
+from metalearn.tasks.common.pictures import picture
 from metalearn.tasks.image_folder import image_folder
 from metalearn.types import Batch, Episode, TaskSource
 from tests.metalearn.flat import source_of
@@ -423,7 +423,7 @@ def test_large_pictures_are_decoded_one_at_a_time(tmp_path: Path) -> None:
     for side in (2100, 100):
         Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
     with ThreadPoolExecutor(2) as pool:
-        with picture_folders._one_at_a_time:  # as if another one were being decoded
+        with pictures._one_at_a_time:  # as if another one were being decoded
             large, small = (pool.submit(picture, tmp_path / f"{side}.png", SIZE, 3) for side in (2100, 100))
             small.result(20)
             assert wait([large], 0.5).not_done

@@ -4,23 +4,20 @@ all workers of a host map it into memory."""
 import hashlib
 import logging
 import os
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import PIL
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from metalearn.checks import whole_number
 from metalearn.errors import DataError
-from metalearn.files import RefusedFileError, open_regular
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
+from metalearn.tasks.common.pictures import picture, reason
 
 SUFFIXES = tuple(
     f".{name}"
@@ -32,16 +29,6 @@ SUFFIXES = tuple(
 DECODER = 1
 """Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
-"""What Pillow may read, whatever a file is called. Others are read by other programs: it gives EPS to Ghostscript."""
-
-LARGEST_FILE = 2**28
-"""Bytes of a picture's file."""
-MOST_PIXELS = 2**26
-"""Of a picture. Decoding takes up to 20 bytes of memory for each."""
-
-_LARGE = 2**22
-"""Pixels of a picture from which on one at a time is decoded."""
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
 _THREADS = 8
 _NAMED = 5
@@ -70,19 +57,20 @@ def is_picture(name: str) -> bool:
 # Finding
 
 
-def picture_folders(root: Path) -> dict[str, Folder]:
+def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Folder]:
     """Every folder that holds pictures itself, at any depth below `root`, by its path from `root`.
 
-    Hidden files and folders, and files that file managers leave behind, are ignored.
+    Hidden files and folders, and files that file managers leave behind, are ignored. Messages put `key`, as a user
+    types it, before the folder.
 
     Raises:
         DataError: `root` is missing or holds no pictures, a folder cannot be read, or links lead to a folder twice.
     """
     if not root.is_dir():
-        raise DataError(f"dataset.root={root}: there is no such folder; type dataset.root=/path/to/pictures")
+        raise DataError(f"{key}{root}: there is no such folder; type {key}/path/to/pictures")
 
     def refuse(error: OSError) -> None:
-        raise DataError(f"dataset.root={root}: {error.filename} cannot be read: {error.strerror}") from error
+        raise DataError(f"{key}{root}: {error.filename} cannot be read: {error.strerror}") from error
 
     folders: dict[str, Folder] = {}
     visited: dict[str, str] = {}
@@ -90,7 +78,7 @@ def picture_folders(root: Path) -> dict[str, Folder]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         first = visited.setdefault(os.path.realpath(path), path)
         if first != path:
-            raise DataError(f"dataset.root={root}: {path} and {first} are the same folder; remove the link")
+            raise DataError(f"{key}{root}: {path} and {first} are the same folder; remove the link")
         name = Path(path).relative_to(root).as_posix()
         before = "" if name == "." else f"{name}/"
         visible = sorted(f for f in files if not f.startswith(".") and f.lower() not in _LEFT_BY_SYSTEMS)
@@ -99,13 +87,13 @@ def picture_folders(root: Path) -> dict[str, Folder]:
             folders[name] = Folder(pictures, [f"{before}{file}" for file in visible if not is_picture(file)])
     if not folders:
         raise DataError(
-            f"dataset.root={root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
-            "folder for each class, or type dataset.root=/path/to/pictures"
+            f"{key}{root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
+            f"folder for each class, or type {key}/path/to/pictures"
         )
     return folders
 
 
-def only_pictures(root: Path, folders: Mapping[str, Folder]) -> dict[str, list[str]]:
+def only_pictures(root: Path, folders: Mapping[str, Folder], key: str = "dataset.root=") -> dict[str, list[str]]:
     """The pictures of every class.
 
     Raises:
@@ -114,59 +102,13 @@ def only_pictures(root: Path, folders: Mapping[str, Folder]) -> dict[str, list[s
     others = [file for folder in folders.values() for file in folder.others]
     if others:
         raise DataError(
-            f"dataset.root={root}: {len(others)} files in class folders do not have the names of pictures: "
+            f"{key}{root}: {len(others)} files in class folders do not have the names of pictures: "
             f"{first_few(others)}; take them out of the class folders"
         )
     return {name: folder.pictures for name, folder in folders.items()}
 
 
 # Decoding
-
-
-_one_at_a_time = threading.Lock()
-
-
-def picture(path: Path, size: int, channels: int) -> Images:
-    """Reads a picture: uint8 [size, size] or [size, size, 3].
-
-    The Lanczos filter reduces (or enlarges) its shorter side to `size`; of the longer side, the middle is kept. The
-    picture is turned as its EXIF says. Transparent pixels become white. Of several frames, the first is read.
-
-    Raises:
-        Exception: of any type, if it cannot be read.
-        ValueError: its values have 32 bits, or its file is no regular file or too large.
-        DecompressionBombError: it has too many pixels.
-    """
-    with open_regular(path, LARGEST_FILE) as file, Image.open(file, formats=FORMATS) as opened:
-        pixels = opened.width * opened.height
-        if pixels > MOST_PIXELS:
-            raise Image.DecompressionBombError
-        with _one_at_a_time if pixels > _LARGE else nullcontext():
-            ImageOps.exif_transpose(opened, in_place=True)
-            image = _of_8_bits(opened).convert("L" if channels == 1 else "RGB")
-            return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS), np.uint8)
-
-
-def _of_8_bits(image: Image.Image) -> Image.Image:
-    """The picture without transparency, in a mode that Pillow converts to L and RGB correctly."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))  # 65535 becomes 255
-    if image.mode in ("I", "F"):
-        raise ValueError("its values have 32 bits, so what is white is not known; save it with 8 or 16 bits")
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"has more than {MOST_PIXELS:,} pixels; make it smaller"
-    if isinstance(error, RefusedFileError):
-        return str(error).partition(": ")[2]
-    if isinstance(error, UnidentifiedImageError):
-        return "not recognised as a picture"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
@@ -181,7 +123,7 @@ def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
         try:
             pictures[number] = picture(root / files[number], size, channels)
         except Exception as error:  # PIL raises many types for broken pictures
-            return f"{files[number]} ({_reason(error)})"
+            return f"{files[number]} ({reason(error)})"
         return None
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:

@@ -1,0 +1,83 @@
+"""From a run to its published form."""
+
+import math
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from metalearn.config.foreign import check_saved
+from metalearn.config.saved import run_folder_of, with_present_targets
+from metalearn.errors import ConfigError
+from metalearn.files import read_json
+from metalearn.use.load import KEY, found, load
+from metalearn.use.pictures import described
+from metalearn.use.published import is_published, named, option_of, write
+
+LICENCES = {
+    "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
+    "glyphs": "Apache-2.0 (drawn by this program)",
+    "sinusoid": "Apache-2.0 (made by this program)",
+    "mini_imagenet": "ImageNet's terms of access: research and education, not commercial",
+    "cifar_fs": "none published (CIFAR-100, Krizhevsky 2009)",
+    "fc100": "none published (CIFAR-100, Krizhevsky 2009)",
+}
+"""Of the data that a dataset of `conf/` is made of."""
+
+SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
+
+_FIGURES = ("accuracy", "mse", "ci95", "tasks", "transductive")
+_VERSIONS = ("torch", "numpy", "python")
+_LONGEST_VERSION = 40
+
+
+def export(
+    run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None
+) -> dict[str, Any]:
+    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
+
+    Args:
+        licence: that of the data, if this program does not know it.
+        network: as for `metalearn.load`.
+
+    Raises:
+        ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
+    """
+    folder = found(Path(run))
+    if is_published(folder):
+        raise ConfigError(f"{KEY}={folder}: is published already; copy the folder")
+    learner = load(folder, network=network)
+    saved = named(KEY, folder)
+    config = with_present_targets(check_saved(saved.meta["config"]))
+    dataset = option_of("dataset", config["dataset"]["_target_"])
+    facts = {
+        "preprocessing": described(learner.form),
+        "any_ways": learner.form is not None and learner.ways is None,
+        "test": _test_of(folder),
+        "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
+        "versions": _versions(saved.meta.get("versions")),
+    }
+    write(Path(out), saved._replace(meta=saved.meta | {"config": config}), facts)
+    return facts
+
+
+def _test_of(folder: Path) -> dict[str, Any] | None:
+    """The result of the run's test, if `folder` is the checkpoint that was tested: the best one of a completed run."""
+    run = run_folder_of(folder)
+    best, result = run / "checkpoints/best", read_json(run / "result.json")
+    test = result.get("test") if result.get("status") == "completed" else None
+    if not isinstance(test, dict) or not best.exists() or not best.samefile(folder):
+        return None
+    figures = {name: test[name] for name in _FIGURES if name in test}
+    known = all(isinstance(value, int | float) and math.isfinite(value) for value in figures.values())
+    return figures if known else None  # somebody else may have written the file
+
+
+def _versions(saved: object) -> dict[str, str]:
+    """The versions that the run was made with, and that of this program."""
+    known = saved if isinstance(saved, dict) else {}
+    versions = {name: str(known[name])[:_LONGEST_VERSION] for name in _VERSIONS if name in known}
+    try:
+        return {"metalearn": metadata.version("metalearn")} | versions
+    except metadata.PackageNotFoundError:  # the program runs from its folder
+        return versions

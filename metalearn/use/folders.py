@@ -1,0 +1,69 @@
+"""Folders of pictures: a class folder each for the support set; class folders, or just pictures, for the queries."""
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from metalearn.errors import DataError
+from metalearn.tasks.common.picture_folders import first_few, only_pictures, picture_folders
+
+TABLE = ("file", "label", "probability")
+"""The first columns of predictions.csv; the others are named by classes."""
+
+
+class Found(NamedTuple):
+    """Pictures by their paths from `root`, with the class that each one's folder names. `classes` is None if
+    these are not known, and `why` says why."""
+
+    root: Path
+    files: list[str]
+    classes: list[str] | None
+    why: str = ""
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.root / file for file in self.files]
+
+
+def support_in(root: Path, key: str = "--support ") -> Found:
+    """The pictures of every class folder below `root`. Messages put `key` before the folder.
+
+    Raises:
+        DataError: there are no pictures, pictures outside class folders, other files, or a class that has the name of a
+            column of predictions.csv.
+    """
+    folders = only_pictures(root, picture_folders(root, key), key)
+    if loose := folders.get("."):
+        raise DataError(
+            f"{key}{root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a folder "
+            "named by their class"
+        )
+    if taken := sorted(set(TABLE) & folders.keys()):
+        raise DataError(
+            f"{key}{root}: the class {taken[0]} has the name of a column of predictions.csv; rename its folder"
+        )
+    pairs = [(file, name) for name, files in folders.items() for file in files]
+    return Found(root, [file for file, _ in pairs], [name for _, name in pairs])
+
+
+def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
+    """All pictures below `root`, at any depth. Their classes are known if each one's folder is named by one of `known`.
+
+    Raises:
+        DataError: there are no pictures.
+    """
+    folders = picture_folders(root, key)
+    files = [file for folder in folders.values() for file in folder.pictures]
+    unknown = sorted(folders.keys() - set(known))
+    if unknown:
+        why = "its pictures lie in no class folders" if "." in unknown else f"no support for {first_few(unknown)}"
+        return Found(root, files, None, why)
+    return Found(root, files, [name for name, folder in folders.items() for _ in folder.pictures])
+
+
+def summary(support: Found) -> str:
+    """`5 classes, 1 to 3 support pictures of each`."""
+    counts = Counter(support.classes)
+    low, high = min(counts.values()), max(counts.values())
+    pictures = f"{low}" if low == high else f"{low} to {high}"
+    return f"{len(counts)} classes, {pictures} support pictures of each"

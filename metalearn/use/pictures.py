@@ -1,0 +1,144 @@
+"""Pictures of any kind, given the form in which a dataset has shown its own to the network."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.tasks.common.episodes import Images
+from metalearn.tasks.common.pictures import Form, check_pixels, formed, of_8_bits, opened, reason
+
+DRAWINGS = ("omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining")
+"""Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
+
+LARGEST_SIZE = 1024
+"""Pixels of a side of what a network is shown."""
+
+FRAMINGS = ("whole", "middle")
+
+Picture = Image.Image | str | os.PathLike[str] | NDArray[Any] | Tensor
+"""A picture: one of Pillow's, the path of a file, or an array [h, w], [h, w, c] or [c, h, w] of 1, 3 or 4 channels. An
+array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
+
+
+def form_of(dataset: Mapping[str, Any]) -> Form | None:
+    """The form in which a dataset, as its group of the config describes it, shows pictures; None if it has none."""
+    if "image_size" not in dataset:
+        return None
+    drawings = str(dataset.get("_target_")).rpartition(".")[2] in DRAWINGS
+    return checked(Form(dataset["image_size"], dataset.get("channels", 1), whole=drawings, inverted=drawings))
+
+
+def checked(form: Form) -> Form:
+    """Raises ValueError for a form that no picture can have."""
+    whole_number("image_size", form.size, at_least=1, at_most=LARGEST_SIZE)
+    one_of("channels", form.channels, (1, 3))
+    true_or_false("inverted", form.inverted)
+    return form
+
+
+def described(form: Form | None) -> dict[str, Any] | None:
+    """The form as plain values, for model.json."""
+    if form is None:
+        return None
+    return {
+        "image_size": form.size, "channels": form.channels, "framing": FRAMINGS[0 if form.whole else 1],
+        "inverted": form.inverted, "filter": "lanczos", "values": [0, 1],
+    }  # fmt: skip
+
+
+def read_form(described: object) -> Form | None:
+    """The form that `described` has written.
+
+    Raises:
+        ValueError: a value is missing or not allowed.
+    """
+    if described is None:
+        return None
+    values = described if isinstance(described, dict) else {}
+    for name in ("image_size", "channels", "framing", "inverted"):
+        if name not in values:
+            raise ValueError(f"preprocessing.{name}: missing")
+    one_of("framing", values["framing"], FRAMINGS)
+    whole = values["framing"] == FRAMINGS[0]
+    return checked(Form(values["image_size"], values["channels"], whole=whole, inverted=values["inverted"]))
+
+
+def prepared(images: Sequence[Picture], form: Form, what: str = "images") -> Tensor:
+    """The pictures as the network takes them: float32 [n, channels, size, size] in [0, 1].
+
+    Args:
+        what: the argument that messages name.
+
+    Raises:
+        ValueError: a picture cannot be read or is too large, or something is no picture. The message names it.
+    """
+    shown = np.stack([_shown(image, form, f"{what}[{number}]") for number, image in enumerate(images)])
+    x = torch.from_numpy(shown).to(torch.float32).div_(255)
+    return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
+
+
+def listed(images: object, what: str) -> list[Any]:
+    """The pictures, or the labels, as a list.
+
+    Raises:
+        ValueError: it is one picture or one text, or nothing that has members.
+    """
+    if isinstance(images, str | os.PathLike | Image.Image) or getattr(images, "ndim", None) in (0, 2):
+        raise ValueError(f"{what}: must be a list, and is a single {type(images).__name__}; type [{what}]")
+    if not isinstance(images, Iterable):
+        raise ValueError(f"{what}={images!r}: must be a list of pictures")
+    return list(images)
+
+
+def _shown(image: Picture, form: Form, name: str) -> Images:
+    try:
+        if isinstance(image, str | os.PathLike):
+            name = f"{name}={os.fspath(image)}"
+            with opened(Path(image)) as picture:
+                return formed(picture, form)
+        picture = image if isinstance(image, Image.Image) else _from_array(image)
+        check_pixels(picture)
+        return formed(of_8_bits(picture, picture.format), form)
+    except Exception as error:  # Pillow raises many types for broken pictures
+        raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
+
+
+def _from_array(image: object) -> Image.Image:
+    if isinstance(image, Tensor):
+        image, first = image.detach().cpu().numpy(), True
+    elif isinstance(image, np.ndarray):
+        first = False
+    else:
+        raise ValueError(f"a {type(image).__name__} is no picture; take a PIL picture, a path, or an array [h, w, 3]")
+    values = _channels_last(_as_bytes(image), first)
+    return Image.fromarray(values)
+
+
+def _as_bytes(image: NDArray[Any]) -> Images:
+    """Raises ValueError for values that are not black to white."""
+    if image.size == 0:
+        raise ValueError(f"an array of shape {image.shape} holds no pixel")
+    if image.dtype == np.bool_:
+        return image.astype(np.uint8) * 255
+    top = 1 if np.issubdtype(image.dtype, np.floating) else 255
+    if not np.issubdtype(image.dtype, np.number) or not (image.min() >= 0 and image.max() <= top):
+        raise ValueError(f"an array of {image.dtype} must hold numbers from 0 (black) to {top} (white)")
+    return (image * 255).round().astype(np.uint8) if top == 1 else image.astype(np.uint8)
+
+
+def _channels_last(image: Images, first: bool) -> Images:
+    """[h, w] or [h, w, 3 or 4] of an array whose channels come last or first; `first` decides if both are possible."""
+    kinds = (1, 3, 4)
+    if image.ndim == 3 and image.shape[0] in kinds and (first or image.shape[2] not in kinds):
+        image = image.transpose(1, 2, 0)
+    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in kinds):
+        raise ValueError(f"an array of shape {image.shape} must be [h, w], [h, w, 3] or [3, h, w]")
+    return np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image)

@@ -1,0 +1,250 @@
+"""The published form of what a run has learned: a folder with `model.safetensors` (the parameters) and `model.json`.
+
+`model.json` says in plain values how to build and use the network. It names options of `conf/`, never code; it holds no
+path of the machine that wrote it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from metalearn.config.compose import CONF, groups, nearest
+from metalearn.config.foreign import check_saved
+from metalearn.config.saved import DATA
+from metalearn.errors import ConfigError
+from metalearn.files import open_regular, read_object
+from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
+
+PARAMETERS, DESCRIPTION = "model.safetensors", "model.json"
+
+FORMAT = "metalearn-model-1"
+
+KIND = "kind"
+"""The key of a group that names the option of `conf/`."""
+
+GROUPS = {
+    "algorithm": "algorithm",
+    "inner": "inner",
+    "model": "architecture",
+    "dataset": "dataset",
+    "trainer": "trainer",
+}
+"""Groups of the config → their names in model.json."""
+
+OUTSIDE = {
+    "ways": ("dataset", "ways"), "shots": ("dataset", "shots"), "transductive": ("model", "transductive"),
+    "image_size": ("dataset", "image_size"), "channels": ("dataset", "channels"),
+}  # fmt: skip
+"""Keys that stand at the top of model.json, or in its preprocessing, and not in their group."""
+
+OF_THE_MACHINE = {"root": None, "download": True, "seed": 0, "eval_seed": 0}
+"""Keys of a dataset that are not published, and what a reader takes: its own folder, and seeds that follow others."""
+
+REQUIRED: dict[str, type | tuple[type, ...]] = {
+    "format": str, "algorithm": dict, "inner": dict, "architecture": dict, "dataset": dict, "trainer": dict,
+    "preprocessing": (dict, type(None)), "ways": (int, type(None)), "shots": (int, type(None)),
+    "transductive": (bool, type(None)), "step": int, "precision": str, "sha256": str,
+}  # fmt: skip
+"""Fields without which a model cannot be used, and their types. The others are for its readers."""
+
+
+def is_published(path: Path) -> bool:
+    """Whether the folder holds a published model."""
+    return (path / DESCRIPTION).exists() or (path / DESCRIPTION).is_symlink()
+
+
+def named(key: str, path: Path) -> Snapshot:
+    """The published model or the checkpoint that `key` names; a published one has no state.
+
+    Raises:
+        ConfigError: it cannot be read, or it is refused.
+    """
+    return read(key, path) if is_published(path) else read_named(key, path)
+
+
+def parameters_in(path: Path) -> Path:
+    """The file of the parameters in the folder of a published model, or of a checkpoint."""
+    return path / (PARAMETERS if is_published(path) else "params.safetensors")
+
+
+# Writing
+
+
+def write(folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+    """Writes the folder, whole or not at all.
+
+    Args:
+        folder: must not exist, or be empty.
+        snapshot: parameters, step and config. `state` is left out.
+        facts: what else model.json says: its `preprocessing`, and fields for its readers.
+
+    Raises:
+        ConfigError: the folder is not empty or cannot be written, or the config holds a path.
+    """
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigError(f"out={folder}: is there already, and not an empty folder; type another name")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
+        save_file(params, temporary / PARAMETERS)
+        content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
+        (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        temporary.replace(folder)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"out={folder}: cannot be written: {reason or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of model.json, without the digest of the parameters.
+
+    Raises:
+        ConfigError: a group that is no option of `conf/`, or a value that is a path of this machine.
+    """
+    config = snapshot.meta["config"]
+    parts = {name: dict(config[group]) for group, name in GROUPS.items()}
+    top = {key: parts[GROUPS[group]].pop(name, None) for key, (group, name) in OUTSIDE.items()}
+    for name in OF_THE_MACHINE:
+        parts["dataset"].pop(name, None)
+    if _is_path(parts["dataset"].get("split")):
+        parts["dataset"]["split"] = None  # a folder of lists
+    for group, name in GROUPS.items():
+        parts[name] = {KIND: option_of(group, parts[name].pop("_target_"))} | parts[name]
+    network = parts["architecture"].get("network")
+    if isinstance(network, dict):
+        parts["architecture"]["network"] = {"class" if key == "_target_" else key: v for key, v in network.items()}
+    for key, value in _leaves(parts):
+        if _is_path(value):
+            raise ConfigError(f"{key}={value}: is a path of this machine, and a published model holds none")
+    sizes = {name: top[name] for name in ("ways", "shots", "transductive")}
+    numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": config["precision"]}
+    return {"format": FORMAT} | parts | sizes | dict(facts) | numbers
+
+
+def option_of(group: str, target: str) -> str:
+    """The option of a group whose file names the factory `target`; if there are several, the one of its own name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [option for option in groups()[group] if _yaml(group, option).get("_target_") == target]
+    if not found:
+        raise ConfigError(f"{group}._target_={target}: no file of conf/{group} names it, so it cannot be published")
+    own = target.rpartition(".")[2]
+    return own if own in found else found[0]
+
+
+def _yaml(group: str, option: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((CONF / group / f"{option}.yaml").read_text()) or {}
+    return content
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and (os.sep in value or "\\" in value or value.startswith("~"))
+
+
+def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of everything that is neither a dict nor a list."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _leaves(value, f"{prefix}.{name}".lstrip("."))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _leaves(value, prefix)
+    else:
+        yield prefix, node
+
+
+# Reading
+
+
+def read(key: str, path: Path) -> Snapshot:
+    """The published model in a folder, with an empty state. Its `meta` has the step, a config as a checkpoint has it,
+    and the `preprocessing`.
+
+    Raises:
+        ConfigError: it is damaged, not complete, or refused: the config's `key` names it.
+    """
+    try:
+        for name in (DESCRIPTION, PARAMETERS):
+            if (path / name).is_symlink():
+                raise ValueError(f"{name} is a link; copy the file that it leads to")
+        content = check_saved(read_object(path / DESCRIPTION))
+        _check_fields(content)
+        if content["sha256"] != _sha256(path / PARAMETERS):
+            raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")
+        params = {name: value.clone() for name, value in load_file(path / PARAMETERS).items()}
+        config = _config(content)
+    except Exception as error:  # safetensors raises many types
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish it anew with "
+            "scripts/export.py, or take another"
+        ) from error
+    return Snapshot(params, {}, {name: content[name] for name in ("step", "preprocessing")} | {"config": config})
+
+
+def _check_fields(content: Mapping[str, Any]) -> None:
+    for name, kind in REQUIRED.items():
+        if name not in content:
+            raise ValueError(f"{DESCRIPTION} has no field {name}")
+        allowed = kind if isinstance(kind, tuple) else (kind,)
+        if type(content[name]) not in allowed:
+            wanted = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+            raise ValueError(f"{DESCRIPTION}: {name} must be {wanted}, and is {type(content[name]).__name__}")
+    if content["format"] != FORMAT:
+        raise ValueError(f"{DESCRIPTION}: format={content['format'][:40]!r} is not {FORMAT!r}")
+    for key, _ in _keys(content):
+        if key == "_target_":
+            raise ValueError(f"{DESCRIPTION} has a _target_, which names code, and a published model never does")
+
+
+def _keys(node: object) -> Iterator[tuple[str, object]]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield name, value
+            yield from _keys(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _keys(value)
+
+
+def _config(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a published model, as a checkpoint has it."""
+    config: dict[str, Any] = {"precision": content["precision"]}
+    here = OF_THE_MACHINE | {"root": os.environ.get("METALEARN_DATA", DATA)}
+    for group, name in GROUPS.items():
+        option = content[name].get(KIND)
+        if option not in groups()[group]:
+            hint = nearest(str(option)[:40], groups()[group])
+            raise ValueError(f"{DESCRIPTION}: {name}.{KIND}={str(option)[:40]!r} is no option of conf/{group}{hint}")
+        values = {key: value for key, value in content[name].items() if key != KIND}
+        own = _yaml(group, option)
+        outside = {key: _outside(content, top) for top, (of, key) in OUTSIDE.items() if of == group and key in own}
+        missing = {key: value for key, value in here.items() if group == "dataset" and key in own}
+        config[group] = {"_target_": own["_target_"]} | values | outside | missing
+    network = config["model"].get("network")
+    if isinstance(network, dict):
+        config["model"]["network"] = {"_target_" if key == "class" else key: v for key, v in network.items()}
+    return config
+
+
+def _outside(content: Mapping[str, Any], name: str) -> object:
+    preprocessing = content["preprocessing"] or {}
+    return content[name] if name in content else preprocessing.get(name)
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path, LARGEST_FILE) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
