@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAINING = ("experiment=maml_glyphs", "trainer.steps=500", "logger.tensorboard=false")
+TRAINING = ("experiment=maml_glyphs", "trainer.steps=500", "logger.tensorboard=false", "logger.report=false")
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "algorithm.inner_lr=tag(log,interval(0.03,3.0))")
 KILLS, SLOTS = 5, (1, 3, 2, 1, 4)
 

@@ -35,7 +35,7 @@ WARM_UP = 20
 """The first steps, which do not count."""
 
 SHORT = ("trainer.val_every=100000", "trainer.val_tasks=64", "trainer.test_tasks=64", "checkpoint.every=100000",
-         "logger.every=10", "logger.tensorboard=false")  # fmt: skip
+         "logger.every=10", "logger.tensorboard=false", "logger.report=false")  # fmt: skip
 
 
 class Case(NamedTuple):

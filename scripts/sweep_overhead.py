@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAINING = (
     "experiment=maml_sinusoid", "trainer.steps=20", "trainer.val_tasks=20", "trainer.test_tasks=20",
     "logger.tensorboard=false",
+    "logger.report=false",
 )  # fmt: skip
 FEW, MANY = 2, 8
 """Trials of the two sweeps whose difference is measured."""

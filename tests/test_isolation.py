@@ -18,7 +18,8 @@ pytestmark = pytest.mark.thorough
 
 SHORT = (
     "trainer.meta_batch_size=4", "trainer.task_chunk=2", "trainer.val_every=100000", "trainer.val_tasks=4",
-    "trainer.test_tasks=4", "logger.every=1", "logger.tensorboard=false", "logger.plots=false", "model.filters=16",
+    "trainer.test_tasks=4", "logger.every=1", "logger.tensorboard=false", "logger.plots=false",
+    "logger.report=false", "model.filters=16",
 )  # fmt: skip
 RUN = Path("outputs/maml_glyphs/seed0")
 

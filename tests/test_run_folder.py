@@ -22,7 +22,7 @@ from tests.runs import ROOT, Start, metrics
 TINY = (
     "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
     "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "logger.tensorboard=false",
-    "logger.plots=false",
+    "logger.plots=false", "logger.report=false",
 )  # fmt: skip
 
 RUN = Path("outputs/maml_sinusoid/seed0")
@@ -37,7 +37,7 @@ sys.addaudithook(kill)
 
 
 @pytest.mark.thorough
-def test_a_run_killed_between_a_checkpoint_and_its_links_tests_its_best_and_no_plot_hides_it(
+def test_a_run_killed_between_a_checkpoint_and_its_links_tests_its_best_and_no_drawing_hides_it(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(KILLED_BEFORE_THE_LINKS)
@@ -47,8 +47,10 @@ def test_a_run_killed_between_a_checkpoint_and_its_links_tests_its_best_and_no_p
         (checkpoints / "best").readlink()
     ) != "step_000080"
     (tmp_path / RUN / "plots").touch()  # where a folder is to be made
-    resumed = start(*TINY, "logger.plots=true").wait()
-    assert resumed.code == 0 and f"{RUN}/plots: cannot be drawn" in resumed.text, resumed.text
+    (tmp_path / RUN / "report.html").mkdir()  # where a file is to be made
+    resumed = start(*TINY, "logger.plots=true", "logger.report=true").wait()
+    assert resumed.code == 0, resumed.text
+    assert all(f"{RUN}/{name}: cannot be drawn" in resumed.text for name in ("plots", "report.html")), resumed.text
     result = json.loads((tmp_path / RUN / "result.json").read_text())
     assert {str((checkpoints / name).readlink()) for name in ("best", "last")} == {"step_000080"}
     tested = [row for row in metrics(tmp_path / RUN) if row["split"] == "test"]

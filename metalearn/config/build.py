@@ -49,12 +49,12 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
 
 @cache
 def factories(group: str) -> tuple[str, ...]:
-    """The factories of a group: those that the yaml files of its options name. No other function is ever called."""
+    """The factories of a group: those that the yaml files of its options name, and the one that config.yaml names. No
+    other function is ever called."""
     options = sorted((CONF / group).glob("*.yaml"))
-    if options:
-        return tuple(dict.fromkeys(target for file in options for target in _TARGET.findall(file.read_text())))
-    target = OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), f"{group}._target_")
-    return () if target is None else (str(target),)
+    named = [target for file in options for target in _TARGET.findall(file.read_text())]
+    common = OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), f"{group}._target_")
+    return tuple(dict.fromkeys([*named, *([] if common is None else [str(common)])]))
 
 
 def _factory(group: str, target: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from metalearn.checks import one_of, whole_number
+from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.compose import check_key, keys_of
 from metalearn.errors import ConfigError
 
@@ -28,6 +28,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
+        true_or_false("init_strict", config.init_strict)
         one_of("device", config.device, DEVICES)
         one_of("precision", config.precision, PRECISIONS)
         if config.pause_after is not None:

@@ -25,6 +25,9 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 NO_GROUPS = ("reproduce",)
 """Folders of `conf` that are not config groups."""
 
+SEVERAL = ("logger",)
+"""Groups of which several options can be chosen together: `logger=[tensorboard,csv]`."""
+
 OPEN = "model.network."
 """Below this key stand the arguments of a user's own network; any name is allowed there."""
 
@@ -200,7 +203,11 @@ def check_choice(override: Override) -> None:
     group = override.key_or_group
     if override.is_delete():
         raise ConfigError(f"~{group}: a group cannot be removed; type {group}=NAME")
-    _check_option(group, str(override.value()))
+    value = override.value()
+    if isinstance(value, list) and group not in SEVERAL:
+        raise ConfigError(f"{override.input_line}: takes one choice; type {group}=NAME")
+    for option in value if isinstance(value, list) else [value]:
+        _check_option(group, str(option))
 
 
 def _check_option(group: str, option: str) -> None:

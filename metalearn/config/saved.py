@@ -18,7 +18,7 @@ from metalearn.errors import ConfigError
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 """Groups that get their defaults: an evaluation may run on another machine than the training."""
 
-STARTS = ("resume", "resume_changes", "pause_after", "init_from")
+STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
 """Where a run starts, and where it pauses."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
@@ -28,8 +28,8 @@ LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}",
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 FREE_KEYS = (
-    "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "checkpoint",
-    "logger", "dataset.root", "dataset.download", "trainer.steps",
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 

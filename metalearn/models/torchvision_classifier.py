@@ -1,46 +1,108 @@
 """Any classifier of torchvision by its name, as pure functions."""
 
 import difflib
+from typing import Any
 
 from torch import nn
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.models.common.adapter import model_of
+from metalearn.models.common.adapter import floats_of, model_of
+from metalearn.models.common.frozen import frozen_model
+from metalearn.models.common.weights import HEADS, load_body, pretrained
 from metalearn.types import Model
 
 
-def torchvision_classifier(*, name: str, ways: int, channels: int, image_size: int, transductive: bool = True) -> Model:
-    """A network of `torchvision.models` with fresh weights. `metalearn.models.common.adapter` computes it.
+def torchvision_classifier(
+    *,
+    name: str,
+    ways: int,
+    channels: int,
+    image_size: int,
+    weights: str | None = None,
+    frozen: bool = False,
+    input_size: int | None = None,
+    transductive: bool = True,
+) -> Model:
+    """A network of `torchvision.models`. With fresh weights, or with pretrained ones that go on learning,
+    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.frozen`.
+
+    With pretrained weights, pictures are scaled and normalised as the weights ask, and the head is fresh.
 
     The auxiliary outputs of googlenet and inception_v3 are off. The second derivative of a swin_v2 is finite only if
     it does not pad its maps, that is if `image_size` is a multiple of 256.
 
     Args:
-        name: its name in torchvision, for example `resnet18`.
+        name: its name in torchvision, for example `resnet18`; with `weights` one of `HEADS`.
         ways: outputs of the last layer.
         channels: channels of an image: 3, or 1, which is repeated three times.
         image_size: height and width of an image, in pixels.
+        weights: None: fresh ones; else the path of a state dict, or torchvision's name of pretrained weights.
+        frozen: learn the head alone, and one factor for each feature. Batch norm then keeps the statistics that came
+            with the weights, and `transductive` has no effect.
+        input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
 
     Raises:
-        ValueError: a name that torchvision does not know, or images that the network cannot take.
+        ValueError: a name that torchvision does not know, images that the network cannot take, or weights that cannot
+            be read or are not those of the network.
     """
     for argument, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
         whole_number(argument, value, at_least=1)
     one_of("channels", channels, (3, 1))
     true_or_false("transductive", transductive)
+    true_or_false("frozen", frozen)
     _check_name(name)
+    if weights is not None:
+        return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive)
+    if frozen or input_size is not None:
+        key = "frozen=true" if frozen else f"input_size={input_size}"
+        raise ValueError(f"{key}: is for pretrained weights; type weights=/path/to/file as well")
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
 
     def make() -> nn.Module:
-        from torchvision import models  # takes a second
+        return _network(name, num_classes=ways, **options)
 
-        network: nn.Module = models.get_model(name, weights=None, num_classes=ways, **options)
+    return model_of(make, name=name, channels=3, image_size=image_size, transductive=transductive, advice=_ADVICE)
+
+
+_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
+
+
+def _pretrained(
+    name: str, weights: str, frozen: bool, input_size: int | None, ways: int, image_size: int, transductive: bool
+) -> Model:
+    one_of("name", name, HEADS)
+    if input_size is not None:
+        whole_number("input_size", input_size, at_least=1)
+    state, prepare, note = pretrained(name, weights, input_size)
+
+    def make() -> nn.Module:
+        """The network with these weights, a fresh head, and pictures prepared before its first layer."""
+        network = _network(name, num_classes=ways)
+        load_body(network, state)
+        network.register_forward_pre_hook(lambda _, images: (prepare(images[0]),))
         return network
 
-    advice = "type dataset.image_size=224, which all of torchvision's classifiers take"
-    return model_of(make, name=name, channels=3, image_size=image_size, transductive=transductive, advice=advice)
+    if frozen:
+        body = _network(name, num_classes=ways)
+        load_body(body, state)
+        parent, _, last = HEADS[name].rpartition(".")
+        head = body.get_submodule(HEADS[name])
+        assert isinstance(head, nn.Linear)
+        setattr(body.get_submodule(parent), last, nn.Identity())
+        floats = floats_of(make(), name=name, channels=3, image_size=image_size, advice=_ADVICE)
+        model = frozen_model(body, prepare=prepare, ways=ways, width=head.in_features, activations=floats)
+    else:
+        model = model_of(make, name=name, channels=3, image_size=image_size, transductive=transductive, advice=_ADVICE)
+    return model._replace(note="; ".join(part for part in (note, model.note) if part))
+
+
+def _network(name: str, **options: Any) -> nn.Module:
+    from torchvision import models  # takes a second
+
+    network: nn.Module = models.get_model(name, weights=None, **options)
+    return network
 
 
 def _check_name(name: object) -> None:

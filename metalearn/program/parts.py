@@ -13,7 +13,7 @@ from metalearn.config.build import build
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
-from metalearn.runs.checkpoint import Checkpointer, fitted
+from metalearn.runs.checkpoint import Checkpointer, start_params
 from metalearn.runs.logging import OpenLog
 from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
 from metalearn.training.loop import Reduce
@@ -24,12 +24,14 @@ from metalearn.use.published import named
 
 
 class Parts(NamedTuple):
-    """The components that the config describes; `start` holds the meta-parameters before the first step."""
+    """The components that the config describes; `start` holds the meta-parameters before the first step, and
+    `start_notes` a line for each one that `init_from` could not give."""
 
     settings: Settings
     source: TaskSource
     model: Model
     start: Params
+    start_notes: list[str]
     algorithm: Algorithm
     device: torch.device
     outer: OuterOptimizer
@@ -51,7 +53,7 @@ def assemble(job: Job) -> Parts:
     model = build(config, "model")
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
     outer = build(config, "optimizer")
-    start = initial_params(config, algorithm)
+    start, start_notes = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
     plan = Plan(work, job.workers, build(config, "partitioner"), reduce)
@@ -62,6 +64,7 @@ def assemble(job: Job) -> Parts:
         source=source,
         model=model,
         start=start,
+        start_notes=start_notes,
         algorithm=algorithm,
         device=work.device,
         outer=outer,
@@ -72,11 +75,13 @@ def assemble(job: Job) -> Parts:
     )
 
 
-def initial_params(config: DictConfig, algorithm: Algorithm) -> Params:
-    """The meta-parameters before the first step: drawn from the seed, or those of `init_from`.
+def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, list[str]]:
+    """The meta-parameters before the first step: drawn from the seed, or those of `init_from` as far as they fit. Also
+    a line for each one that does not.
 
     Raises:
-        ConfigError: the model is too large; `init_from` cannot be read, or its parameters have other names or shapes.
+        ConfigError: the model is too large; `init_from` cannot be read, or holds another model; `init_strict` refuses
+            it.
     """
     dtype = type_of(config.precision)
     try:
@@ -86,9 +91,9 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> Params:
         raise ConfigError(f"model: its parameters cannot be made ({reason}); type a smaller model") from error
     params = {name: value.to(dtype) for name, value in drawn.items()}
     if config.init_from is None:
-        return params
+        return params, []
     path = Path(config.init_from)
-    return fitted("init_from", path, named("init_from", path).params, params)
+    return start_params(path, named("init_from", path).params, params, strict=config.init_strict)
 
 
 def make_work(

@@ -1,20 +1,24 @@
 """A run from its first step to its result, once its parts are built and its workers are there."""
 
 import logging
+import shlex
 from typing import Any
 
 import torch
 
-from metalearn.config.compose import leaves, to_container
+from metalearn.config.compose import to_container
 from metalearn.errors import RunError
 from metalearn.nn.native import describe
 from metalearn.program.job import Job
 from metalearn.program.parts import Parts, evaluation_chunk, training_chunk
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
-from metalearn.runs.logging import SILENT, RunLog, Window
+from metalearn.runs.loggers.protocol import Picture, Window
+from metalearn.runs.logging import SILENT, RunLog
 from metalearn.runs.metrics import summary, write_table
+from metalearn.runs.pictures import episode_picture, has_pictures
 from metalearn.runs.plots import adaptation, learning_curve
+from metalearn.runs.report import REPORT, Learned, ShownTask, write_report
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.training.loop import (
     Learner,
@@ -28,15 +32,18 @@ from metalearn.training.loop import (
     restore,
     snapshot,
 )
-from metalearn.types import Metrics, Params, Strategy
+from metalearn.types import Batch, Episode, Metrics, Params, Strategy
 
 Result = dict[str, Any]
+
+SHOWN_TASKS, SHOWN_SAMPLES = 4, 60
+"""So many test tasks, or test samples, are in the report."""
 
 log = logging.getLogger("metalearn")
 
 
 def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stops: Stops) -> Result:
-    """Rank zero: trains to the last step, tests the best checkpoint, writes the result, then the plots.
+    """Rank zero: trains to the last step, tests the best checkpoint, writes the result, then draws.
 
     Raises:
         Stopped: the run was asked to stop; a checkpoint is saved.
@@ -56,6 +63,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops)
     log_start(job, parts, run)
     try:
+        run_log.start(config, first_pictures(parts))
         strategy.share(to_bytes(snapshot(learner, progress, config, {})))
         progress = fit(run, learner, progress)
         best = parts.checkpointer.best()
@@ -67,16 +75,17 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         run_log.evaluation(progress.step, "test", test)
         result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.model.transductive}}
         figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
-        run_log.result(dict(leaves(config)), figures)
+        run_log.result(config, figures)
     finally:
         run_log.close()
     write_result(job.run_dir, result)
-    if run_log.plots:
-        try:
-            draw(job, parts, best.params)
-        except Exception as error:  # whatever fails in the drawing, the run is complete
-            log.warning("%s: cannot be drawn: %s", job.run_dir / "plots", error)
-            log.debug("where the drawing failed:", exc_info=True)  # for train.log
+    for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, draw_report)):
+        if wanted:
+            try:
+                draw(job, parts, best.params, result)
+            except Exception as error:  # whatever fails in the drawing, the run is complete
+                log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
+                log.debug("where the drawing failed:", exc_info=True)  # for train.log
     return result
 
 
@@ -123,6 +132,8 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
     """The learner as the run folder has it, or at its start."""
     if state.snapshot is None:
         parts.checkpointer.settle(0, None)
+        for note in parts.start_notes:
+            log.warning("%s", note)
         return new_learner(parts.start, parts.outer.start), Progress()
     learner, progress = restore(state.snapshot, parts.outer.start)
     if state.rewinds:
@@ -160,10 +171,55 @@ def log_start(job: Job, parts: Parts, run: Run) -> None:
         log.info("%s", parts.model.note)
 
 
-def draw(job: Job, parts: Parts, params: Params) -> None:
-    """The plots of a completed run."""
+def first_pictures(parts: Parts) -> dict[str, Picture]:
+    """The first training task and the first test task as pictures; none where tasks are not made of pictures."""
+    if parts.algorithm.trained_on != "tasks":
+        return {}
+    tasks = {split: parts.source.episodes(split, torch.tensor([0])) for split in ("train", "test")}
+    return {split: episode_picture(task) for split, task in tasks.items() if has_pictures(task)}
+
+
+# What is drawn of a completed run
+
+
+def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
+    """The plots."""
     learning_curve(job.run_dir)
     episode = parts.source.episodes("test", torch.tensor([0]))
-    if episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,):
-        single = {name: value.float() for name, value in params.items()}
-        adaptation(job.run_dir, parts.algorithm.adapt, single, episode)
+    if is_curve(episode):
+        adaptation(job.run_dir, parts.algorithm.adapt, in_float32(params), episode)
+
+
+def draw_report(job: Job, parts: Parts, params: Params, result: Result) -> None:
+    """The page report.html."""
+    command = shlex.join(["python", job.program.name, *job.overrides])
+    learned = Learned(parts.algorithm.adapt, in_float32(params))
+    if parts.algorithm.evaluated_on == "samples":
+        tasks = [shown_samples(parts, learned)]
+    else:
+        tasks = [shown_task(parts, learned, number) for number in range(SHOWN_TASKS)]
+    write_report(job.run_dir, command, to_container(job.config), result, tasks, learned)
+
+
+def shown_task(parts: Parts, learned: Learned, number: int) -> ShownTask:
+    """A test task, and the outputs after it was adapted to."""
+    episode = parts.source.episodes("test", torch.tensor([number]))
+    return ShownTask(f"task {number}", episode, learned.adapt(learned.params, episode.support)(episode.query.x))
+
+
+def shown_samples(parts: Parts, learned: Learned) -> ShownTask:
+    """The first test samples and their outputs. The support set, which gives statistics only, is not shown."""
+    samples = parts.source.episodes("test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
+    outputs = learned.adapt(learned.params, samples.support)(samples.query.x)
+    unseen = Batch(samples.support.x[:, :0], samples.support.y[:, :0])
+    return ShownTask("first samples", Episode(unseen, samples.query), outputs)
+
+
+def is_curve(episode: Episode) -> bool:
+    """Whether a task is a regression from one number."""
+    return episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,)
+
+
+def in_float32(params: Params) -> Params:
+    """The parameters in the type of the data that is drawn."""
+    return {name: value.float() for name, value in params.items()}

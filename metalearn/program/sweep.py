@@ -84,16 +84,17 @@ def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Seq
 
 
 def job_of(config: DictConfig, program: Path) -> Job:
-    """The job of a multirun that Hydra has made this config and folder for. Without an order to, it draws no plots."""
+    """The job of a multirun that Hydra has made this config and folder for. It draws only if told to."""
     from hydra.core.hydra_config import HydraConfig
 
     own = HydraConfig.get()
     folder = Path(own.runtime.output_dir)
     overrides = [*own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
     complete = resolved(config)
-    if not any(text.startswith("logger.plots=") for text in overrides):
-        overrides.append("logger.plots=false")
-        OmegaConf.update(complete, "logger.plots", False)
+    for key in ("logger.plots", "logger.report"):
+        if not any(text.startswith(f"{key}=") for text in overrides):
+            overrides.append(f"{key}=false")
+            OmegaConf.update(complete, key, False)
     job = to_job(complete, folder, own.runtime.choices["experiment"], program, overrides)
     return job._replace(in_sweep=True)
 

@@ -278,6 +278,31 @@ def has_gone_back(run_dir: Path) -> bool:
     return restarted_by_torchrun() and marker.is_file() and marker.read_text() == torchrun_id()
 
 
+def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) -> tuple[Params, list[str]]:
+    """The parameters `loaded` from `path` where name and shape fit, in the dtypes of `params`; the others are those of
+    `params`. Also returns a line for each one that does not fit.
+
+    Raises:
+        ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
+    """
+    if strict:
+        return fitted("init_from", path, loaded, params), []
+    ours, theirs = _shapes(params), _shapes(loaded)
+    fits = {name for name in ours if theirs.get(name) == ours[name]}
+    if not fits:
+        raise ConfigError(f"init_from={path}: holds parameters of another model: none of its {len(theirs)} fits")
+    notes = [
+        f"init_from: {name} {list(ours[name])} keeps its first value: the checkpoint has "
+        + (f"the shape {list(theirs[name])}" if name in theirs else "none")
+        for name in sorted(ours.keys() - fits)
+    ]
+    notes += [
+        f"init_from: {name} {list(theirs[name])} is left: there is none here"
+        for name in sorted(theirs.keys() - ours.keys())
+    ]
+    return {n: loaded[n].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
+
+
 def fitted(key: str, path: Path, loaded: Params, params: Params) -> Params:
     """The parameters `loaded` from the checkpoint at `path`, in the dtypes of `params`; the config's `key` names it.
 

@@ -250,7 +250,10 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     changes = differences(with_present_targets(old), new) if old else {}
-    return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
+    added = {key for key, (before, now) in changes.items() if before == "absent" and now in (None, False)}
+    # An earlier version lacks the keys that have come since; what is off now was not there then.
+    others = {key: pair for key, pair in changes.items() if key not in added}
+    return {key: pair for key, pair in others.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:

@@ -1,98 +1,125 @@
-"""The log of a run: progress on the terminal, train.log, metrics.jsonl and TensorBoard."""
+"""The log of a run: progress on the terminal, train.log, metrics.jsonl, and the loggers that the config chooses."""
 
+import importlib.util
 import json
 import logging
 import os
-import re
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from metalearn.checks import true_or_false, whole_number
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.config.compose import Config
 from metalearn.files import lines_of, write_atomically, writing
+from metalearn.runs.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
+from metalearn.runs.loggers.to_csv import csv_logger
+from metalearn.runs.loggers.to_mlflow import mlflow_logger
+from metalearn.runs.loggers.to_tensorboard import tensorboard_logger
+from metalearn.runs.loggers.to_wandb import MODES, wandb_logger
 from metalearn.runs.metrics import describe, jsonable
-
-Values = dict[str, float]
-
-Sums = dict[str, tuple[float, int]]
-"""For each figure its sum over some steps, and their number."""
 
 _PACKAGES = ("metalearn", "distributed")
 
 
 class RunLog(NamedTuple):
-    """`step` logs the values of a meta-step, `evaluation` the figures of a validation or test, `result` the settings
-    with the final figures; `close` writes everything to disk. `pending` returns the sums over the steps since the last
-    line, which a run that goes on begins with. `plots` says whether the run's plots are wanted."""
+    """`start` gets the config and a few episodes as pictures; `step` logs the values of a meta-step, `evaluation` the
+    figures of a validation or test, `result` the config with the final figures; `close` writes everything to disk.
+    `pending` returns the sums over the steps since the last line, which a run that goes on begins with. `plots` and
+    `report` say whether these are wanted of the completed run."""
 
+    start: Callable[[Config, Mapping[str, Picture]], None]
     step: Callable[[int, Values], None]
     evaluation: Callable[[int, str, dict[str, Any]], None]
-    result: Callable[[dict[str, Any], Values], None]
+    result: Callable[[Config, Values], None]
     close: Callable[[], None]
     pending: Callable[[], Sums]
     plots: bool = False
+    report: bool = False
 
 
-SILENT = RunLog(lambda step, v: None, lambda step, split, f: None, lambda settings, f: None, lambda: None, dict)
+def _silent(*arguments: object) -> None:
+    return None
+
+
+SILENT = RunLog(_silent, _silent, _silent, _silent, _silent, dict)
 """For ranks that take the same steps while rank zero logs."""
-
-
-class Window(NamedTuple):
-    """The steps to log: how many are `done` already, the last one that is `validated`, how many there are, and the
-    tasks (or samples: `unit`) of each. `pending` has the sums over the steps that are done, but not in a line yet."""
-
-    done: int
-    validated: int
-    steps: int
-    meta_batch_size: int
-    unit: str = "tasks"
-    pending: Mapping[str, tuple[float, int]] = MappingProxyType({})
-
 
 OpenLog = Callable[[Path, Window], RunLog]
 
 log = logging.getLogger("metalearn")
 
 
-def run_log(*, every: int, tensorboard: bool, plots: bool) -> OpenLog:
+def run_log(
+    *,
+    every: int,
+    plots: bool,
+    report: bool = False,
+    tensorboard: bool = False,
+    csv: bool = False,
+    wandb: bool = False,
+    mlflow: bool = False,
+    project: str = "metalearn",
+    wandb_mode: str | None = None,
+    mlflow_uri: str | None = None,
+) -> OpenLog:
     """Returns a function from the run folder and the window of steps to a `RunLog`.
 
     Args:
         every: steps between logged lines; a line is the mean over the steps since the last one.
-        tensorboard: whether to write TensorBoard events.
-        plots: whether the completed run's plots are wanted.
+        plots, report: whether the completed run's plots and its report.html are wanted.
+        tensorboard, csv, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
+        project: the project of Weights & Biases, or the experiment of MLflow.
+        wandb_mode: `offline` or `online`; None: as WANDB_MODE says, else offline.
+        mlflow_uri: where MLflow keeps the run; None: as MLFLOW_TRACKING_URI says, else a database in the run folder.
 
     Raises:
-        ValueError: `every` is below 1, or another argument is no bool.
+        ValueError: `every` is below 1, another argument is out of range, or the package of a logger is not installed.
     """
     whole_number("every", every, at_least=1)
-    true_or_false("tensorboard", tensorboard)
-    true_or_false("plots", plots)
+    chosen = {"tensorboard": tensorboard, "csv": csv, "wandb": wandb, "mlflow": mlflow}
+    for name, value in (chosen | {"plots": plots, "report": report}).items():
+        true_or_false(name, value)
+    if wandb_mode is not None:
+        one_of("wandb_mode", wandb_mode, MODES)
+    for name in ("wandb", "mlflow"):
+        if chosen[name] and importlib.util.find_spec(name) is None:
+            raise ValueError(f"{name}=true: the package {name} is not installed; type pip install {name}")
+    openers: dict[str, OpenLogger] = {
+        "tensorboard": tensorboard_logger,
+        "csv": csv_logger,
+        "wandb": wandb_logger(project, wandb_mode),
+        "mlflow": mlflow_logger(project, mlflow_uri),
+    }
 
     def open_log(folder: Path, window: Window) -> RunLog:
-        board = _Board(folder, window.done) if tensorboard else None
-        outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window), board)
-        return RunLog(outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending, plots)
+        loggers = [openers[name](folder, window) for name in chosen if chosen[name]]
+        outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window), loggers)
+        return RunLog(
+            outputs.start, outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending,
+            plots, report,
+        )  # fmt: skip
 
     return open_log
 
 
 class _Outputs:
-    """All outputs of a run's log: the terminal, metrics.jsonl, and TensorBoard if `board` is given."""
+    """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
 
-    def __init__(self, window: Window, every: int, lines: "_Lines", board: "_Board | None") -> None:
-        self._window, self._every, self._lines, self._board = window, every, lines, board
+    def __init__(self, window: Window, every: int, lines: "_Lines", loggers: Sequence[Logger]) -> None:
+        self._window, self._every, self._lines, self._loggers = window, every, lines, loggers
         self._bar = _bar(window)
         self._sums: Sums = dict(window.pending)
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        for logger in self._loggers:
+            logger.start(config, pictures)
 
     def step(self, step: int, values: Values) -> None:
         for name, value in values.items():
@@ -117,22 +144,21 @@ class _Outputs:
         self._record(step, split, numbers)
         log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
 
-    def result(self, settings: dict[str, Any], figures: Values) -> None:
-        if self._board is not None:
-            flat = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in settings.items()}
-            self._board.settings(flat, figures, self._window.steps)
+    def result(self, config: Config, figures: Values) -> None:
+        for logger in self._loggers:
+            logger.result(config, figures)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar(None, {})
         self._lines.close()
-        if self._board is not None:
-            self._board.close()
+        for logger in self._loggers:
+            logger.close()
 
     def _record(self, step: int, split: str, values: Values) -> None:
         self._lines.write({"step": step, "split": split, **values})
-        if self._board is not None:
-            self._board.scalars({f"{split}/{name}": value for name, value in values.items()}, step)
+        for logger in self._loggers:
+            logger.scalars(step, split, values)
 
 
 class _Lines:
@@ -140,13 +166,12 @@ class _Lines:
 
     def __init__(self, path: Path, window: Window) -> None:
         self._path = path
-        kept_until = {"train": window.done, "val": window.validated, "test": 0}
         kept = []
         if path.exists():
             for line in lines_of(path):
                 try:
                     row = json.loads(line)
-                    if line.endswith(b"\n") and 0 < row["step"] <= kept_until[row["split"]]:
+                    if line.endswith(b"\n") and window.keeps(row["split"], row["step"]):
                         kept.append(line.decode())
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # a kill has cut this line
@@ -162,54 +187,6 @@ class _Lines:
     def close(self) -> None:
         with writing(self._path), self._file:
             os.fsync(self._file.fileno())
-
-
-class _Board:
-    """TensorBoard's events of a run. If it continues, events after the `done` steps are purged."""
-
-    def __init__(self, folder: Path, done: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
-
-        self._folder = folder
-        self._excepthook = threading.excepthook
-        threading.excepthook = self._ended
-        with writing(folder):
-            _date_back(folder, time.time())
-            self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1)
-
-    def scalars(self, values: Values, step: int) -> None:
-        with writing(self._folder):
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-
-    def settings(self, values: dict[str, bool | int | float | str], figures: Values, step: int) -> None:
-        with writing(self._folder):
-            self._writer.add_hparams(values, figures, run_name=".", global_step=step)
-
-    def close(self) -> None:
-        with writing(self._folder):
-            self._writer.close()
-        threading.excepthook = self._excepthook
-
-    def _ended(self, args: threading.ExceptHookArgs) -> None:
-        """Prints the traceback of a thread, but for the writer's: the next call here raises its error."""
-        if type(args.thread).__name__ != "_AsyncWriterThread":
-            self._excepthook(args)
-
-
-_EVENTS = re.compile(r"(events\.out\.tfevents\.)([0-9]+)(\..*)")
-
-
-def _date_back(folder: Path, now: float) -> None:
-    """Renames events files from the future: the clock has been set back. TensorBoard reads files in the order of the
-    seconds in their names, and would read this run's later events, which purge what is done again, before those."""
-    found = [match for path in folder.glob("events.out.tfevents.*") if (match := _EVENTS.fullmatch(path.name))]
-    if all(int(match[2]) < int(now) for match in found):
-        return
-    latest = int(now)
-    for match in sorted(found, key=lambda match: match[0], reverse=True):
-        latest = min(int(match[2]), latest - 1)
-        (folder / match[0]).rename(folder / f"{match[1]}{latest:010d}{match[3]}")
 
 
 def _as_text(step: int, values: Values, window: Window) -> str:

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
-from metalearn.runs.logging import RunLog, Sums
+from metalearn.runs.loggers.protocol import Sums
+from metalearn.runs.logging import RunLog
 from metalearn.runs.metrics import better, main_metric, summary
 from metalearn.runs.signals import Interrupted, Stops
 from metalearn.training.chunks import DATA_SECONDS
@@ -95,11 +97,11 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
             began = time.perf_counter()
             tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
             rate = run.outer.rate(step, steps)
-            results, update_seconds = advance(run, learner, tasks, step, rate)
+            results, of_update = advance(run, learner, tasks, step, rate)
             seconds = time.perf_counter() - began
             progress = progress._replace(step=step, seconds=progress.seconds + seconds)
-            times = {"step_seconds": seconds, "update_seconds": update_seconds}
-            run.log.step(step, figures(results) | {"lr": rate} | times | run.strategy.cost())
+            values = figures(results) | {"lr": rate, "step_seconds": seconds} | of_update
+            run.log.step(step, values | run.strategy.cost())
 
             validating = step % run.settings.val_every == 0 or step == last
             if validating or run.checkpointer.due(step):
@@ -148,9 +150,9 @@ def _owes_validation(run: Run, progress: Progress, last: int) -> bool:
 
 def advance(
     run: Run, learner: Learner, tasks: Sequence[Tensor], step: int, rate: float
-) -> tuple[Sequence[ChunkResult], float]:
-    """One step. Also returns the seconds that this process took to add up the gradients and update the parameters; 0
-    where other workers own the parameters.
+) -> tuple[Sequence[ChunkResult], dict[str, float]]:
+    """One step. Also returns `update_seconds`, which this process took to add up the gradients and update the
+    parameters (0 where other workers own them), and `gradient_norm` of the meta-gradient (absent there).
 
     Raises:
         Interrupted: the run was asked to stop; the step is not applied.
@@ -158,7 +160,7 @@ def advance(
     """
     if run.strategy.owner is not None:
         try:
-            return run.strategy.owner.advance(tasks, step, rate), 0.0
+            return run.strategy.owner.advance(tasks, step, rate), {"update_seconds": 0.0}
         except FloatingPointError as error:
             fetch_params(run, learner)
             raise not_finite(run, learner, tasks, step) from error
@@ -170,7 +172,8 @@ def advance(
     if not all(torch.isfinite(value).all() for value in (losses, *gradient.values())):
         raise not_finite(run, learner, tasks, step)
     update(learner, gradient, rate)
-    return results, time.perf_counter() - began
+    norm = get_total_norm(list(gradient.values())).item()
+    return results, {"update_seconds": time.perf_counter() - began, "gradient_norm": norm}
 
 
 def update(learner: Learner, grads: Params, rate: float) -> None:

@@ -16,9 +16,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from metalearn.errors import RunError
+from metalearn.errors import ConfigError, RunError
 from metalearn.program.run import resume_or_begin
-from metalearn.runs.checkpoint import checkpointing, latest, read, rewind
+from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.training.loop import restore, snapshot
 from metalearn.training.optimizers import adam
@@ -45,7 +45,7 @@ def train(run_dir: Path, to: int) -> Outcome:
     checkpointer = checkpointing(every=10, keep=2)(run_dir)
     job, parts = (
         SimpleNamespace(run_dir=run_dir),
-        SimpleNamespace(start={"w": torch.zeros(2)}, outer=OUTER, checkpointer=checkpointer),
+        SimpleNamespace(start={"w": torch.zeros(2)}, start_notes=[], outer=OUTER, checkpointer=checkpointer),
     )
     learner, progress = resume_or_begin(cast(Any, job), cast(Any, parts), FolderState(latest(run_dir), None, False))
     for step in range(progress.step + 10, to + 1, 10):
@@ -226,3 +226,26 @@ def test_a_run_folder_that_was_moved_away_is_not_made_anew(before: Path, tmp_pat
     with pytest.raises(RunError, match="run: is not there any more; move it back, and the same command resumes"):
         checkpointing(every=10, keep=2)(before).save(saved, True)
     assert not before.exists()
+
+
+# Parameters of another run
+
+
+def test_init_from_takes_what_fits_and_names_the_rest(tmp_path: Path) -> None:
+    theirs = {"a": torch.ones(2, dtype=torch.float64), "b": torch.ones(3), "c": torch.ones(1)}
+    state = {"optimizer": {}, "progress": {"step": 0}}
+    path = write(tmp_path / "run", Snapshot(theirs, state, {"step": 0, "config": {}}))
+    ours = {"a": torch.zeros(2), "b": torch.zeros(4), "d": torch.zeros(1)}
+    params, notes = start_params(path, theirs, ours, strict=False)
+    assert torch.equal(params["a"], torch.ones(2)) and params["a"].dtype == torch.float32
+    assert params["b"] is ours["b"] and params["d"] is ours["d"] and params.keys() == ours.keys()
+    assert notes == [
+        "init_from: b [4] keeps its first value: the checkpoint has the shape [3]",
+        "init_from: d [1] keeps its first value: the checkpoint has none",
+        "init_from: c [1] is left: there is none here",
+    ]
+    with pytest.raises(ConfigError, match=r"another model: b \(here \(4,\), there \(3,\)\), c .*, d "):
+        start_params(path, theirs, ours, strict=True)
+    assert start_params(path, theirs, {"a": ours["a"], "b": theirs["b"], "c": theirs["c"]}, strict=True)[1] == []
+    with pytest.raises(ConfigError, match="none of its 3 fits"):
+        start_params(path, theirs, {"x": torch.zeros(1)}, strict=False)

@@ -67,6 +67,15 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
     return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
 
 
+def floats_of(network: nn.Module, *, name: str, channels: int, image_size: int, advice: str) -> int:
+    """The floats that a forward pass of a network leaves for one image. The arguments are those of `model_of`.
+
+    Raises:
+        ValueError: as `model_of`.
+    """
+    return _tried(network.eval(), name, (channels, image_size, image_size), advice)[0]
+
+
 class _Conv(nn.Conv2d):
     """A convolution by our own layer, whose second derivative is fast."""
 

@@ -1,0 +1,168 @@
+"""Pretrained weights of torchvision's classifiers: which there are, how they are read, what pictures they ask for."""
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+HEADS = {
+    "convnext_tiny": "classifier.2",
+    "densenet121": "classifier",
+    "efficientnet_b0": "classifier.1",
+    "mobilenet_v2": "classifier.1",
+    "mobilenet_v3_large": "classifier.3",
+    "mobilenet_v3_small": "classifier.3",
+    "regnet_y_400mf": "fc",
+    "resnet18": "fc",
+    "resnet34": "fc",
+    "resnet50": "fc",
+    "resnet101": "fc",
+    "swin_t": "head",
+    "vit_b_16": "heads.head",
+}
+"""The networks that take pretrained weights, and the name of the last linear layer of each."""
+
+_NAME = re.compile(r"(\w+_Weights)\.(\w+)")
+"""As torchvision names weights: ResNet18_Weights.IMAGENET1K_V1."""
+
+_UNUSED = "num_batches_tracked"
+"""The buffer of a batch norm that its outputs do not depend on; not every file has it."""
+
+Prepare = Callable[[Tensor], Tensor]
+
+
+class Pretrained(NamedTuple):
+    """The weights of a network without its head, by name; a function that makes of pictures [n, 1 or 3, h, w] in [0, 1]
+    what the network was trained on; and a line for the log."""
+
+    state: Mapping[str, Tensor]
+    prepare: Prepare
+    note: str
+
+
+def pretrained(name: str, weights: str, input_size: int | None) -> Pretrained:
+    """Pretrained weights, checked against the network.
+
+    Args:
+        name: a key of `HEADS`.
+        weights: the path of a state dict, saved by torch.save or safetensors; or torchvision's name of weights, which
+            are downloaded unless torch's own cache has them.
+        input_size: height and width to which pictures are scaled; None: those that the weights were trained with.
+
+    Raises:
+        ValueError: no such weights; they cannot be read or downloaded; or they are not those of the network.
+    """
+    from torchvision import models  # takes a second
+
+    known = models.get_model_weights(name)
+    named = _NAME.fullmatch(weights)
+    if named is None:
+        chosen, state = known.DEFAULT, _read(weights)
+        with Path(weights).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        note = f"{name}: weights of {weights}, SHA-256 {digest[:12]}…"
+    elif named[1] == known.__name__ and named[2] in known.__members__:
+        chosen = known[named[2]]
+        state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
+    else:
+        allowed = ", ".join(f"{known.__name__}.{member}" for member in known.__members__)
+        raise ValueError(f"weights={weights}: are not those of name={name}; type one of {allowed}, or weights=/path")
+    asked = chosen.transforms()
+    size = input_size or asked.crop_size[0]
+    prepare = _preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
+    return Pretrained(_without_head(name, weights, state), prepare, note)
+
+
+def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copies the weights into the network, whose head stays as it is."""
+    network.load_state_dict(dict(state), strict=False)  # names and shapes are checked already
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    if not Path(path).is_file():
+        raise ValueError(
+            f"weights={path}: there is no such file; type the path of a state dict, or a name of torchvision's such as "
+            "weights=ResNet18_Weights.IMAGENET1K_V1"
+        )
+    try:
+        if path.endswith(".safetensors"):
+            return load_file(path)
+        if zipfile.is_zipfile(path):  # as torch.save writes it since version 1.6
+            _refuse_compressed(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and safetensors raise many types for what they cannot read
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"weights={path}: cannot be read ({reason}); type the path of a state dict that torch.save or safetensors "
+            "has saved"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"weights={path}: is no state dict: names with tensors; save network.state_dict()")
+    return state
+
+
+def _refuse_compressed(path: str) -> None:
+    """Raises ValueError for an archive that may unpack to any size; torch.save compresses nothing."""
+    with zipfile.ZipFile(path) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise ValueError("its members are compressed")
+
+
+def _downloaded(weights: str, chosen: object) -> dict[str, Tensor]:
+    get: Callable[..., dict[str, Tensor]] = chosen.get_state_dict  # type: ignore[attr-defined]
+    try:
+        return get(progress=False, check_hash=True, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError) as error:  # no connection, or a file that is damaged
+        raise ValueError(
+            f"weights={weights}: cannot be downloaded ({error}); bring the file to this disk and type "
+            "weights=/path/to/file"
+        ) from error
+
+
+def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of all layers but the head.
+
+    Raises:
+        ValueError: names or shapes that are not those of the network.
+    """
+    from torchvision import models
+
+    head = f"{HEADS[name]}."
+    with torch.device("meta"):
+        wanted = {n: v.shape for n, v in models.get_model(name, weights=None).state_dict().items() if _of_body(n, head)}
+    given = {n: v.shape for n, v in state.items() if _of_body(n, head)}
+    wrong = sorted(n for n in wanted.keys() | given.keys() if wanted.get(n) != given.get(n))
+    if wrong:
+        what = [f"{n} (here {_shape(given.get(n))}, in {name} {_shape(wanted.get(n))})" for n in wrong[:3]]
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(
+            f"weights={weights}: are not those of {name}: {', '.join(what)}{more}; type the name=… of their "
+            f"network, one of {', '.join(HEADS)}"
+        )
+    return {n: value for n, value in state.items() if n in wanted}
+
+
+def _of_body(name: str, head: str) -> bool:
+    return not name.startswith(head) and not name.endswith(_UNUSED)
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else str(list(shape))
+
+
+def _preparing(size: int, mean: tuple[float, ...], std: tuple[float, ...], mode: str) -> Prepare:
+    def prepare(x: Tensor) -> Tensor:
+        pictures = x.expand(-1, 3, -1, -1)
+        if pictures.shape[2:] != (size, size):
+            pictures = F.interpolate(pictures, size=(size, size), mode=mode, align_corners=False, antialias=True)
+        centre, scale = (x.new_tensor(values).view(3, 1, 1) for values in (mean, std))
+        return (pictures - centre) / scale
+
+    return prepare

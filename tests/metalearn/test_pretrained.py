@@ -1,0 +1,181 @@
+"""Pretrained networks of torchvision: frozen ones against torchvision's own forward, and what learns from them."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torchvision import models
+
+from metalearn.algorithms.anil import anil
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.protonet import protonet
+from metalearn.algorithms.r2d2 import r2d2
+from metalearn.algorithms.scratch import scratch
+from metalearn.models.common.frozen import SCALE
+from metalearn.models.common.weights import HEADS
+from metalearn.models.torchvision_classifier import torchvision_classifier
+from metalearn.types import Algorithm, Batch, Episode, Model
+
+SIZE = 32
+
+
+def network(name: str) -> Any:
+    """A network as if it had been trained: its batch norms have statistics of their own."""
+    torch.manual_seed(1)
+    made = models.get_model(name, weights=None)
+    for layer in made.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.momentum = None  # the mean over all batches: here, one
+    with torch.no_grad():
+        made.train()(3 * torch.randn(32, 3, 1, 1) + torch.randn(32, 3, SIZE, SIZE))
+    made.eval()
+    return made
+
+
+def file_of(made: Any, folder: Path, suffix: str = ".pth") -> str:
+    path = folder / f"weights{suffix}"
+    save_file(made.state_dict(), path) if suffix == ".safetensors" else torch.save(made.state_dict(), path)
+    return str(path)
+
+
+def frozen(name: str, weights: str, **keys: Any) -> Model:
+    options = {"ways": 3, "channels": 3, "image_size": SIZE, "input_size": SIZE, "frozen": True} | keys
+    return torchvision_classifier(name=name, weights=weights, **options)
+
+
+def theirs(made: Any, name: str, pictures: Tensor) -> Tensor:
+    """torchvision's own forward: the inputs of its last layer, for normalised pictures."""
+    seen: list[Tensor] = []
+    made.get_submodule(HEADS[name]).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    preset = models.get_model_weights(name).DEFAULT.transforms()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preset.mean, preset.std))
+    with torch.no_grad():
+        made((pictures - mean) / std)
+    return seen[0]
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("resnet18", ".pth"), ("mobilenet_v3_small", ".safetensors")])
+def test_frozen_features_are_those_of_torchvision(name: str, suffix: str, tmp_path: Path) -> None:
+    made = network(name)
+    model = frozen(name, file_of(made, tmp_path, suffix))
+    params = model.init(torch.Generator().manual_seed(0))
+    assert set(params) == {SCALE, "head.weight", "head.bias"} and not model.transductive
+    x = torch.rand(2, 5, 3, SIZE, SIZE)
+    assert model.features is not None
+    ours = model.features(per_task(params, 2), x, torch.rand(2, 4, 3, SIZE, SIZE))
+    torch.testing.assert_close(ours, theirs(made, name, x.flatten(0, 1)).unflatten(0, (2, 5)), rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_are_scaled_as_the_weights_ask(tmp_path: Path) -> None:
+    made = network("resnet18")
+    model = frozen("resnet18", file_of(made, tmp_path), input_size=None, channels=1)
+    grey = torch.rand(1, 2, 1, SIZE, SIZE)
+    large = torch.nn.functional.interpolate(
+        grey[0], size=(224, 224), mode="bilinear", align_corners=False, antialias=True
+    )
+    assert model.features is not None
+    ours = model.features(per_task(model.init(torch.Generator()), 1), grey)[0]
+    torch.testing.assert_close(ours, theirs(made, "resnet18", large.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
+
+
+LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
+    "protonet": lambda model: protonet(model=model),
+    "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
+    "anil": lambda model: anil(model=model, inner_lr=0.1, inner_steps=1, eval_steps=2),
+    "a linear head": lambda model: scratch(model=model, inner_lr=0.01, eval_steps=30),
+    "maml": lambda model: maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1),
+}
+
+
+def episode(colour: float) -> Episode:
+    """Two tasks of three classes: noise, and a part `colour` of the class's own colour."""
+    torch.manual_seed(2)
+    y = torch.arange(3).repeat_interleave(2).expand(2, 6)
+    colours = torch.eye(3)[y][..., None, None]
+    noise = [torch.rand(2, 6, 3, SIZE, SIZE) for _ in range(2)]
+    return Episode(*(Batch(colour * colours + (1 - colour) * part, y) for part in noise))
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return frozen("resnet18", file_of(network("resnet18"), tmp_path_factory.mktemp("weights")))
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_learners_learn_from_frozen_features(learner: str, resnet: Model) -> None:
+    algorithm = LEARNERS[learner](resnet)
+    params = algorithm.init(torch.Generator().manual_seed(0))
+    result = algorithm.meta_grad(params, episode(0), 1)
+    assert result.grads.keys() == params.keys() and all(torch.isfinite(g).all() for g in result.grads.values())
+    if learner != "a linear head":  # which meta-learns nothing
+        assert result.grads[SCALE].abs().max() > 0
+    if learner != "maml":  # whose rate is not made for this
+        assert algorithm.evaluate(params, episode(0.8))["accuracy"][:, -1].min() > 0.8
+
+
+def test_weights_that_go_on_learning_start_where_the_file_has_them(tmp_path: Path) -> None:
+    made = network("resnet18")
+    model = torchvision_classifier(
+        name="resnet18", ways=3, channels=3, image_size=SIZE, weights=file_of(made, tmp_path), input_size=SIZE
+    )
+    params = model.init(torch.Generator().manual_seed(0))
+    assert params["fc.weight"].shape == (3, 512)
+    pretrained = dict(made.named_parameters())
+    assert all(torch.equal(value, pretrained[name]) for name, value in params.items() if not name.startswith("fc."))
+    x = torch.rand(1, 4, 3, SIZE, SIZE)
+    assert model.features is not None
+    ours = model.features(per_task(params, 1), x)[0]
+    made.train()  # by the statistics of the batch, as all networks that learn here
+    torch.testing.assert_close(ours, theirs(made, "resnet18", x[0]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"weights": "/nowhere.pth"}, "weights=/nowhere.pth: there is no such file"),
+        ({"name": "alexnet"}, "name='alexnet': must be one of convnext_tiny, "),
+        ({"weights": "ResNet50_Weights.IMAGENET1K_V1"}, "type one of ResNet18_Weights.IMAGENET1K_V1, "),
+        ({"weights": None}, "frozen=true: is for pretrained weights; type weights=/path/to/file as well"),
+        ({"name": "resnet34"}, r"are not those of resnet34: layer1\.2\.bn1\.bias \(here absent, in resnet34 \[64\]\)"),
+        ({"input_size": 0}, "input_size=0: must be a whole number"),
+    ],
+)
+def test_wrong_weights_are_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    weights = file_of(network("resnet18"), tmp_path) if keys == {"name": "resnet34"} else "/nowhere.pth"
+    with pytest.raises(ValueError, match=message):
+        frozen(**{"name": "resnet18", "weights": weights} | keys)
+
+
+class Code:
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return (print, ("this has run",))
+
+
+def test_a_file_with_code_is_refused_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"conv1.weight": Code()}, tmp_path / "evil.pth")
+    with pytest.raises(ValueError, match=r"evil\.pth: cannot be read \(Weights only load failed"):
+        frozen("resnet18", str(tmp_path / "evil.pth"))
+    assert "this has run" not in capsys.readouterr().out
+
+
+def test_a_compressed_file_is_refused_before_torch_unpacks_it(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "plain.pth")
+    packed = zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(ValueError, match=r"small\.pth: cannot be read \(its members are compressed\)"):
+        frozen("resnet18", str(tmp_path / "small.pth"))
+
+
+def test_weights_that_cannot_be_downloaded_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ValueError, match=r"cannot be downloaded .*type weights=/path/to/file"):
+        frozen("resnet18", "ResNet18_Weights.IMAGENET1K_V1")
