@@ -33,7 +33,13 @@ class Outcome(NamedTuple):
 class Program:
     """A started program, in its own process group, so that all its processes can be killed."""
 
-    def __init__(self, command: Sequence[str], folder: Path, extra: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        extra: dict[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         self._output = folder / f"output-{time.monotonic_ns()}.txt"
         with self._output.open("w") as output:
@@ -44,6 +50,7 @@ class Program:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
 
     def wait(self, seconds: float = LIMIT) -> Outcome:

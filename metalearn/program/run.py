@@ -51,13 +51,15 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     """
     learner, progress = resume_or_begin(job, parts, state)
     config = to_container(job.config)
+    saved = state.snapshot.state if state.snapshot else {}  # older checkpoints have nothing of the log
     window = Window(
         done=progress.step,
         validated=progress.latest["step"] if progress.latest else 0,
         steps=parts.settings.steps,
         meta_batch_size=parts.settings.meta_batch_size,
         unit=parts.algorithm.trained_on,
-        pending=state.snapshot.state.get("pending", {}) if state.snapshot else {},  # absent in older checkpoints
+        pending=saved.get("pending", {}),
+        digest=saved.get("digest"),
     )
     run_log = parts.open_log(job.run_dir, window)
     run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops)

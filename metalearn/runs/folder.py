@@ -81,7 +81,8 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         else:
             _refuse_unnamed(path, snapshot.meta["config"], config)
             fitted("resume", path, snapshot.params, start)
-            snapshot.state.pop("pending", None)  # steps that another run logs
+            for name in ("pending", "digest"):  # of another run's log
+                snapshot.state.pop(name, None)
         _refuse_further(path, snapshot.meta["step"], steps)
         try:
             _check_restorable(snapshot, start, restore)

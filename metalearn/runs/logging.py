@@ -1,5 +1,6 @@
 """The log of a run: progress on the terminal, train.log, metrics.jsonl, and the loggers that the config chooses."""
 
+import hashlib
 import importlib.util
 import json
 import logging
@@ -31,8 +32,8 @@ _PACKAGES = ("metalearn", "distributed")
 class RunLog(NamedTuple):
     """`start` gets the config and a few episodes as pictures; `step` logs the values of a meta-step, `evaluation` the
     figures of a validation or test, `result` the config with the final figures; `close` writes everything to disk.
-    `pending` returns the sums over the steps since the last line, which a run that goes on begins with. `plots` and
-    `report` say whether these are wanted of the completed run."""
+    `pending` returns the sums over the steps since the last line, which a run that goes on begins with; `digest` the
+    SHA-256 of metrics.jsonl. `plots` and `report` say whether these are wanted of the completed run."""
 
     start: Callable[[Config, Mapping[str, Picture]], None]
     step: Callable[[int, Values], None]
@@ -40,6 +41,7 @@ class RunLog(NamedTuple):
     result: Callable[[Config, Values], None]
     close: Callable[[], None]
     pending: Callable[[], Sums]
+    digest: Callable[[], str]
     plots: bool = False
     report: bool = False
 
@@ -48,7 +50,7 @@ def _silent(*arguments: object) -> None:
     return None
 
 
-SILENT = RunLog(_silent, _silent, _silent, _silent, _silent, dict)
+SILENT = RunLog(_silent, _silent, _silent, _silent, _silent, dict, str)
 """For ranks that take the same steps while rank zero logs."""
 
 OpenLog = Callable[[Path, Window], RunLog]
@@ -100,10 +102,11 @@ def run_log(
 
     def open_log(folder: Path, window: Window) -> RunLog:
         loggers = [openers[name](folder, window) for name in chosen if chosen[name]]
-        outputs = _Outputs(window, every, _Lines(folder / "metrics.jsonl", window), loggers)
+        lines = _Lines(folder / "metrics.jsonl", window)
+        outputs = _Outputs(window, every, lines, loggers)
         return RunLog(
             outputs.start, outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending,
-            plots, report,
+            lines.digest, plots, report,
         )  # fmt: skip
 
     return open_log
@@ -175,14 +178,23 @@ class _Lines:
                         kept.append(line.decode())
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # a kill has cut this line
+        self._digest = hashlib.sha256("".join(kept).encode())
+        if window.digest not in (None, self.digest()):
+            log.warning("%s: its lines up to step %d are not those that this run has written", path, window.done)
         write_atomically(path, "".join(kept))
         with writing(path):
             self._file = path.open("a")
 
     def write(self, values: dict[str, Any]) -> None:
+        line = json.dumps(jsonable(values)) + "\n"
         with writing(self._path):
-            self._file.write(json.dumps(jsonable(values)) + "\n")
+            self._file.write(line)
             self._file.flush()
+        self._digest.update(line.encode())
+
+    def digest(self) -> str:
+        """The SHA-256 of all lines so far."""
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         with writing(self._path), self._file:

@@ -10,7 +10,6 @@ from torch.nn.utils import get_total_norm
 
 from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
-from metalearn.runs.loggers.protocol import Sums
 from metalearn.runs.logging import RunLog
 from metalearn.runs.metrics import better, main_metric, summary
 from metalearn.runs.signals import Interrupted, Stops
@@ -250,12 +249,14 @@ def fetch_params(run: Run, learner: Learner) -> None:
 
 def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None:
     """Writes a checkpoint; with `improved`, it is that of the best validation."""
-    run.checkpointer.save(snapshot(learner, progress, run.config, run.log.pending()), improved)
+    logged = {"pending": run.log.pending(), "digest": run.log.digest()}
+    run.checkpointer.save(snapshot(learner, progress, run.config, logged), improved)
 
 
-def snapshot(learner: Learner, progress: Progress, config: dict[str, Any], pending: Sums) -> Snapshot:
-    """All that the run needs to go on from here; `pending` are the sums over the steps that are not logged yet."""
-    state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict(), "pending": pending}
+def snapshot(learner: Learner, progress: Progress, config: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
+    """All that the run needs to go on from here. `logged` has what its log needs: the sums over the steps that are
+    not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`)."""
+    state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict(), **logged}
     meta = {"step": progress.step, "config": config, "metrics": {"best": progress.best}}
     return Snapshot(learner.params, state, meta)
 

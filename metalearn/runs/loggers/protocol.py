@@ -28,7 +28,8 @@ log = logging.getLogger("metalearn")
 
 class Window(NamedTuple):
     """The steps to log: how many are `done` already, the last one that is `validated`, how many there are, and the
-    tasks (or samples: `unit`) of each. `pending` has the sums over the steps that are done, but not in a line yet."""
+    tasks (or samples: `unit`) of each. `pending` has the sums over the steps that are done, but not in a line yet;
+    `digest` is that of metrics.jsonl after these steps, if it is known."""
 
     done: int
     validated: int
@@ -36,6 +37,7 @@ class Window(NamedTuple):
     meta_batch_size: int
     unit: str = "tasks"
     pending: Mapping[str, tuple[float, int]] = MappingProxyType({})
+    digest: str | None = None
 
     def keeps(self, split: str, step: int) -> bool:
         """Whether what an earlier session has logged stands: it will not be done again."""

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from metalearn.errors import ConfigError
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.logging import RunLog, Window, detach, log_to_file, run_log
-from tests.runs import ROOT, Start, metrics
+from tests.runs import ROOT, Program, Start, metrics
 
 TINY = (
     "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
@@ -83,6 +84,33 @@ def test_a_full_disk_is_named_in_one_line_and_the_same_command_resumes(tmp_path:
     assert errors[0].startswith(f"error: {RUN}/checkpoints/step_") and "going on after step" in done.stderr
     codes = [line for line in done.stdout.splitlines() if line.startswith("exit code")]
     assert codes == ["exit code 1", "exit code 0"], done.stderr
+
+
+@pytest.mark.thorough
+def test_a_limit_on_the_size_of_files_is_named_in_one_line_and_the_same_command_resumes(
+    start: Start, tmp_path: Path
+) -> None:
+    """12 KiB: enough for the config and the parameters, not for the state of the optimizer."""
+    assert start(*TINY, "trainer.steps=40").wait().code == 0
+    limited = ["bash", "-c", 'ulimit -f 12 && exec "$@"', "bash", sys.executable, str(ROOT / "train.py"), *TINY]
+    stopped = Program(limited, tmp_path).wait()
+    assert stopped.code == 1 and "Traceback" not in stopped.text, stopped.text
+    (error,) = (line for line in stopped.text.splitlines() if line.startswith("error: "))
+    assert error.startswith(f"error: {RUN}/checkpoints/step_000080: cannot be saved: File too large; ")
+    resumed = start(*TINY).wait()
+    assert resumed.code == 0 and "going on after step 40" in resumed.text, resumed.text
+
+
+def test_the_lock_of_a_killed_process_is_not_in_the_way(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        held = folder.lock(tmp_path)
+        held.write("of a process that is gone")
+        held.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert (tmp_path / folder.LOCK).read_text() == "of a process that is gone"
+    folder.lock(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -157,6 +185,33 @@ def test_a_line_covers_the_steps_before_a_resume_too(tmp_path: Path) -> None:
         log.close()
     assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
     assert [row["step"] for row in metrics(tmp_path / "whole")] == [10, 20]
+
+
+def test_long_runs_log_a_line_and_an_event_every_so_many_steps(tmp_path: Path) -> None:
+    log = run_log(every=100, tensorboard=True, plots=False)(tmp_path, Window(0, 0, 20_000, 4))
+    logged(log, range(1, 20_001))
+    log.close()
+    expected = list(range(100, 20_001, 100))
+    assert len(expected) == 200 and [row["step"] for row in metrics(tmp_path)] == expected
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == expected
+
+
+def test_lines_that_are_not_those_of_the_run_are_reported(tmp_path: Path, messages: pytest.LogCaptureFixture) -> None:
+    open_log = run_log(every=1, tensorboard=False, plots=False)
+    log = open_log(tmp_path, Window(0, 0, 20, 4))
+    logged(log, range(1, 6))
+    digest = log.digest()
+    logged(log, range(6, 9))  # after the checkpoint
+    log.close()
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_text()
+    for content, warned in ((whole, False), (whole[:150], True), (whole.replace('"loss": 0.5', '"loss": 0.4'), True)):
+        messages.clear()
+        path.write_text(content)
+        open_log(tmp_path, Window(5, 5, 20, 4, digest=digest)).close()
+        warning = f"{path}: its lines up to step 5 are not those that this run has written"
+        assert (warning in messages.text) == warned, content
 
 
 def test_a_clock_that_goes_back_hides_no_steps(tmp_path: Path) -> None:

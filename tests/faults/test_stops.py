@@ -18,10 +18,10 @@ pytestmark = pytest.mark.thorough
 
 SINUSOID = (
     "experiment=maml_sinusoid", "trainer.steps=4", "trainer.meta_batch_size=12", "trainer.task_chunk=4",
-    "trainer.val_every=2", "trainer.val_tasks=300", "trainer.test_tasks=300", "logger.every=1",
+    "trainer.val_every=2", "trainer.val_tasks=1000", "trainer.test_tasks=3000", "logger.every=1",
     "logger.tensorboard=false", "logger.report=false", "hydra.run.dir=run",
 )  # fmt: skip
-"""A validation, and a test, of 75 chunks: a second or more."""
+"""A validation of 250 chunks and a test of 750, to be stopped in: each takes a second or more."""
 
 SAMPLES = (
     "experiment=supervised_glyphs", "trainer.steps=2", "trainer.meta_batch_size=12", "trainer.task_chunk=1",
@@ -47,8 +47,10 @@ def result_of(run_dir: Path) -> dict[str, Any]:
 def stopped(program: Program, number: signal.Signals = signal.SIGTERM) -> str:
     """The output of a program that gets a signal now; it must end in time, with the signal's exit code."""
     ranks = ranks_of(program)
+    began = time.monotonic()
     program.process.send_signal(number)
     outcome = program.wait(STOP_SECONDS)
+    print(f"ended {time.monotonic() - began:.1f} s after {number.name}")
     assert outcome.code == 128 + number and "Traceback" not in outcome.text, outcome.text
     assert not any(map(alive, ranks))
     return outcome.text
@@ -93,12 +95,22 @@ def test_a_cut_validation_and_a_cut_test_are_made_again_to_the_same_bits(
 
     program = start(*SINUSOID, *second.split())
     until(lambda: (run_dir / "checkpoints/step_000004").exists(), "the last checkpoint")
-    time.sleep(0.3)  # the test has begun
+    time.sleep(0.1)  # the test has begun
     assert "stopped in the test, which the same command makes again" in stopped(program)
     assert not (run_dir / "result.json").exists()
 
     good(start(*SINUSOID, *third.split()).wait())
     assert result_of(run_dir) == result_of(reference)
+
+
+@slow
+@pytest.mark.parametrize("workers", ["workers=1", "workers=2 strategy=rpc", "workers=2 strategy=ddp"])
+def test_a_validation_of_20000_tasks_is_cut_at_once(workers: str, start: Start, tmp_path: Path) -> None:
+    program = start(*SINUSOID, "trainer.val_tasks=20000", *workers.split())
+    until(reaches(tmp_path / "run", "train", 2), "step 2")
+    time.sleep(0.5)  # within the validation
+    assert "stopped after step 2, which is saved" in stopped(program)
+    assert not reaches(tmp_path / "run", "val", 2)()
 
 
 @slow
@@ -153,6 +165,15 @@ def test_a_second_signal_leaves_the_checkpoint_and_ends_the_run(start: Start, tm
     assert not any(map(alive, ranks))
     step = max(row["step"] for row in metrics(tmp_path / "run"))
     assert read(tmp_path / "run/checkpoints/last").meta["step"] == step
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=slow), "split"])
+def test_a_stopped_run_on_samples_has_saved(strategy: str, start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    program = start(*SAMPLES, "trainer.steps=100000", "trainer.val_every=100000", "workers=2", f"strategy={strategy}")
+    until(reaches(run_dir, "train", 3), "step 3")
+    stopped(program)
+    assert (run_dir / f"checkpoints/step_{metrics(run_dir)[-1]['step']:06d}/manifest.json").exists()
 
 
 def test_a_second_signal_ends_a_process_whose_main_thread_is_stuck_outside_of_python(tmp_path: Path) -> None:
