@@ -93,14 +93,17 @@ def run(program: Path, layer: str, tasks: int, steps: int, limit: float) -> Figu
     command = [sys.executable, *launcher, sys.executable, *ours, str(program.resolve())]
     process = subprocess.Popen(
         [*command, f"--task_num={tasks}"], env=environment, cwd=DATA.parent, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
+        stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         return _watch(process, steps, time.monotonic() + limit)
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it has failed
-            os.killpg(process.pid, signal.SIGKILL)
+        workers = _children(process.pid)  # each in a session of its own
+        process.kill()
         process.wait()
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
 
 
 def _watch(process: subprocess.Popen[bytes], steps: int, deadline: float) -> Figures:
@@ -125,12 +128,19 @@ def _watch(process: subprocess.Popen[bytes], steps: int, deadline: float) -> Fig
 
 def _peaks(launcher: int) -> Sequence[int]:
     """The largest memory so far of each child of the launcher, in bytes, in the order in which they were started."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     sizes = []
-    for child in children[:WORKERS]:
+    for child in _children(launcher)[:WORKERS]:
         match = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{child}/status").read_text())
         sizes.append(int(match.group(1)) * 1024 if match else 0)
     return sizes
+
+
+def _children(launcher: int) -> list[int]:
+    """The processes that the launcher has started, in this order; none if it has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def make_data() -> None:

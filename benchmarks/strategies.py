@@ -28,7 +28,7 @@ from omegaconf import DictConfig  # noqa: E402
 from distributed.strategies.split import shard_ends  # noqa: E402
 from distributed.tree_sum import subtrees_of  # noqa: E402
 from metalearn.config.compose import compose_config  # noqa: E402
-from metalearn.program.job import to_job  # noqa: E402
+from metalearn.program.job import script, to_job  # noqa: E402
 from metalearn.program.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
 
 WARM_UP = 20
@@ -180,7 +180,7 @@ def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -
 def computed_bytes(case: Case, way: Way) -> list[float]:
     """The bytes that each worker must send in a step, computed from the sizes of parameters and activations."""
     overrides = [*case.overrides, *way.overrides, f"workers={way.workers}"]
-    job = to_job(*compose_config(overrides), ROOT / "train.py", overrides)
+    job = to_job(*compose_config(overrides), script(ROOT / "train.py"), overrides)
     parts = assemble(job)
     size = sum(value.nbytes for value in parts.start.values())
     chunks = math.ceil(parts.settings.meta_batch_size / training_chunk(parts))

@@ -4,11 +4,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from metalearn.config.plain import named
+    from metalearn.program.library import train
     from metalearn.use.load import load
 
-__all__ = ["load"]
+__all__ = ["load", "named", "train"]
 
-_HOMES = {"load": "metalearn.use.load"}
+_HOMES = {
+    "load": "metalearn.use.load",
+    "named": "metalearn.config.plain",
+    "train": "metalearn.program.library",
+}
 
 
 def __getattr__(name: str) -> Any:

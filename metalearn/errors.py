@@ -19,3 +19,7 @@ class DivergedError(RunError):
     def __init__(self, message: str, step: int) -> None:
         super().__init__(message)
         self.step = step
+
+
+class ForeignPackageError(ImportError):
+    """Another package has the name of one of ours: exit code 2."""

@@ -1,84 +1,13 @@
-"""Evaluates a checkpoint on test tasks: on those of its own run, or on others.
-
-    python scripts/evaluate.py checkpoint=outputs/maml_omniglot/seed0/checkpoints/best
-    python scripts/evaluate.py checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
-    python scripts/evaluate.py checkpoint=… model.transductive=false on=val      any key of the run; validation tasks
-    python scripts/evaluate.py checkpoint=… workers=2                            any number of workers: the same numbers
-    torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
-
-The checkpoint may be a model that scripts/export.py has published. Short names: ways, shots and queries are keys of
-the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv (or
-val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or in
-that of the published model. Exit codes are those of train.py.
-"""
+"""Evaluates a checkpoint on test tasks: `python scripts/evaluate.py --help`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 PROGRAM = Path(__file__).resolve()
 sys.path.insert(0, str(PROGRAM.parent.parent))
 
-from metalearn.config.compose import folder_name  # noqa: E402 (the path comes first)
-from metalearn.config.saved import run_folder_of  # noqa: E402
-from metalearn.errors import ConfigError  # noqa: E402
-from metalearn.program.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe  # noqa: E402
-from metalearn.program.process import end_with_torchrun, set_up_process  # noqa: E402
-from metalearn.runs.signals import INTERRUPTED  # noqa: E402
-
-if TYPE_CHECKING:
-    from metalearn.program.evaluation import Request
-
-OWN = ("checkpoint", "output", "on")
-PLACES = ("checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads")
-"""Keys that change no number, and so have no part in the name of the output folder."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
-    end_with_torchrun()
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print_to_pipe(str(__doc__))
-        return OK if arguments else BAD_CONFIG
-    try:
-        return exit_code_of(lambda: evaluate(arguments))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-
-
-def evaluate(arguments: Sequence[str]) -> int:
-    """Evaluates what the command line asks for; returns the exit code."""
-    set_up_process(1)
-    from metalearn.program.evaluation import evaluate_checkpoint  # imports torch, after the line above
-
-    return evaluate_checkpoint(read(arguments), PROGRAM, arguments)
-
-
-def read(arguments: Sequence[str]) -> "Request":
-    """The command line as a request.
-
-    Raises:
-        ConfigError: something is missing or not known.
-    """
-    from metalearn.program.evaluation import Request
-
-    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in OWN}
-    if not own.get("checkpoint"):
-        raise ConfigError("checkpoint: missing; type checkpoint=…/checkpoints/best")
-    checkpoint = Path(own["checkpoint"])
-    if not checkpoint.is_dir():
-        raise ConfigError(f"checkpoint={checkpoint}: must be the folder of a checkpoint, such as …/checkpoints/best")
-    split = own.get("on", "test")
-    if split not in ("test", "val"):
-        raise ConfigError(f"on={split}: must be one of test, val; type on=test")
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN]
-    named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
-    name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]).replace("/", "-"))
-    home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)
-    output = home if own.get("output") else home / "evaluations" / name
-    return Request(checkpoint, split, overrides, output, home)
-
+from metalearn.program.commands.evaluate import main  # noqa: E402 (the path comes first)
+from metalearn.program.job import script  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], script(PROGRAM)))

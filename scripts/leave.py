@@ -1,40 +1,11 @@
-"""Lets a worker of a run go. The others compute its chunks from then on, and the result keeps its bits.
+"""Lets a worker of a run go: `python scripts/leave.py --help`."""
 
-    python scripts/leave.py outputs/maml_omniglot/seed0 worker2
-
-SIGTERM to a worker's process does the same. worker0 leads the run and cannot leave: SIGTERM to it stops the run. Exit
-codes: 0 it leaves; 1 rank zero does not answer; 2 there is no such worker, or no run under way.
-"""
-
-import argparse
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
-from distributed.engine.joining import UnreachableError, Way  # noqa: E402 (the path comes first)
-from metalearn.errors import RunError  # noqa: E402
-from metalearn.program import world  # noqa: E402
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the folder of the run")
-    parser.add_argument("worker", help="the worker's name, such as worker2")
-    options = parser.parse_args(arguments)
-    try:
-        return Way(world.read(options.folder).place).let_go(options.worker, print)
-    except UnreachableError as error:
-        print(f"error: {options.folder}: {error}")
-    except RunError as error:
-        print(f"error: {error}")
-    return 2
-
+from metalearn.program.commands.leave import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ make_venv() {
     if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
         .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
     else
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
     fi
     echo "$stamp" >.venv/stamp
 }

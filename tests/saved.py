@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from metalearn.config.compose import compose_config, to_container
-from metalearn.program.job import to_job
+from metalearn.program.job import script, to_job
 from metalearn.program.parts import Parts, assemble
 from metalearn.runs.checkpoint import write
 from metalearn.training.loop import Progress, new_learner, snapshot
@@ -13,7 +13,7 @@ from tests.runs import ROOT
 def saved_run(run_dir: Path, *overrides: str) -> Parts:
     """Makes the run folder, with one checkpoint, to which `best` points; returns what the run is made of."""
     composed = compose_config([*overrides, f"hydra.run.dir={run_dir}"])
-    parts = assemble(to_job(*composed, ROOT / "train.py", []))
+    parts = assemble(to_job(*composed, script(ROOT / "train.py"), []))
     learner = new_learner(parts.start, parts.outer.start)
     (run_dir / ".hydra").mkdir(parents=True)
     (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")

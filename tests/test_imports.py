@@ -41,8 +41,8 @@ MAY_IMPORT = {
 }
 """What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""
 
-JOINS = "metalearn/program/"
-"""The one room of metalearn that imports distributed."""
+JOINS = ("metalearn/program/", "metalearn/__init__.py")
+"""The one room of metalearn that imports distributed, and the file that says where users' names come from."""
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """From config to objects."""
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +36,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     node = config[group]
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
-    factory = _factory(group, str(node.get("_target_")))
+    factory = _factory(group, str(node.get("_target_")), config.get("plugins") or ())
     parameters = inspect.signature(factory).parameters
     parts = _wanted(config, group, parts, set(parameters))
     bundles = _bundles(factory, parameters.keys() - parts.keys())
@@ -57,20 +58,51 @@ def factories(group: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, *([] if common is None else [str(common)])]))
 
 
-def _factory(group: str, target: str) -> Callable[..., Any]:
-    """The function that `_target_` names.
+def import_plugins(packages: Sequence[str]) -> None:
+    """Imports the packages that the command line admits.
 
     Raises:
-        ConfigError: it is no factory of the group.
+        ConfigError: one cannot be imported.
     """
+    for name in packages:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever its code raises
+            raise ConfigError(
+                f"plugins=[{name}]: cannot be imported ({type(error).__name__}: {error}); put the folder that holds "
+                f"{name} in PYTHONPATH, or install the package"
+            ) from error
+
+
+def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., Any]:
+    """The function or class that `_target_` names.
+
+    Raises:
+        ConfigError: it is neither a factory of the group nor one that an admitted package defines.
+    """
+    key = f"{group}._target_={target}"
     allowed = factories(group)
-    if target not in allowed:
+    admitting = next((name for name in plugins if target.startswith(f"{name}.")), None)
+    if target not in allowed and admitting is None:
+        package = target.partition(".")[0]
         raise ConfigError(
-            f"{group}._target_={target}: is no factory of {group}{nearest(target, allowed)}; allowed: "
-            f"{', '.join(allowed)}. A factory of your own needs a file conf/{group}/NAME.yaml that names it"
+            f"{key}: is no factory of {group}{nearest(target, allowed)}; allowed: {', '.join(allowed)}. If {package} "
+            f"is a package of your own, type 'plugins=[{package}]'"
         )
-    factory: Callable[..., Any] = get_object(target)
+    try:
+        factory: Callable[..., Any] = get_object(target)
+    except Exception as error:  # whatever a package's code raises
+        raise ConfigError(f"{key}: is not found ({str(error).splitlines()[0]}); type package.module.name") from error
+    if target not in allowed and not _defines(str(admitting), factory):
+        raise ConfigError(f"{key}: must be a function or class that {admitting} defines; type package.module.name")
     return factory
+
+
+def _defines(package: str, value: object) -> bool:
+    """Whether a function or class is the package's own. Through what it has imported from elsewhere, a saved config
+    could name every function of Python."""
+    is_factory = inspect.isfunction(value) or inspect.isclass(value)
+    return is_factory and f"{value.__module__}.".startswith(f"{package}.")
 
 
 def _wanted(config: DictConfig, group: str, parts: Mapping[str, Any], accepted: set[str]) -> dict[str, Any]:

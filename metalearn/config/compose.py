@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +16,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from metalearn.errors import ConfigError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+
+def _conf() -> Path:
+    """The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+CONF = _conf()
 NO_GROUPS = ("reproduce",)
 """Folders of `conf` that are not config groups."""
 
@@ -34,10 +42,19 @@ OPEN = "model.network."
 LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")
 """`${KEY}` in a value: the value of another key."""
 
+PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""The name of a package or module."""
+
 DEFAULT = ("maml_glyphs", "maml", "glyphs")
 """The default experiment, its algorithm and its dataset."""
 
+PROVIDER = "command-line"
+"""What Hydra calls the place of a folder that `--config-dir` has named."""
+
 _LONGEST_FOLDER_NAME = 120
+
+_own: list[Path] = []
+"""The folder of the user's own yamls, if `search` was told one."""
 
 Config = dict[str, Any]
 
@@ -99,6 +116,37 @@ class Link(NamedTuple):
 # Composing
 
 
+def search(folder: str | None) -> None:
+    """From now on this process finds the options of groups in `folder`, too: what `--config-dir` names. An option of
+    ours cannot be replaced.
+
+    Raises:
+        ConfigError: there is no such folder, or it has an option of ours.
+    """
+    _own.clear()
+    if folder is None:
+        return
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--config-dir={folder}: must be a folder that holds yamls, such as algorithm/mine.yaml")
+    for group, options in groups().items():
+        for file in (Path(folder) / group / f"{option}.yaml" for option in options):
+            if file.exists():
+                raise ConfigError(f"--config-dir={folder}: {group}={file.stem} is an option of ours; rename {file}")
+    _own.append(Path(folder).resolve())
+
+
+def search_flags() -> list[str]:
+    """The flags that have another process search where this one does."""
+    return [f"--config-dir={folder}" for folder in _own]
+
+
+def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
+    """What Hydra composes for these overrides from all folders that are searched; nothing is checked."""
+    places = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]" for folder in _own]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[*overrides, *places], **options)
+
+
 def compose_config(overrides: Sequence[str]) -> Composed:
     """The config for these overrides.
 
@@ -114,18 +162,17 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         choices, values = sorted_out(all_overrides)
         for override in choices:
             check_choice(override)
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            lines = [override.input_line or "" for override in choices]
-            known = keys_of(_without_experiment(lines))
-            for override in values:
-                check_key(override.key_or_group, known)
-            whole = compose("config", overrides=list(overrides), return_hydra_config=True)
-            HydraConfig.instance().set_config(whole)
+        known = keys_of(_without_experiment([override.input_line or "" for override in choices]))
+        for override in values:
+            check_key(override.key_or_group, known)
+        whole = composed_by_hydra(overrides, return_hydra_config=True)
+        HydraConfig.instance().set_config(whole)
         chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in groups()}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
         for key in sorted(keys_of(config) - known):
             _check_key_of_experiment(key, known, chosen["experiment"])
         _check_links(config, chosen, {override.key_or_group for override in values})
+        check_plugins(config, {override.key_or_group for override in values})
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
@@ -162,17 +209,21 @@ def compose_sweeper(overrides: Sequence[str]) -> dict[str, Any]:
     """
     fixed = [str(override.input_line) for override in parsed(overrides) if not override.is_sweep_override()]
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            sweeper = compose("config", overrides=fixed, return_hydra_config=True).hydra.sweeper
-            return to_container(sweeper)
+        return to_container(composed_by_hydra(fixed, return_hydra_config=True).hydra.sweeper)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error)) from error
 
 
 def groups() -> dict[str, list[str]]:
     """Every config group with its options."""
-    folders = sorted(folder for folder in CONF.iterdir() if folder.is_dir() and folder.name not in NO_GROUPS)
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+    names = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in NO_GROUPS)
+    places = (CONF, *_own)
+    return {name: sorted(file.stem for place in places for file in (place / name).glob("*.yaml")) for name in names}
+
+
+def yaml_of(group: str, option: str) -> Path:
+    """The file of an option."""
+    return next(file for place in (CONF, *_own) if (file := place / group / f"{option}.yaml").exists())
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
@@ -271,6 +322,17 @@ def _check_links(config: DictConfig, chosen: Mapping[str, str], typed: set[str])
     )
 
 
+def check_plugins(config: DictConfig, typed: Collection[str]) -> None:
+    """Raises ConfigError where a yaml admits packages, or where what was typed is no list of packages."""
+    names = config.plugins
+    if not isinstance(names, ListConfig) or not all(PACKAGE.fullmatch(str(name)) for name in names):
+        raise ConfigError(f"plugins={names}: must be a list of packages; type 'plugins=[my_package]'")
+    if names and "plugins" not in typed:
+        raise ConfigError(
+            f"plugins={names}: a yaml names packages, and only the command line may; type 'plugins=[{','.join(names)}]'"
+        )
+
+
 def _links_of(config: DictConfig) -> list[Link]:
     values = leaves(to_container(config, resolve=False))
     return [Link(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
@@ -278,7 +340,7 @@ def _links_of(config: DictConfig) -> list[Link]:
 
 def _links_in(group: str, option: str) -> list[Link]:
     """The links in an option's own file."""
-    config = OmegaConf.load(CONF / group / f"{option}.yaml")
+    config = OmegaConf.load(yaml_of(group, option))
     assert isinstance(config, DictConfig)
     return _links_of(config)
 
@@ -316,10 +378,10 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 def _without_experiment(choices: list[str]) -> DictConfig:
     """The chosen options as their own files have them, without the experiment: the keys that exist."""
-    chosen = compose("config", overrides=choices, return_hydra_config=True).hydra.runtime.choices
+    chosen = composed_by_hydra(choices, return_hydra_config=True).hydra.runtime.choices
     known = groups()
     plain = [f"{group}={option}" for group, option in chosen.items() if group in known and option is not None]
-    return compose("config", overrides=[*(p for p in plain if not p.startswith("experiment=")), "~experiment"])
+    return composed_by_hydra([*(p for p in plain if not p.startswith("experiment=")), "~experiment"])
 
 
 def keys_of(node: DictConfig, prefix: str = "") -> set[str]:

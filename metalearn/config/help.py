@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.config.compose import CONF, groups
+from metalearn.config.compose import CONF, groups, yaml_of
 
 
 class Key(NamedTuple):
@@ -25,11 +25,13 @@ def help_text() -> str:
         "  torchrun --nproc_per_node=2 train.py experiment=maml_omniglot trainer.steps=2000",
         "  python train.py --multirun algorithm.inner_lr=0.1,0.4",
         "",
+        "Where the package is installed, type metalearn, or torchrun … -m metalearn.",
+        "",
         "Groups and their options:",
     ]
     for group, options in groups().items():
         lines += [f"  {group}"]
-        lines += [f"    {option:22} {_summary(CONF / group / f'{option}.yaml')}" for option in options]
+        lines += [f"    {option:22} {_summary(yaml_of(group, option))}" for option in options]
     for owner, keys in _owners():
         lines += [f"Keys of {owner}:", *(f"  {key.name + '=' + key.default:52} {key.meaning}" for key in keys)]
     lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
@@ -48,7 +50,7 @@ def config_page() -> str:
     ]
     for group, options in groups().items():
         lines += ["", f"### `{group}`", "", "| option | what |", "| --- | --- |"]
-        lines += [f"| `{option}` | {_cell(_summary(CONF / group / f'{option}.yaml'))} |" for option in options]
+        lines += [f"| `{option}` | {_cell(_summary(yaml_of(group, option)))} |" for option in options]
     lines += ["", "## Keys"]
     for owner, keys in _owners():
         name = owner if owner == PROGRAM else f"`{owner}`"
@@ -65,7 +67,7 @@ def _owners() -> Iterator[tuple[str, list[Key]]]:
     yield PROGRAM, _keys(CONF / "config.yaml", "")
     for group, options in groups().items():
         for option in options if group != "experiment" else ():
-            keys = _keys(CONF / group / f"{option}.yaml", f"{group}.")
+            keys = _keys(yaml_of(group, option), f"{group}.")
             if keys:
                 yield f"{group}={option}", keys
 

@@ -5,13 +5,20 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.config.compose import CONF, check_choice, check_key, keys_of, parsed, sorted_out
+from metalearn.config.compose import (
+    check_choice,
+    check_key,
+    check_plugins,
+    composed_by_hydra,
+    keys_of,
+    parsed,
+    sorted_out,
+)
 from metalearn.config.foreign import check_saved
 from metalearn.errors import ConfigError
 
@@ -21,6 +28,9 @@ OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
 """Where a run starts, and where it pauses."""
 
+TRUST = ("plugins",)
+"""What only the command line of an evaluation may say."""
+
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
 
@@ -29,7 +39,7 @@ LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}",
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
@@ -85,10 +95,8 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
     chosen = {choice.key_or_group: str(choice.value()) for choice in choices}
     named = {aliases.get(override.key_or_group, override.key_or_group): override.value() for override in values}
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            lines = [f"{group}={option}" for group, option in chosen.items()]
-            fresh = compose("config", overrides=["~experiment", *lines])
-        config = _with_saved(fresh, plain, {*OF_THE_MACHINE, *OF_TRAINING, *chosen})
+        fresh = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in chosen.items())])
+        config = _with_saved(fresh, plain, {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen})
         config.workers = None
         known = keys_of(config)
         for key, link in LINKS.items():
@@ -98,6 +106,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
         for key, value in named.items():
             check_key(key, known)
             OmegaConf.update(config, key, value)
+        check_plugins(config, named)
         if "model" not in chosen:
             _refuse_unnamed_network(config.model, named)
         OmegaConf.resolve(config)

@@ -53,8 +53,9 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
         return made
 
     name = target.rpartition(".")[2]
+    shape = (channels, image_size, image_size)
     advice = "type model.channels=N for a network that takes N"
-    return model_of(make, name=name, channels=channels, image_size=image_size, transductive=transductive, advice=advice)
+    return model_of(make, name=name, shape=shape, transductive=transductive, advice=advice)
 
 
 def _split(network: dict[str, Any]) -> tuple[str, dict[str, Any]]:

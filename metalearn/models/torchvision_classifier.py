@@ -63,7 +63,7 @@ def torchvision_classifier(
     def make() -> nn.Module:
         return _network(name, num_classes=ways, **options)
 
-    return model_of(make, name=name, channels=3, image_size=image_size, transductive=transductive, advice=_ADVICE)
+    return model_of(make, name=name, shape=(3, image_size, image_size), transductive=transductive, advice=_ADVICE)
 
 
 _ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
@@ -91,10 +91,10 @@ def _pretrained(
         head = body.get_submodule(HEADS[name])
         assert isinstance(head, nn.Linear)
         setattr(body.get_submodule(parent), last, nn.Identity())
-        floats = floats_of(make(), name=name, channels=3, image_size=image_size, advice=_ADVICE)
+        floats = floats_of(make(), name=name, shape=(3, image_size, image_size), advice=_ADVICE)
         model = frozen_model(body, prepare=prepare, ways=ways, width=head.in_features, activations=floats)
     else:
-        model = model_of(make, name=name, channels=3, image_size=image_size, transductive=transductive, advice=_ADVICE)
+        model = model_of(make, name=name, shape=(3, image_size, image_size), transductive=transductive, advice=_ADVICE)
     return model._replace(note="; ".join(part for part in (note, model.note) if part))
 
 

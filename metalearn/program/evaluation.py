@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.program import ranks
-from metalearn.program.job import Job, to_job
+from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
 from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
 from metalearn.program.process import set_up_torch
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     home: Path
 
 
-def evaluate_checkpoint(request: Request, program: Path, arguments: Sequence[str]) -> int:
+def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
     """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
 
     Returns the exit code.

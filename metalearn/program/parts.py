@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from distributed.strategies.common.work import Pieces, Plan, Work
-from metalearn.config.build import build
+from metalearn.config.build import build, import_plugins
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
@@ -49,9 +49,21 @@ def assemble(job: Job) -> Parts:
     """
     config = job.config
     check_device(config.device, config.precision)
+    import_plugins(config.plugins)
     source = build(config, "dataset")
     model = build(config, "model")
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    return put_together(job, source, model, algorithm)
+
+
+def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm) -> Parts:
+    """These components with those that the config describes beside them.
+
+    Raises:
+        ConfigError: a value that a component refuses.
+    """
+    config = job.config
+    check_device(config.device, config.precision)
     outer = build(config, "optimizer")
     start, start_notes = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)

@@ -41,22 +41,22 @@ def to_be_started(job: Job) -> bool:
 
 def start_workers(job: Job, state: FolderState | None) -> int:
     """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
-    overrides = list(job.overrides)
+    arguments = list(job.arguments)
     with _refusals():
         check_isolation(_launch_config(job))  # before the run folder is made or changed
     if state is not None:
         with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
             if state.rewinds and state.snapshot is not None:
                 checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
-                overrides.append("resume=auto")  # rewind once, not again at every restart
+                arguments.append("resume=auto")  # rewind once, not again at every restart
     else:
         log_to_terminal(logging.WARNING)  # what has become of this host's ranks
-    return start_ranks(job, overrides, max_restarts=job.config.launch.max_restarts)
+    return start_ranks(job, arguments, max_restarts=job.config.launch.max_restarts)
 
 
 def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int:
     """Runs the job's program with these arguments once for each worker of the job, and waits."""
-    command: Sequence[str] | Callable[[], int] = [sys.executable, str(job.program), *arguments]
+    command: Sequence[str] | Callable[[], int] = [sys.executable, *job.program.arguments, *arguments]
     if job.fork is not None:
         command = partial(job.fork, arguments)
     with _refusals():

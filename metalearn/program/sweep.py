@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.config.check import started_as_rank
-from metalearn.config.compose import compose_config, compose_sweeper, groups, quoted, resolved, sweep_jobs
+from metalearn.config.compose import (
+    PROVIDER,
+    compose_config,
+    compose_sweeper,
+    groups,
+    quoted,
+    resolved,
+    search_flags,
+    sweep_jobs,
+)
 from metalearn.config.saved import FREE_KEYS
 from metalearn.errors import ConfigError
 from metalearn.files import read_json
-from metalearn.program.job import Job, to_job
+from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.program.process import log_sweep, set_up_process
 from metalearn.program.with_hydra import run_grid_by_hydra, run_trials_by_hydra
@@ -33,7 +42,7 @@ RunJob = Callable[[Job], int]
 Main = Callable[[Sequence[str]], int]
 
 
-def run_sweep(program: Path, overrides: Sequence[str], run_job: RunJob, main: Main) -> int:
+def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main: Main) -> int:
     """Checks and runs a multirun; returns the exit code. `main` runs the program with other arguments.
 
     Raises:
@@ -57,7 +66,7 @@ def run_sweep(program: Path, overrides: Sequence[str], run_job: RunJob, main: Ma
         "objective": checked.objective,
         "preload": PRELOAD,
         "free_keys": FREE_KEYS,
-        "program": program.name,
+        "program": " ".join([program.name, *search_flags()]),
         "groups_of_sweeps": ("sweep",),
         "segment": partial(segment, checked.steps),
     }
@@ -83,13 +92,14 @@ def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Seq
     return overrides
 
 
-def job_of(config: DictConfig, program: Path) -> Job:
+def job_of(config: DictConfig, program: Program) -> Job:
     """The job of a multirun that Hydra has made this config and folder for. It draws only if told to."""
     from hydra.core.hydra_config import HydraConfig
 
     own = HydraConfig.get()
     folder = Path(own.runtime.output_dir)
-    overrides = [*own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
+    flags = [f"--config-dir={place.path}" for place in own.runtime.config_sources if place.provider == PROVIDER]
+    overrides = [*flags, *own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
     complete = resolved(config)
     for key in ("logger.plots", "logger.report"):
         if not any(text.startswith(f"{key}=") for text in overrides):
@@ -99,7 +109,7 @@ def job_of(config: DictConfig, program: Path) -> Job:
     return job._replace(in_sweep=True)
 
 
-def trial(config: DictConfig, program: Path, run_job: RunJob, main: Main) -> dict[str, Any]:
+def trial(config: DictConfig, program: Program, run_job: RunJob, main: Main) -> dict[str, Any]:
     """Runs one trial; what became of it: `status`, `exit` (code), `error`, and the fields of its result.json."""
     folder = Path()
 
@@ -145,7 +155,7 @@ class Checked(NamedTuple):
     steps: int
 
 
-def check_grid(program: Path, overrides: Sequence[str]) -> None:
+def check_grid(program: Program, overrides: Sequence[str]) -> None:
     """Checks every job of a grid.
 
     Raises:
@@ -155,7 +165,7 @@ def check_grid(program: Path, overrides: Sequence[str]) -> None:
         _assemble(program, job_overrides)
 
 
-def check_trials(program: Path, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | None:
+def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | None:
     """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
     import torch.
 
@@ -193,7 +203,7 @@ def check_trials(program: Path, overrides: Sequence[str], sweeper: Mapping[str, 
     return Checked(**json.loads(found)) if code == OK else None
 
 
-def _check(program: Path, plan: Plan, others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
+def _check(program: Program, plan: Plan, others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
     in_rounds = "rounds" in sweeper
     metric, steps, shapes = "", 0, None
     for params in _checked(plan):
@@ -244,7 +254,7 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool) -> None:
             )
 
 
-def _assemble(program: Path, overrides: Sequence[str]) -> Any:
+def _assemble(program: Program, overrides: Sequence[str]) -> Any:
     job = to_job(*compose_config(overrides), program, overrides)
     set_up_process(job.config.threads)
     from metalearn.program.parts import assemble  # imports torch, after the line above

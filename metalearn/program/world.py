@@ -24,7 +24,7 @@ class World(NamedTuple):
     """Where the workers of a run are, the arguments that they were started with, and the folder that they run in."""
 
     place: Place
-    overrides: Sequence[str]
+    arguments: Sequence[str]
     folder: Path
 
 
@@ -35,7 +35,7 @@ def published(job: Job) -> Iterator[None]:
         yield
         return
     path = job.run_dir / FILE
-    content = own_place()._asdict() | {"overrides": job.overrides, "folder": os.getcwd()}  # noqa: PTH109
+    content = own_place()._asdict() | {"arguments": job.arguments, "folder": os.getcwd()}  # noqa: PTH109
     _write_privately(path, json.dumps(content, indent=2) + "\n")
     try:
         yield
@@ -70,8 +70,8 @@ def read(run_dir: Path) -> World:
             if reason:
                 raise RunError(f"{path}: {reason}, so its command line is not run")
             content = json.load(file)
-        overrides, folder = [str(one) for one in content.pop("overrides")], Path(content.pop("folder"))
-        return World(Place(**content), overrides, folder)
+        arguments, folder = [str(one) for one in content.pop("arguments")], Path(content.pop("folder"))
+        return World(Place(**content), arguments, folder)
     except FileNotFoundError as error:
         raise RunError(
             f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "

@@ -240,6 +240,18 @@ def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
     return show
 
 
+def bar_log(window: Window) -> RunLog:
+    """A log that is only seen: a progress bar, and a line for each evaluation, where stderr is a terminal."""
+    bar = _bar(window)
+    if bar is None:
+        return SILENT
+
+    def evaluation(step: int, split: str, figures: dict[str, Any]) -> None:
+        _console.print(f"step {step}/{window.steps}  {split}: {describe(figures)}", highlight=False)
+
+    return SILENT._replace(step=bar, evaluation=evaluation, close=lambda: bar(None, {}))
+
+
 def log_to_terminal(level: int = logging.INFO) -> None:
     """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
     if not log.handlers:

@@ -142,7 +142,7 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
 
     assert "no run is under way here" in refusal() and "no run is under way here" in refusal("leave.py", "worker1")
     path = folder / "world.json"
-    path.write_text('{"overrides": ["model.network._target_=os.system"], "folder": "/"}')
+    path.write_text('{"arguments": ["model.network._target_=os.system"], "folder": "/"}')
     path.chmod(0o660)
     assert "others can write" in refusal() or "written by" in refusal()
     path.chmod(0o600)
@@ -151,7 +151,7 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
     own.wait()
     place = {
         "address": "127.0.0.1", "port": 1, "interface": "lo", "token": "", "workers": 2, "host": os.uname().nodename,
-        "pid": own.pid, "born": 1, "overrides": [], "folder": str(tmp_path),
+        "pid": own.pid, "born": 1, "arguments": [], "folder": str(tmp_path),
     }  # fmt: skip
     path.write_text(json.dumps(place))
     assert f"its rank zero, process {own.pid}, has ended" in refusal()

@@ -285,7 +285,7 @@ def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert train.main(["--multirun", "seed=1,2"]) == 2
+    assert train.main(["--multirun", "seed=1,2"], train.PROGRAM) == 2
     assert "python train.py --multirun workers=2 seed=1,2" in capsys.readouterr().err
 
 

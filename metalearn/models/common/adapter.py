@@ -22,9 +22,9 @@ Make = Callable[[], nn.Module]
 """A fresh network, its weights drawn from torch's global random numbers."""
 
 
-def model_of(make: Make, *, name: str, channels: int, image_size: int, transductive: bool, advice: str) -> Model:
-    """A network that takes images [n, channels, h, w] and gives [n, ways], as a model. The parameters have the names
-    of the module.
+def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: bool, advice: str) -> Model:
+    """A network that takes inputs [n, *shape] and gives [n, ways], as a model. The parameters have the names of the
+    module.
 
     Our layers compute convolutions and batch norms, where they can; `Model.note` names the others. Batch norm keeps no
     running statistics: it normalises by those of the batch or of the support set, and derivatives go through them.
@@ -34,23 +34,22 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
     Args:
         make: gives a fresh network.
         name: the name of the network in errors.
-        channels: channels of an image that the network takes; an image of one channel is repeated.
-        image_size: height and width of an image, in pixels.
+        shape: that of an input, for images (channels, h, w); an image of one channel is repeated.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
-        advice: what to type if the network cannot take such images.
+        advice: what to type if the network cannot take such inputs.
 
     Raises:
-        ValueError: the network cannot take such images, its outputs are not [n, ways], they do not depend on one of
+        ValueError: the network cannot take such inputs, its outputs are not [n, ways], they do not depend on one of
             its parameters, or one of its layers remembers batches.
     """
     network = _fresh(make, seed=0)
     note = _make_pure(network, name, transductive)
-    activations, last = _tried(network, name, (channels, image_size, image_size), advice)
+    activations, last = _tried(network, name, shape, advice)
     shared = _names(network)
-    head = _find_head(network, last, shared, torch.rand(2, channels, image_size, image_size, generator=Generator()))
+    head = _find_head(network, last, shared, torch.rand(2, *shape, generator=Generator()))
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    forward = _forward(network, channels, shared, head, list(norms.values()))
+    forward = _forward(network, shape, shared, head, list(norms.values()))
 
     def init(generator: Generator) -> Params:
         seed = int(torch.randint(2**63 - 1, (), generator=generator))
@@ -67,13 +66,13 @@ def model_of(make: Make, *, name: str, channels: int, image_size: int, transduct
     return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
 
 
-def floats_of(network: nn.Module, *, name: str, channels: int, image_size: int, advice: str) -> int:
-    """The floats that a forward pass of a network leaves for one image. The arguments are those of `model_of`.
+def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: str) -> int:
+    """The floats that a forward pass of a network leaves for one input. The arguments are those of `model_of`.
 
     Raises:
         ValueError: as `model_of`.
     """
-    return _tried(network.eval(), name, (channels, image_size, image_size), advice)[0]
+    return _tried(network.eval(), name, shape, advice)[0]
 
 
 class _Conv(nn.Conv2d):
@@ -125,7 +124,7 @@ class _HardSigmoid(nn.Hardsigmoid):
 
 
 def _forward(
-    network: nn.Module, channels: int, shared: Mapping[str, str], head: _Head | None, norms: Sequence[_BatchNorm]
+    network: nn.Module, shape: Sequence[int], shared: Mapping[str, str], head: _Head | None, norms: Sequence[_BatchNorm]
 ) -> Callable[..., Tensor]:
     """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
     names = list(dict.fromkeys(shared.values()))
@@ -134,7 +133,7 @@ def _forward(
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
     def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
-        images = x.expand(-1, -1, channels, -1, -1)
+        images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:]))
         fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
         used = [name for name in names if not (features and head is not None and name in head.stage.params)]
         weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
@@ -269,27 +268,27 @@ def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
         )
 
 
-def _tried(network: nn.Module, name: str, image: tuple[int, int, int], advice: str) -> tuple[int, str | None]:
-    """The number of floats that one image leaves in the layers of the network, and the path of the layer that gives the
+def _tried(network: nn.Module, name: str, shape: tuple[int, ...], advice: str) -> tuple[int, str | None]:
+    """The number of floats that one input leaves in the layers of the network, and the path of the layer that gives the
     outputs. The trial runs on the meta device, which computes nothing. If that fails, it runs on the CPU.
 
     Raises:
-        ValueError: the network cannot take such images, does not give [n, ways], or has a parameter that is not used.
+        ValueError: the network cannot take such inputs, does not give [n, ways], or has a parameter that is not used.
     """
     failures = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
     try:
-        return _counted(copy.deepcopy(network).to("meta"), name, torch.zeros(2, *image, device="meta"))
+        return _counted(copy.deepcopy(network).to("meta"), name, torch.zeros(2, *shape, device="meta"))
     except failures:
         try:
-            return _counted(network, name, torch.zeros(2, *image))
+            return _counted(network, name, torch.zeros(2, *shape))
         except failures as error:
             if str(error).startswith(f"{name}: "):
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(
-                f"image_size={image[1]}: {name} cannot take images [n, {', '.join(map(str, image))}] ({reason}); "
-                f"{advice}"
-            ) from error
+            what = (
+                f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
+            )
+            raise ValueError(f"{what} [n, {', '.join(map(str, shape))}] ({reason}); {advice}") from error
 
 
 def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | None]:

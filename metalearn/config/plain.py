@@ -1,0 +1,54 @@
+"""A config without Hydra and without a command line: options of groups by their names, and settings of their keys."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from metalearn.config.compose import CONF, groups, nearest, yaml_of
+from metalearn.errors import ConfigError
+
+_NO_PARTS = ("experiment", "sweep")
+"""Groups whose options change other groups."""
+
+
+class Named(NamedTuple):
+    """An option of a config group, such as `maml` of `algorithm`, and settings of its keys."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def named(name: str, /, **settings: Any) -> Named:
+    """An option of a config group by its name. Keys that are not in `settings` have the values of `conf/`."""
+    return Named(name, settings)
+
+
+def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
+    """The config that has these parts, and the default options of all other groups.
+
+    Args:
+        parts: for a group, an option; or keys that options of other groups take values from.
+        keys: values of keys that belong to no group.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    config = OmegaConf.load(CONF / "config.yaml")
+    assert isinstance(config, DictConfig)
+    del config["hydra"]
+    for entry in config.pop("defaults"):
+        group, option = next(iter(entry.items())) if isinstance(entry, DictConfig) else (entry, "")
+        if group in groups() and group not in _NO_PARTS:
+            part = parts.get(group, Named(str(option), {}))
+            config[group] = _option(group, part) if isinstance(part, Named) else part
+    return OmegaConf.merge(config, keys)  # type: ignore[return-value]
+
+
+def _option(group: str, part: Named) -> DictConfig:
+    options = groups()[group]
+    if part.name not in options:
+        hint = nearest(str(part.name), options)
+        raise ConfigError(f"{group}={part.name}: there is no such choice{hint}; allowed: {', '.join(options)}")
+    config = OmegaConf.load(yaml_of(group, part.name))
+    return OmegaConf.merge(config, part.settings)  # type: ignore[return-value]

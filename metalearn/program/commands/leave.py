@@ -1,0 +1,32 @@
+"""Lets a worker of a run go. The others compute its chunks from then on, and the result keeps its bits.
+
+    python scripts/leave.py outputs/maml_omniglot/seed0 worker2
+
+SIGTERM to a worker's process does the same. worker0 leads the run and cannot leave: SIGTERM to it stops the run. Exit
+codes: 0 it leaves; 1 rank zero does not answer; 2 there is no such worker, or no run under way.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
+from distributed.engine.joining import UnreachableError, Way
+from metalearn.errors import RunError
+from metalearn.program import world
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder of the run")
+    parser.add_argument("worker", help="the worker's name, such as worker2")
+    options = parser.parse_args(arguments)
+    try:
+        return Way(world.read(options.folder).place).let_go(options.worker, print)
+    except UnreachableError as error:
+        print(f"error: {options.folder}: {error}")
+    except RunError as error:
+        print(f"error: {error}")
+    return 2

@@ -1,0 +1,81 @@
+"""Trains a meta-learner as its config says: a run from the command line to its result."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from metalearn.config.check import started_by_launcher
+from metalearn.config.compose import compose_config, search, search_flags
+from metalearn.config.help import help_text
+from metalearn.program.job import Job, Program, installed, to_job
+from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
+from metalearn.program.process import announce, end_with_torchrun, set_up_process, set_up_torch
+from metalearn.program.sweep import run_sweep
+from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
+from metalearn.runs.signals import INTERRUPTED
+
+
+def main(argv: Sequence[str], program: Program | None = None) -> int:
+    """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
+    end_with_torchrun()
+    try:
+        return exit_code_of(lambda: run_command(argv, program or installed()))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def run_command(argv: Sequence[str], program: Program) -> int:
+    """Composes and checks the config; then runs one job, or those of a multirun."""
+    from hydra._internal.utils import get_args_parser
+
+    arguments = get_args_parser().parse_args(argv)
+    search(arguments.config_dir)
+    if arguments.help:
+        print_to_pipe(help_text())
+        return OK
+    sys.argv = [sys.argv[0], *argv]  # where Hydra looks
+    if arguments.multirun:
+        return run_sweep(program, arguments.overrides, run_job, partial(main, program=program))
+    composed = compose_config(arguments.overrides)
+    if arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
+        return show_by_hydra()
+    return run_job(to_job(*composed, program, [*search_flags(), *arguments.overrides]))
+
+
+def run_job(job: Job) -> int:
+    """One run, as its launcher or as one of its ranks; returns the exit code."""
+    announce(job)
+    set_up_process(job.config.threads)
+    # From here on torch is imported: keys and choices are known to be right, and the threads are set.
+    from metalearn.program import ranks
+    from metalearn.program.parts import assemble, first_tasks
+    from metalearn.program.run import follow, found_in_folder
+    from metalearn.runs import folder
+    from metalearn.runs.logging import log_to_terminal
+    from metalearn.training.compatibility import check_compatible
+
+    set_up_torch(job.config)
+    parts = assemble(job)
+    log_to_terminal(logging.ERROR if started_by_launcher() or not ranks.leads(job) else logging.INFO)
+    state = found_in_folder(job, parts) if ranks.leads(job) else None
+    if state is not None and state.result is not None:
+        print(folder.run_report(job.run_dir, state.result))
+        return OK
+    if state is None and folder.is_finished(job.run_dir, job.config):
+        return OK
+    pause = folder.pause_of(job.run_dir, job.config.pause_after)
+    if pause:
+        print(pause)
+        return OK
+    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    if ranks.to_be_started(job):
+        return ranks.start_workers(job, state)
+    if not ranks.leads(job):
+        return ranks.serve(job, parts, lambda strategy: follow(job, parts, strategy))
+    log_to_terminal()  # the launcher has logged what was checked above
+    with folder.lock(job.run_dir, wait=job.in_sweep):
+        state = found_in_folder(job, parts)  # another process may have been in it
+        if job.in_sweep:
+            return ranks.lead(job, parts, state)
+        return run_by_hydra(lambda config: ranks.lead(job, parts, state), job.run_dir)

@@ -1,0 +1,251 @@
+"""Training without a command line, a run folder and other processes: `metalearn.train`."""
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor, nn
+
+from distributed.strategies.common.work import join
+from metalearn.config.build import build
+from metalearn.config.check import check_top_level
+from metalearn.config.plain import Named, plain_config
+from metalearn.errors import ConfigError
+from metalearn.models.common.adapter import model_of
+from metalearn.nn.precision import compute_with
+from metalearn.program.job import Job, installed
+from metalearn.program.parts import Parts, connect, evaluation_chunk, first_tasks, put_together
+from metalearn.program.run import make_run
+from metalearn.runs.checkpoint import Checkpointer, Snapshot
+from metalearn.runs.loggers.protocol import Window
+from metalearn.runs.logging import SILENT, bar_log
+from metalearn.runs.metrics import summary
+from metalearn.runs.signals import NEVER
+from metalearn.training.chunks import chunk_functions
+from metalearn.training.compatibility import check_compatible, check_evaluation
+from metalearn.training.loop import Progress, fit, new_learner, tasks_in_chunks
+from metalearn.types import Algorithm, Batch, Model, Params, TaskSource
+
+Learns = str | Named | Algorithm | Callable[..., Algorithm]
+Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
+Tasks = str | Named | TaskSource
+
+
+def train(
+    algorithm: Learns,
+    model: Network,
+    tasks: Tasks,
+    *,
+    steps: int,
+    inner: str | Named = "sgd",
+    optimizer: str | Named = "adam",
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+    transductive: bool = True,
+    progress: bool = True,
+    **trainer: Any,
+) -> "Learned":
+    """Trains in this process, with the loop of train.py. Nothing is written.
+
+    With the same settings, and if torch computes with as many threads as `threads` says there, the parameters have the
+    bits of train.py's `checkpoints/best`. A part that is a name is that option of `conf/`; `metalearn.named` gives it
+    settings.
+
+    Args:
+        algorithm: a name; a function that takes `model` and gives an `Algorithm`; or an `Algorithm`.
+        model: a name; a `Model`; an `nn.Module`, which begins with its own weights; or a class or function that gives
+            one, whose weights are then drawn from `seed`. A module takes the inputs [n, …] of the tasks, and gives
+            [n, classes], or [n, outputs] for real numbers.
+        tasks: a name, or an object of your own (`metalearn.types.TaskSource`).
+        steps: meta-steps.
+        inner: a name: the optimiser of the inner steps.
+        optimizer: a name: the optimiser of the meta-parameters.
+        seed: of the parameters, and of the training tasks of a name.
+        device, precision: as the keys of `conf/config.yaml`.
+        transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
+        progress: draw a progress bar where stderr is a terminal.
+        trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
+
+    Raises:
+        ValueError: a name, key or value that is not allowed, or parts that do not fit together.
+        RunError: a loss or gradient is not finite.
+    """
+    keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
+    chosen = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "optimizer": optimizer}
+    try:
+        parts, job = _assemble(chosen, keys, transductive)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
+    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    settings = parts.settings
+    window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
+    log = bar_log(window) if progress else SILENT
+    kept: list[Snapshot] = []
+    run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER)
+    try:
+        reached = fit(run, new_learner(parts.start, parts.outer.start), Progress())
+    finally:
+        log.close()
+    return Learned(kept[0].params, reached.best or {}, parts, job.config)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a training has learned: the meta-parameters of the best validation, and its figures."""
+
+    params: Params
+    validation: dict[str, Any]
+    _parts: Parts
+    _config: DictConfig
+
+    def evaluate(self, tasks: Tasks | None = None, *, split: str = "test", count: int | None = None) -> dict[str, Any]:
+        """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
+        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others.
+
+        Raises:
+            ValueError: a name that does not exist, or tasks that do not fit the network.
+        """
+        parts = self._parts
+        if tasks is not None:
+            parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))
+        check_evaluation(parts.algorithm, parts.model, self.params, parts.source, split)
+        dtype = next(iter(self.params.values())).dtype
+        evaluate = chunk_functions(parts.algorithm, parts.source, parts.device, dtype).evaluate
+        numbers = tasks_in_chunks(0, count or parts.settings.test_tasks, evaluation_chunk(parts))
+        return summary(join([evaluate(self.params, split, chunk) for chunk in numbers]), parts.algorithm.evaluated_on)
+
+    def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "Task":
+        """Adapts to one task.
+
+        Args:
+            x: inputs [n, …], as the tasks of the training have them.
+            y: labels [n], whole numbers of any size; or real numbers [n] or [n, d].
+            steps: inner steps (default: `eval_steps`). Learners without an inner loop do not use it.
+
+        Raises:
+            ValueError: inputs of another shape, or more labels than the network has outputs.
+        """
+        inputs, targets, labels = self._inputs(x), torch.as_tensor(y), None
+        if len(targets) != inputs.shape[1]:
+            raise ValueError(f"y: has {len(targets)} targets for {inputs.shape[1]} inputs; give one for each")
+        if targets.is_floating_point():
+            targets = self._inputs(targets.reshape(len(targets), -1))
+        else:
+            labels, places = targets.unique(return_inverse=True)
+            targets = places.unsqueeze(0).to(self._parts.device)
+        params = {name: value.to(self._parts.device) for name, value in self.params.items()}
+        try:
+            predict = self._parts.algorithm.adapt(params, Batch(inputs, targets), steps)
+        except (IndexError, RuntimeError) as error:
+            raise ValueError(f"x, y: this network cannot learn such a task ({error})") from error
+        flat = labels is None and torch.as_tensor(y).ndim == 1
+        return Task(lambda inputs: predict(self._inputs(inputs))[0].cpu(), labels, flat)
+
+    def _inputs(self, values: ArrayLike | Tensor) -> Tensor:
+        like = next(iter(self.params.values()))
+        return torch.as_tensor(values).to(self._parts.device, like.dtype).unsqueeze(0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that a learner is adapted to."""
+
+    _outputs: Callable[[ArrayLike | Tensor], Tensor]
+    _labels: Tensor | None
+    _flat: bool
+
+    def predict(self, x: ArrayLike | Tensor) -> NDArray[np.generic]:
+        """For inputs [n, …] the label of each, or the real numbers: [n] if those of the support set were [n].
+
+        If the model is transductive, what is predicted for an input depends on the other inputs of the call.
+        """
+        outputs = self._outputs(x)
+        if self._labels is not None:
+            outputs = self._labels[outputs[:, : len(self._labels)].argmax(dim=1)]
+        values: NDArray[np.generic] = outputs.numpy()
+        return values[:, 0] if self._flat else values
+
+
+# From the arguments to the parts
+
+
+def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) -> tuple[Parts, Job]:
+    described: dict[str, Named | dict[str, Any]] = {
+        group: _as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
+    }
+    if not isinstance(described["dataset"], Named):
+        described["dataset"] = _facts(chosen["dataset"])
+    config = plain_config(described, keys)
+    check_top_level(config)
+    compute_with(config.precision)
+    source = _source(config, chosen["dataset"])
+    model = chosen["model"]
+    if isinstance(described["model"], Named):
+        model = build(config, "model")
+    elif not isinstance(model, Model):
+        model = _from_module(model, source, transductive)
+    algorithm = chosen["algorithm"]
+    if isinstance(described["algorithm"], Named):
+        algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    elif not isinstance(algorithm, Algorithm):
+        algorithm = algorithm(model=model)
+    job = Job(config, Path(), "library", installed(), [], workers=1)
+    return put_together(job, source, model, algorithm), job
+
+
+def _as_named(part: str | Named) -> Named:
+    return part if isinstance(part, Named) else Named(part, {})
+
+
+def _with_dataset(config: DictConfig, tasks: Tasks) -> DictConfig:
+    """The config with the dataset of this name, if it is a name."""
+    if not isinstance(tasks, str | Named):
+        return config
+    keys = {key: config[key] for key in ("seed", "trainer")}
+    return plain_config({"dataset": _as_named(tasks)}, keys)
+
+
+def _source(config: DictConfig, tasks: Tasks) -> TaskSource:
+    source: TaskSource = build(config, "dataset") if isinstance(tasks, str | Named) else tasks
+    return source
+
+
+def _shape(source: TaskSource) -> tuple[int, ...]:
+    """The shape of one input."""
+    return tuple(source.episodes("train", torch.tensor([0])).query.x.shape[2:])
+
+
+def _facts(source: TaskSource) -> dict[str, Any]:
+    """What models take from the keys of a dataset: the number of classes, and the sizes of a picture."""
+    shape, classes = _shape(source), source.classes("train")
+    facts = {} if classes is None else {"ways": classes}
+    return facts | ({"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {})
+
+
+def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool) -> Model:
+    of = type(network) if isinstance(network, nn.Module) else network
+    name = str(getattr(of, "__name__", "model"))
+    make = functools.partial(copy.deepcopy, network) if isinstance(network, nn.Module) else network
+    advice = "give a network that takes the inputs of the tasks"
+    return model_of(make, name=name, shape=_shape(source), transductive=transductive, advice=advice)
+
+
+def _in_memory(kept: list[Snapshot]) -> Checkpointer:
+    """Keeps the parameters of the best validation in `kept`."""
+
+    def save(snapshot: Snapshot, best: bool) -> None:
+        if best:
+            params = {name: value.detach().clone() for name, value in snapshot.params.items()}
+            kept[:] = [snapshot._replace(params=params)]
+
+    return Checkpointer(lambda step: False, save, lambda: kept[0] if kept else None, lambda step, best: False)

@@ -1,0 +1,133 @@
+"""`metalearn.train`: the loop without a command line, on parts by name and on parts of one's own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Generator, Tensor, nn
+
+import metalearn
+from metalearn.algorithms.maml import maml
+from metalearn.errors import ConfigError
+from metalearn.program.library import Learned
+from metalearn.types import Algorithm, Batch, Episode, Model, Unit
+from tests.runs import ROOT, Program
+
+STEPS = {"steps": 6, "meta_batch_size": 6, "task_chunk": 3, "val_every": 2, "val_tasks": 4, "test_tasks": 5}
+INNER = {"inner_lr": 0.01, "inner_steps": 1, "eval_steps": 3}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+class Lines:
+    """Tasks y = a·x: a source as users write one. Its `episodes` are pure."""
+
+    def classes(self, split: str) -> None:
+        return None
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        tasks = [self._task(split, int(index)) for index in indices]
+        x, y = (torch.stack(values) for values in zip(*tasks, strict=True))
+        return Episode(Batch(x[:, :5], y[:, :5]), Batch(x[:, 5:], y[:, 5:]))
+
+    def _task(self, split: str, index: int) -> tuple[Tensor, Tensor]:
+        generator = Generator().manual_seed(3 * index + ("train", "val", "test").index(split))
+        slope, x = torch.randn((), generator=generator), torch.rand(15, 1, generator=generator)
+        return x, slope * x
+
+
+@pytest.fixture(scope="module")
+def sinusoid() -> Learned:
+    return metalearn.train(metalearn.named("maml", **INNER), "mlp", metalearn.named("sinusoid", shots=5), **STEPS)
+
+
+@pytest.mark.thorough
+def test_it_learns_the_bits_of_train_py_and_tests_as_it_does(sinusoid: Learned, tmp_path: Path) -> None:
+    overrides = [
+        *("experiment=maml_sinusoid", "dataset.shots=5", "logger.plots=false", "logger.tensorboard=false"),
+        *(f"trainer.{key}={value}" for key, value in STEPS.items()),
+        *(f"algorithm.{key}={value}" for key, value in INNER.items()),
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    outcome = Program([sys.executable, str(ROOT / "train.py"), *overrides], tmp_path).wait()
+    assert outcome.code == 0, outcome.text
+    assert save(sinusoid.params) == (tmp_path / "run/checkpoints/best/params.safetensors").read_bytes()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert sinusoid.validation == result["val"]
+    assert sinusoid.evaluate() | {"transductive": False} == result["test"]
+
+
+def test_a_network_and_tasks_of_ones_own_are_learned() -> None:
+    learned = metalearn.train(
+        metalearn.named("maml", inner_lr=0.1, inner_steps=1, eval_steps=5), network, Lines(), steps=60,
+        meta_batch_size=4, val_tasks=20, test_tasks=20, optimizer=metalearn.named("adam", lr=0.01),
+    )  # fmt: skip
+    figures = learned.evaluate()
+    assert figures["mse"] < 0.5 * figures["by_step"]["0"] and figures["tasks"] == 20
+    support, query = Lines().episodes("test", torch.tensor([3]))
+    task = learned.adapt(support.x[0].numpy(), support.y[0, :, 0].numpy())
+    predicted = task.predict(query.x[0])
+    assert predicted.shape == (10,)
+    assert np.mean((predicted - query.y[0, :, 0].numpy()) ** 2) < np.mean(query.y[0].numpy() ** 2)
+
+
+def test_an_algorithm_may_be_a_function_and_a_module_begins_with_its_own_weights() -> None:
+    module = network()
+
+    def own(*, model: Model) -> Algorithm:
+        return maml(model=model, **INNER)
+
+    learned = metalearn.train(own, module, "sinusoid", **(STEPS | {"steps": 0}))
+    assert learned.params.keys() == module.state_dict().keys()
+    assert all(torch.equal(value, learned.params[name]) for name, value in module.state_dict().items())
+    with pytest.raises(ValueError, match="x, y: this network cannot learn such a task"):
+        learned.adapt(torch.zeros(3, 2), torch.zeros(3))
+
+
+def test_labels_are_those_that_were_given() -> None:
+    glyphs = metalearn.named("glyphs", ways=3, image_size=12)
+    learned = metalearn.train("protonet", metalearn.named("conv4", filters=4), glyphs, **(STEPS | {"steps": 1}))
+    x = torch.rand(3, 1, 12, 12)
+    assert learned.adapt(x, [70, 5, 12]).predict(x).tolist() == [70, 5, 12]
+    with pytest.raises(ValueError, match="y: has 2 targets for 3 inputs"):
+        learned.adapt(x, [70, 5])
+    assert learned.evaluate(metalearn.named("glyphs", ways=2, image_size=12), count=4)["tasks"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mamll", "mlp", "sinusoid"), "algorithm=mamll: there is no such choice; did you mean maml?"),
+        ((metalearn.named("maml", inner_lrr=1), "mlp", "sinusoid"), "algorithm.inner_lrr: .* did you mean inner_lr?"),
+        (("maml", nn.Linear(3, 1), Lines()), r"Linear cannot take inputs \[n, 1\]"),
+        (("maml", "conv4", Lines()), r"dataset.ways.* metalearn.named\(NAME, KEY=VALUE\)"),
+        (("maml", nn.Linear(1, 2), Lines()), "model: it has 2 outputs, and this dataset's tasks need 1"),
+    ],
+)
+def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metalearn.train(*arguments, **STEPS)  # type: ignore[arg-type]
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.meta_batch_sise: .* did you mean meta_batch_size?"):
+        metalearn.train("maml", "mlp", "sinusoid", steps=1, meta_batch_sise=3)
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    program = "import sys, metalearn; print({'torch', 'hydra', 'numpy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "set()\n", run.stderr
