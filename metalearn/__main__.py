@@ -10,6 +10,8 @@ from metalearn.errors import ForeignPackageError
 COMMANDS = {
     "train": "metalearn.program.commands.train",
     "evaluate": "metalearn.program.commands.evaluate",
+    "adapt": "metalearn.program.commands.adapt",
+    "export": "metalearn.program.commands.export",
     "join": "metalearn.program.commands.join",
     "leave": "metalearn.program.commands.leave",
 }

@@ -1,7 +1,7 @@
 """A worker's answers: results by item, or the first failure; packed by the worker, unpacked by the caller."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ Outcome = dict[int, Any] | Failure
 Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
 """(numbers, payload, carried, anchor): the items' numbers and their packed results (of a single item the result
 alone), or None and a packed `Failure`; and the anchor that `distributed.autograd` needs."""
+
+_FIRST = 2**62
+"""Above the numbers that torch gives to nodes, and below those of its accumulators."""
 
 
 def current_name() -> str:
@@ -130,6 +133,16 @@ def _item(number: int | None) -> str:
 def message_anchors(received: list[Tensor]) -> list[Tensor]:
     """What ties a message with these tensors to the backward pass: an empty sum over one of them that has a graph."""
     return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
+
+
+def send_back_first(received: Iterable[Any]) -> None:
+    """Has a backward pass send the gradients of the tensors among these values, which came in one message, before it
+    computes what is its own. So both sides compute at the same time. torch takes the node with the highest number
+    first, and numbers the nodes of received tensors by the thread that has received them: low."""
+    tensors = (value for value in received if isinstance(value, Tensor))
+    node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    if node is not None:
+        node._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
 
 
 def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:

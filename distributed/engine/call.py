@@ -20,7 +20,15 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from distributed.engine import contexts, exchange, worker
-from distributed.engine.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
+from distributed.engine.answers import (
+    Answer,
+    Failure,
+    Outcome,
+    message_anchors,
+    raise_failure,
+    read_answer,
+    send_back_first,
+)
 from distributed.engine.errors import worker_error
 from distributed.engine.exchange import Part
 from distributed.engine.info import check_timeout
@@ -318,7 +326,9 @@ class Call:
         return [self._free[position] for position in positions]
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
-        (numbers, _, _, anchor) = answer
+        (numbers, _, carried, anchor) = answer
+        if self._ctx is not None and rank != self._me:
+            send_back_first([*carried, anchor])
         if numbers is None:
             self._close_queue()
         if self._calls is not None and anchor is not None:

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from metalearn.config.compose import CONF, groups, nearest
+from metalearn.config.compose import groups, nearest, yaml_of
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import DATA
 from metalearn.errors import ConfigError
@@ -146,7 +146,7 @@ def option_of(group: str, target: str) -> str:
 
 
 def _yaml(group: str, option: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((CONF / group / f"{option}.yaml").read_text()) or {}
+    content: dict[str, Any] = yaml.safe_load(yaml_of(group, option).read_text()) or {}
     return content
 
 
