@@ -383,3 +383,29 @@ def fetches_in_vain(reference: Any) -> Tensor:
     """Fetches a tensor under the context, and does not use it."""
     reference.to_here(timeout=30)
     return torch.ones(())
+
+
+class _SlowBackward(torch.autograd.Function):
+    times: tuple[float, float] = (0.0, 0.0)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        began = time.monotonic()
+        time.sleep(0.5)
+        _SlowBackward.times = began, time.monotonic()
+        return grad
+
+
+def slow_backward(x: Tensor) -> Tensor:
+    """Its backward pass takes half a second."""
+    loss: Tensor = _SlowBackward.apply(x)
+    return loss
+
+
+def backward_times() -> tuple[float, float]:
+    """When the backward pass of `slow_backward` began and ended on this worker, on the host's clock."""
+    return _SlowBackward.times

@@ -46,6 +46,16 @@ def test_modules_keep_their_graph(net: nn.Linear, clone: bool) -> None:
     assert_equal(grads_of(net), list(expected))
 
 
+def test_all_workers_compute_their_part_of_a_backward_pass_at_the_same_time() -> None:
+    x = torch.ones((), requires_grad=True)
+    with autograd.context() as ctx:
+        losses = remote_sync_call(functions.slow_backward, args=(x,), partitioner=everywhere)
+        autograd.backward(ctx, losses)
+    times = remote_sync_call(functions.backward_times, partitioner=everywhere)
+    assert max(began for began, _ in times) < min(ended for _, ended in times)
+    assert x.grad == WORLD
+
+
 def test_torchs_own_context_is_seen(net: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_ever_entered", False)
     assert autograd.current_context() is None
