@@ -41,7 +41,8 @@ def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[s
         group, option = next(iter(entry.items())) if isinstance(entry, DictConfig) else (entry, "")
         if group in groups() and group not in _NO_PARTS:
             part = parts.get(group, Named(str(option), {}))
-            config[group] = _option(group, part) if isinstance(part, Named) else part
+            shared = config.get(group, {})  # keys of all options
+            config[group] = OmegaConf.merge(shared, _option(group, part) if isinstance(part, Named) else part)
     return OmegaConf.merge(config, keys)  # type: ignore[return-value]
 
 
