@@ -1,5 +1,6 @@
 """The programs in examples/ run from any folder, and do what they say."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -35,3 +36,19 @@ def test_own_parts_learn_characters(name: str, tmp_path: Path) -> None:
 def test_map_reduce_computes_pi_on_two_workers(tmp_path: Path) -> None:
     (pi,) = said("map_reduce.py", "10", tmp_path, ranks=2)
     assert abs(pi - 3.1416) < 0.01  # six standard deviations
+
+
+def test_the_notebook_and_own_images_learn_signs(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples/first_steps.ipynb").read_text())["cells"]
+    code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    environment = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "STEPS": "30"}
+    notebook = Program([sys.executable, "-c", code], tmp_path, environment).wait()
+    assert notebook.code == 0, notebook.text
+    right = re.search(r"(\d+) of 18 right", notebook.text)
+    assert right is not None and int(right.group(1)) > 9, notebook.text  # by chance 6
+    run = tmp_path / "outputs/protonet-glyphs/first_steps"
+    arguments = [str(ROOT / "examples/own_images.py"), str(run), "my_pictures", "other_pictures"]
+    program = Program([sys.executable, *arguments], tmp_path, {"PYTHONPATH": str(ROOT)}).wait()
+    assert program.code == 0, program.text
+    named = re.findall(r"other_pictures/(\w+)/\d\.png: (\w+) \((\d\.\d\d)\)", program.text)
+    assert len(named) == 18 and sum(sign == label for sign, label, _ in named) == int(right.group(1))

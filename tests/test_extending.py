@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of docs/extending.md."""
     folder = tmp_path_factory.mktemp("home")
     files = FILE.findall((ROOT / "docs/extending.md").read_text())
-    assert len(files) == 10
+    assert len(files) == 12
     for name, content in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -60,6 +60,8 @@ def trained(home: Path) -> Path:
 @pytest.mark.thorough
 def test_the_parts_of_the_page_train_on_two_workers_and_are_evaluated(home: Path, trained: Path) -> None:
     assert json.loads((trained / "result.json").read_text())["workers"] == 2
+    notes = (trained / "notes.txt").read_text().splitlines()
+    assert [line.partition(":")[0] for line in notes] == ["step 2, val", "step 4, val", "step 4, test"]
     checkpoint = f"checkpoint={trained / 'checkpoints/best'}"
     code, text = run(home, checkpoint, "plugins=[my_parts]", "tasks=4", program="scripts/evaluate.py")
     assert code == 0, text

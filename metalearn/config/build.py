@@ -136,16 +136,25 @@ def _check_keys(group: str, node: DictConfig, accepted: Parameters, parts: Mappi
     """Raises ConfigError for a key that is not accepted, and for one that is missing."""
     target = node._target_
     for key in map(str, node):
-        if key != "_target_" and key not in accepted:
+        if key != "_target_" and key not in accepted and not _takes_any(accepted):
             raise ConfigError(f"{group}.{key}: {target} does not take it{nearest(key, list(accepted))}")
     for name, parameter in accepted.items():
-        if parameter.default is inspect.Parameter.empty and name not in node and name not in parts:
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if needed and name not in node and name not in parts:
             raise ConfigError(f"{group}.{name}: missing; {target} needs it; type {group}.{name}=VALUE")
+
+
+def _takes_any(parameters: Parameters) -> bool:
+    """Whether a function takes any keyword argument, as one that passes them on to another."""
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def _arguments(parameters: Parameters, bundles: Bundles, values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a factory: the values of the group, with those of a bundle gathered in its NamedTuple."""
-    plain = {name: value for name, value in values.items() if name in parameters and name not in bundles}
+    bundled = {"_target_", *bundles, *(field for bundle in bundles.values() for field in bundle._fields)}
+    others = values.keys() - bundled if _takes_any(parameters) else ()
+    taken = (parameters.keys() - bundles.keys()) | set(others)
+    plain = {name: value for name, value in values.items() if name in taken}
     gathered = {
         name: bundle(**{field: values[field] for field in bundle._fields if field in values})
         for name, bundle in bundles.items()

@@ -377,11 +377,17 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _without_experiment(choices: list[str]) -> DictConfig:
-    """The chosen options as their own files have them, without the experiment: the keys that exist."""
+    """The chosen options as their own files have them, without the experiment: the keys that exist. Of a group with
+    several options at once, which Hydra does not list, those of all its options."""
     chosen = composed_by_hydra(choices, return_hydra_config=True).hydra.runtime.choices
     known = groups()
     plain = [f"{group}={option}" for group, option in chosen.items() if group in known and option is not None]
-    return composed_by_hydra([*(p for p in plain if not p.startswith("experiment=")), "~experiment"])
+    config = composed_by_hydra([*(p for p in plain if not p.startswith("experiment=")), "~experiment"])
+    OmegaConf.set_struct(config, False)
+    for group in known.keys() - chosen.keys():
+        for option in known[group]:
+            config.merge_with({group: OmegaConf.load(yaml_of(group, option))})
+    return config
 
 
 def keys_of(node: DictConfig, prefix: str = "") -> set[str]:

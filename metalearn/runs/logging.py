@@ -70,6 +70,7 @@ def run_log(
     project: str = "metalearn",
     wandb_mode: str | None = None,
     mlflow_uri: str | None = None,
+    others: Sequence[OpenLogger] = (),
 ) -> OpenLog:
     """Returns a function from the run folder and the window of steps to a `RunLog`.
 
@@ -80,6 +81,7 @@ def run_log(
         project: the project of Weights & Biases, or the experiment of MLflow.
         wandb_mode: `offline` or `online`; None: as WANDB_MODE says, else offline.
         mlflow_uri: where MLflow keeps the run; None: as MLFLOW_TRACKING_URI says, else a database in the run folder.
+        others: loggers of your own.
 
     Raises:
         ValueError: `every` is below 1, another argument is out of range, or the package of a logger is not installed.
@@ -101,7 +103,8 @@ def run_log(
     }
 
     def open_log(folder: Path, window: Window) -> RunLog:
-        loggers = [openers[name](folder, window) for name in chosen if chosen[name]]
+        wanted = [openers[name] for name in chosen if chosen[name]]
+        loggers = [open_logger(folder, window) for open_logger in (*wanted, *others)]
         lines = _Lines(folder / "metrics.jsonl", window)
         outputs = _Outputs(window, every, lines, loggers)
         return RunLog(
