@@ -67,6 +67,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.thorough
 def test_a_run_writes_a_page_that_stands_alone(run_dir: Path) -> None:
     page = Page(run_dir / "report.html")
+    assert "<pre>python train.py trainer.steps=4 " in (run_dir / "report.html").read_text()
     assert_stands_alone(page)
     assert page.headings == [
         "Learning curves", "After each inner step", "Test episodes", "Where the time went", "Gradient", "Config",

@@ -194,7 +194,7 @@ def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
 
 def draw_report(job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The page report.html."""
-    command = shlex.join(["python", job.program.name, *job.arguments])
+    command = f"python {job.program.name} {shlex.join(job.arguments)}".strip()
     learned = Learned(parts.algorithm.adapt, in_float32(params))
     if parts.algorithm.evaluated_on == "samples":
         tasks = [shown_samples(parts, learned)]

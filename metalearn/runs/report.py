@@ -68,7 +68,7 @@ def write_report(
         RunError: it cannot be written.
     """
     rows = list(figures.rows_of(run_dir))
-    title = f"{result['experiment']} / {result['run']}"
+    title = " / ".join(run_dir.parts[-2:])
     sections = [
         _result(title, command, result),
         _section("Learning curves", _figure(figures.learning_figure(rows), "loss and metric against meta-steps")),
