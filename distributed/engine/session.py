@@ -9,6 +9,7 @@ however many there are and however wide. Calls deeper than `MAX_DEPTH` are refus
 function (`async_execution`) keeps its place among the messages, but not its thread.
 """
 
+import contextlib
 import itertools
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
@@ -308,7 +310,8 @@ def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.Tens
     rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
     rpc_api._all_gather_sequence_id.clear()
     rpc_api._all_gather_sequence_id_to_states.clear()
-    with ended_after(seconds + GOODBYE_SECONDS), warnings.catch_warnings():
+    rank_may_be_new = _without_autograd() if seat.limit else contextlib.nullcontext()
+    with ended_after(seconds + GOODBYE_SECONDS), warnings.catch_warnings(), rank_may_be_new:
         # init_rpc itself uses what torch has deprecated
         warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
         rpc.init_rpc(
@@ -326,6 +329,23 @@ def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.Tens
     note = os.environ.pop(MET_FD, None)
     if note is not None:
         os.write(int(note), b"1")
+
+
+@contextlib.contextmanager
+def _without_autograd() -> Iterator[None]:
+    """Lets torch's RPC start under another rank than before: its distributed autograd keeps a process's first rank, and
+    refuses another one. Autograd contexts are of no use then; a world whose members change has none."""
+    start = dist_autograd._init
+
+    def start_or_keep(worker_id: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            start(worker_id)
+
+    dist_autograd._init = start_or_keep
+    try:
+        yield
+    finally:
+        dist_autograd._init = start
 
 
 def leave(*, together: bool) -> None:

@@ -200,7 +200,8 @@ def _report_lost(new: Collection[int], max_lost: int | str) -> None:
             f"{lost} does not answer any more, the last of {session.lost()} lost workers; type strategy.max_lost=auto "
             "to go on with those that are left"
         )
-    log.warning("%s does not answer any more; the other workers compute its chunks from now on", lost)
+    do, their = ("do", "their") if len(new) > 1 else ("does", "its")
+    log.warning("%s %s not answer any more; the other workers compute %s chunks from now on", lost, do, their)
 
 
 def _call_dealt(
