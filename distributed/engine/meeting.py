@@ -100,8 +100,10 @@ class _Desk:
                 self.farewells[str(content["number"])] = str(content["leave"])
             else:
                 request = _Request(**content)
+                if not all(map(isinstance, request, (str, str, int | None, str))):
+                    raise TypeError
                 self.requests[request.process] = request
-        except (TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             log.warning("a request to this run is not signed with its token, or cannot be read; it is ignored")
 
     def seat(self, ranks: Mapping[str, int], limit: float | None) -> Seat:
@@ -170,12 +172,12 @@ def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> N
 def _call_ranks(store: dist.Store, missing: set[int], deadline: float) -> Seat:
     """Rank zero's part of the first meeting: waits until all ranks have come, and takes them out of `missing`."""
     global _desk, _seated
-    size = len(missing) + 1
+    wanted, size = frozenset(missing), len(missing) + 1
     began = time.monotonic()
     _desk = _Desk(store)
     while missing:
         _desk.read()
-        _seated = {request.process: request.rank for request in _desk.requests.values() if request.rank is not None}
+        _seated = {request.process: request.rank for request in _desk.requests.values() if request.rank in wanted}
         missing -= set(_seated.values())
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, sorted(missing)))

@@ -123,8 +123,10 @@ def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_wai
     ghost = {"process": "ghost", "number": "1", "rank": None, "host": "nowhere"}
     place = world(tmp_path)
     posted(tmp_path, "guessed", ghost)
-    posted(tmp_path, place["token"], {"process": ["no", "string"]})
-    until(lambda: run.said().count("is not signed with its token, or cannot be read") == 2, "two refusals")
+    posted(tmp_path, place["token"], {"process": "no more"})
+    posted(tmp_path, place["token"], ghost | {"rank": ["no number"]})
+    posted(tmp_path, place["token"], {"leave": "worker1"})
+    until(lambda: run.said().count("is not signed with its token, or cannot be read") == 4, "four refusals")
     assert "compute from now on" not in run.said()
     posted(tmp_path, place["token"], ghost)
     text = ended_alike(run, tmp_path, alone)
