@@ -102,7 +102,9 @@ def _begin(number: int) -> None:
 
 def read_answer(answer: Answer, sender: str) -> Outcome:
     """Unpacks what `compute` has returned on worker `sender`."""
-    numbers, payload, carried, _ = answer
+    numbers, payload, carried, anchor = answer
+    if sender != current_name():
+        _send_back_first([*carried, anchor])
     _rebuilding.set(numbers[0] if numbers else None)
     try:
         values = unpack(Packed(payload, carried))
@@ -135,7 +137,7 @@ def message_anchors(received: list[Tensor]) -> list[Tensor]:
     return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
 
 
-def send_back_first(received: Iterable[Any]) -> None:
+def _send_back_first(received: Iterable[Any]) -> None:
     """Has a backward pass send the gradients of the tensors among these values, which came in one message, before it
     computes what is its own. So both sides compute at the same time. torch takes the node with the highest number
     first, and numbers the nodes of received tensors by the thread that has received them: low."""

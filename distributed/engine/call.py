@@ -20,15 +20,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from distributed.engine import contexts, exchange, worker
-from distributed.engine.answers import (
-    Answer,
-    Failure,
-    Outcome,
-    message_anchors,
-    raise_failure,
-    read_answer,
-    send_back_first,
-)
+from distributed.engine.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
 from distributed.engine.errors import worker_error
 from distributed.engine.exchange import Part
 from distributed.engine.info import check_timeout
@@ -326,9 +318,7 @@ class Call:
         return [self._free[position] for position in positions]
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
-        (numbers, _, carried, anchor) = answer
-        if self._ctx is not None and rank != self._me:
-            send_back_first([*carried, anchor])
+        (numbers, _, _, anchor) = answer
         if numbers is None:
             self._close_queue()
         if self._calls is not None and anchor is not None:

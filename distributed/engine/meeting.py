@@ -194,6 +194,7 @@ def meet_again(present: Collection[int] | None, limit: float) -> Seat:
     global _desk, _seated
     assert _desk is not None
     known = {process: rank for process, rank in _seated.items() if present is None or rank in present}
+    _desk.read()
     expected = known.keys() | newcomers()
     desk = _desk = _Desk(_desk.store)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -218,20 +219,23 @@ def seated() -> dict[str, int]:
     return dict(_seated)
 
 
+def read_requests() -> bool:
+    """On rank zero: reads what it has been asked for; false in a world of one that nobody can join."""
+    if _desk is not None:
+        _desk.read()
+    return _desk is not None
+
+
 def newcomers() -> set[str]:
-    """On rank zero: the processes that wait for a seat."""
-    if _desk is None:
-        return set()
-    _desk.read()
+    """On rank zero: the processes that wait for a seat, of the requests that are read."""
+    assert _desk is not None
     return _desk.requests.keys() - _seated.keys()
 
 
 def farewells() -> dict[str, str]:
-    """On rank zero: the requests to let a worker go that have come since the last time, each with the worker's name.
-    They wait for an `answer`."""
-    if _desk is None:
-        return {}
-    _desk.read()
+    """On rank zero: the requests to let a worker go that have been read since the last time, each with the worker's
+    name. They wait for an `answer`."""
+    assert _desk is not None
     new, _desk.farewells = _desk.farewells, {}
     return new
 

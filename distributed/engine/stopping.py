@@ -11,7 +11,7 @@ from torch.distributed import rpc
 from distributed.engine.errors import describe
 from distributed.engine.info import get_world_rank, get_world_size
 from distributed.engine.leaving import GOODBYE_SECONDS
-from distributed.engine.meeting import answer, farewells, newcomers, seated
+from distributed.engine.meeting import answer, farewells, newcomers, read_requests, seated
 from distributed.engine.session import Session, begin_again, current, leave, present
 from distributed.engine.watching import POLL_SECONDS, Watch, ping_errors
 
@@ -177,6 +177,8 @@ def regroup() -> list[str]:
     if time.monotonic() - _looked < REQUESTS_SECONDS:
         return []
     _looked = time.monotonic()
+    if not read_requests():
+        return []
     changes = _let_go(session)
     if not newcomers():
         return changes
