@@ -123,8 +123,9 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(f"{name}: cannot be written: {error.strerror or error}; {STANDS}") from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes or replaces a file. Readers find the old text or the new one, never a part, even after a power loss.
+def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Writes or replaces a file. Readers find the old text or the new one, never a part, even after a power loss. Its
+    permissions are `mode`, less the process's umask.
 
     Raises:
         RunError: it cannot be written.
@@ -132,7 +133,7 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         temporary.unlink(missing_ok=True)  # left by a kill, or a link to somebody's file
-        with temporary.open("x") as file:
+        with open(temporary, "x", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

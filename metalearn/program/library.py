@@ -22,7 +22,7 @@ from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.nn.precision import compute_with
 from metalearn.program.job import Job, installed
-from metalearn.program.parts import Parts, connect, evaluation_chunk, first_tasks, put_together
+from metalearn.program.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
 from metalearn.program.run import make_run
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.loggers.protocol import Window
@@ -187,6 +187,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
         described["dataset"] = _facts(chosen["dataset"])
     config = plain_config(described, keys)
     check_top_level(config)
+    check_device(config.device, config.precision)
     compute_with(config.precision)
     source = _source(config, chosen["dataset"])
     model = chosen["model"]

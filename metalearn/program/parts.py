@@ -63,7 +63,6 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         ConfigError: a value that a component refuses.
     """
     config = job.config
-    check_device(config.device, config.precision)
     outer = build(config, "optimizer")
     start, start_notes = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from distributed.engine.joining import Place, own_place
 from metalearn.cache import foreign
 from metalearn.errors import RunError
-from metalearn.files import LARGEST_JSON, open_regular, writing
+from metalearn.files import LARGEST_JSON, open_regular, write_atomically
 from metalearn.program.job import Job
 
 FILE = "world.json"
@@ -36,7 +36,7 @@ def published(job: Job) -> Iterator[None]:
         return
     path = job.run_dir / FILE
     content = own_place()._asdict() | {"arguments": job.arguments, "folder": os.getcwd()}  # noqa: PTH109
-    _write_privately(path, json.dumps(content, indent=2) + "\n")
+    write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
     try:
         yield
     finally:
@@ -46,15 +46,6 @@ def published(job: Job) -> Iterator[None]:
 def comes_and_goes(job: Job) -> bool:
     """Whether workers may join the run and leave it."""
     return job.workers > 1 and job.config.strategy.get("max_lost", 0) != 0
-
-
-def _write_privately(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with writing(path):
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        part.replace(path)
 
 
 def read(run_dir: Path) -> World:
