@@ -89,6 +89,12 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def assert_same_bytes(run_dir: Path, other: Path, *names: str) -> None:
+    """Two runs have the same parameters and test, and these other files."""
+    for name in ("checkpoints/last/params.safetensors", "test.csv", *names):
+        assert (run_dir / name).read_bytes() == (other / name).read_bytes(), name
+
+
 def ranks_of(program: Program) -> list[int]:
     """The process ids of the ranks that the program has started."""
     return [

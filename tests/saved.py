@@ -1,6 +1,11 @@
 """Runs that are saved before their first step: real folders without the time that training takes."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from metalearn.config.compose import compose_config, to_container
 from metalearn.program.job import script, to_job
@@ -8,6 +13,12 @@ from metalearn.program.parts import Parts, assemble
 from metalearn.runs.checkpoint import write
 from metalearn.training.loop import Progress, new_learner, snapshot
 from tests.runs import ROOT
+
+SECRET = "s3cret-of-the-environment"
+"""The value of the environment variable SECRET while a folder is damaged."""
+
+MARKER = "executed"
+"""The name of the file that hostile content makes if it runs."""
 
 
 def saved_run(run_dir: Path, *overrides: str) -> Parts:
@@ -20,3 +31,14 @@ def saved_run(run_dir: Path, *overrides: str) -> Parts:
     checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), to_container(composed.config), {}))
     (run_dir / "checkpoints/best").symlink_to(checkpoint.name)
     return parts
+
+
+@contextmanager
+def copy_to_damage(genuine: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of a folder in the working folder `home`; at the end, what it holds must not have run."""
+    copy = home / genuine.name
+    shutil.copytree(genuine, copy)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("SECRET", SECRET)
+    yield copy
+    assert not list(home.rglob(MARKER)), "hostile content has run"

