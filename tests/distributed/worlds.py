@@ -67,7 +67,8 @@ def run_ranks(arguments: Sequence[str], ranks: int) -> list[tuple[int, str]]:
     processes = []
     command = [sys.executable, *arguments]
     clean = {key: value for key, value in os.environ.items() if key not in environment(0, 0)} | {
-        "PYTHONPATH": str(ROOT)
+        "PYTHONPATH": str(ROOT),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # as in the program: torch may note that a peer has left a moment earlier
     }
     try:
         for rank in range(ranks):
