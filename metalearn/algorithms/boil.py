@@ -44,7 +44,7 @@ def boil(
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         theta = per_task(params, support.x.shape[0])
         start = {name: value for name, value in theta.items() if name not in head.params}
-        whole_loss = support_loss(model, support)
+        whole_loss = support_loss(model, support, order=order)
 
         def loss(adapted: Params, step: int) -> Tensor:
             return whole_loss(theta | adapted, step)

@@ -278,7 +278,7 @@ def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(na
     }
 
     def after_a_step(theta: Params, order: int) -> Tensor:
-        loss, rate = support_loss(model, support), constant(0.01)
+        loss, rate = support_loss(model, support, order=order), constant(0.01)
         adapted = last(descent(loss, per_task(theta, 1), optimizer=SGD, rate=rate, steps=1, order=order))
         return objective(model.apply(adapted, query.x, support.x), query.y)["loss"].sum()
 

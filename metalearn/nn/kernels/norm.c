@@ -1,24 +1,13 @@
 /* Batch norm with a leaky ReLU behind it, and its first and second derivatives. Statistics are those of all rows of a
  * task, or of its first rows. */
 
-#include "kernels.h"
+#include "norm.h"
 
 /* Rows of a block. Long columns are summed block by block, which keeps the rounding small. */
 enum { BLOCK_ROWS = 32 };
 
 /* Vectors of a row that are computed together: neighbours in memory are read at once. */
 enum { WIDE = 4 };
-
-/* x [task][rows][channels]. With x̂ = (x − mean) · rstd and z = γ x̂ + β, y = z where z > 0, else slope · z: slope 0
- * is the ReLU, slope 1 is no activation. The statistics [task][channels] are those of the first `measured` rows. γ and
- * β of two tasks are scale_step apart; it is 0 if all tasks share them. Below, Σ is a sum over all rows, and Σ′ is a
- * sum over the m measured rows. Terms in braces belong to measured rows only. */
-struct norm {
-    int64_t tasks, rows, measured, channels, scale_step;
-    REAL epsilon, slope;
-    const REAL *x, *scale, *shift, *gy, *v, *v_scale, *v_shift, *scale_gradient, *shift_gradient;
-    REAL *mean, *rstd, *y, *gx, *g_scale, *g_shift, *ggy, *hx, *h_scale;
-};
 
 /* 1 where z > 0, else slope. */
 INLINE vector steepness(vector z, REAL slope) {
