@@ -81,6 +81,10 @@ class Network(Protocol):
         """Each task's loss and metric; `twice` keeps what the second derivative of the loss needs."""
         ...
 
+    def gradient(self, params: Params, x: Tensor, y: Tensor, *, twice: bool = False) -> Params:
+        """The gradient of each task's loss by its packed parameters; with `twice`, it has a derivative of its own."""
+        ...
+
 
 class Model(NamedTuple):
     """A network as pure functions.

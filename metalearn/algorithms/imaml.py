@@ -13,7 +13,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_name, conjugate_gradient, leaves, results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.checks import real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
@@ -59,14 +59,14 @@ def imaml(
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         start = start_of(model, params, support.x.shape[0])
-        loss = _regularised(support_loss(model, support, order=0), start, strength)
+        loss = _regularised(SupportLoss(model, support, 0), start, strength)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         phi = last(path(params, episode.support, inner_steps, 0))
         values, gradient = _query_gradient(model, phi, episode)
-        curvature = hessian_product(support_loss(model, episode.support, order=2), phi)
+        curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
         product = _system(curvature, cg_damping, cg_strength or strength)
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
         grads = by_name(model, {name: value.sum(dim=0) for name, value in solution.items()})

@@ -11,7 +11,7 @@ from torch import Generator
 
 from metalearn.algorithms.common.functional import start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, support_loss
+from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, gradient_learner, part, prefixed
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -49,7 +49,7 @@ def meta_sgd(
         tasks, rates = support.x.shape[0], part(RATE, params)
         start = start_of(model, {name: params[name] for name in rates}, tasks)
         rates = start_of(model, rates, tasks)
-        loss = support_loss(model, support, order=order)
+        loss = SupportLoss(model, support, order)
         return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order)
 
     order = 1 if first_order else 2

@@ -9,7 +9,7 @@ import torch
 
 from metalearn.algorithms.common.functional import results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -29,7 +29,7 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         start = start_of(model, params, support.x.shape[0])
-        loss = support_loss(model, support, order=order)
+        loss = SupportLoss(model, support, order)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
     @torch.no_grad()

@@ -70,19 +70,30 @@ class Network:
             support_x: the support set whose statistics normalise; None: those of `x`.
             twice: keep what the second derivative of the loss needs.
         """
-        if is_packed(params):
-            ((key, row),) = params.items()
-            shaped = self._packed[key]
-        else:
-            values = [params[name] for name in self._names]
-            shaped = self._of(values, 1)
-            row = shaped.layout.row(values)
+        shaped, row = self._row(params)
         tasks = _Tasks(shaped, row, x, y, None if self._ignores_support else support_x, twice)
         if torch.is_grad_enabled() and row.requires_grad:
             loss, score = _Loss.apply(row, tasks)
         else:
             loss, score, _, _ = tasks.loss(row, gradient=False)
         return {"loss": loss, "mse" if y.is_floating_point() else "accuracy": score}
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor, *, twice: bool = False) -> Params:
+        """The gradient of each task's loss by its packed parameters, in packed form. With `twice`, it has a derivative
+        of its own. It is what `torch.autograd.grad` gives for the loss of `metrics`, in one call."""
+        ((key, row),) = params.items()
+        tasks = _Tasks(self._packed[key], row, x, y, None, twice)
+        _, _, gradient, kept = tasks.loss(row.detach(), gradient=True)
+        return {key: _Gradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
+
+    def _row(self, params: Params) -> tuple[Shaped, Tensor]:
+        """The rows of per-task parameters, packed or by name."""
+        if is_packed(params):
+            ((key, row),) = params.items()
+            return self._packed[key], row
+        values = [params[name] for name in self._names]
+        shaped = self._of(values, 1)
+        return shaped, shaped.layout.row(values)
 
     def _of(self, values: Sequence[Tensor], lead: int) -> Shaped:
         """The network for the shapes of these parameters, without their `lead` first dimensions."""

@@ -19,7 +19,7 @@ enum { MAX_LAYERS = 96 };
 struct place { int64_t size, value, gradient, extra, tangent, change, moved; };
 
 struct plan {
-    int64_t count, samples, parameters, inputs, kept, scratch, kernel;
+    int64_t count, samples, parameters, inputs, kept, scratch, kernel, kernels, work;
     int64_t input[3];
     struct layer layers[MAX_LAYERS];
     struct taps taps[MAX_LAYERS];
@@ -79,12 +79,16 @@ static void lay_out(struct plan *p) {
         place->change = taken(&p->scratch, place->size);
         if (l->kind == NORM) place->moved = taken(&p->scratch, p->places[l->from].size);
     }
+    int64_t work = 0;
     for (int64_t i = 0; i < p->count; i++) {
+        if (p->layers[i].kind != CONVOLUTION) continue;
         const struct geometry *g = &p->taps[i].geometry;
-        int64_t size = p->layers[i].kind == CONVOLUTION ? tap_count(g) * g->inputs * g->outputs : 0;
+        int64_t size = tap_count(g) * g->inputs * g->outputs, needed = taps_scratch(p->taps + i);
         if (size > p->kernel) p->kernel = size;
+        if (needed > work) work = needed;
     }
-    taken(&p->scratch, 2 * p->kernel);
+    p->kernels = taken(&p->scratch, 2 * p->kernel);
+    p->work = taken(&p->scratch, work);
 }
 
 static int has_derivative(const struct plan *p, int64_t value) {
@@ -127,7 +131,7 @@ struct task {
     const REAL *parameters, *x, *direction;
     const int64_t *labels;
     const REAL *targets, *cotangent;
-    REAL *kept, *scratch, *kernels;
+    REAL *kept, *scratch, *kernels, *work;
 };
 
 INLINE REAL *value_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].value; }
@@ -401,7 +405,7 @@ static void forward(const struct task *t) {
         if (l->kind == WINDOWS) gather_windows(t, l, y);
         else if (l->kind == CONVOLUTION) {
             struct factors f = {1, {operand_of(t, l->from)}, {t->parameters + l->weight}};
-            tap_product(t->plan->taps + v - 1, f, y, 0);
+            tap_product(t->plan->taps + v - 1, f, y, 0, t->work);
             add_bias(t, l, v, t->parameters, y);
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
@@ -433,7 +437,7 @@ static void backward(const struct task *t, REAL *g) {
             sum_pixels(t, l, v, gy, g);
             if (wanted) {
                 transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
-                tap_input_gradient(taps, (struct factors){1, {gy}, {t->kernels}}, gx, add);
+                tap_input_gradient(taps, (struct factors){1, {gy}, {t->kernels}}, gx, add, t->work);
             }
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
@@ -465,7 +469,7 @@ static void forward_tangents(const struct task *t, REAL *product) {
         if (l->kind == CONVOLUTION) {
             struct factors f = {1 + moves, {operand_of(t, l->from), dx},
                                 {t->direction + l->weight, t->parameters + l->weight}};
-            tap_product(t->plan->taps + v - 1, f, dy, 0);
+            tap_product(t->plan->taps + v - 1, f, dy, 0, t->work);
             add_bias(t, l, v, t->direction, dy);
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
@@ -504,7 +508,8 @@ static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
                 REAL *turned = t->kernels + t->plan->kernel;
                 transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
                 transpose_kernels(&taps->geometry, t->direction + l->weight, turned);
-                tap_input_gradient(taps, (struct factors){2, {change, gy}, {t->kernels, turned}}, to, add);
+                struct factors by_image = {2, {change, gy}, {t->kernels, turned}};
+                tap_input_gradient(taps, by_image, to, add, t->work);
             }
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
@@ -556,7 +561,7 @@ static struct task task_of(const struct job *j, int64_t number) {
         .targets = c->targets ? c->targets + number * counted * c->outputs : NULL,
         .cotangent = c->cotangent ? c->cotangent + number * last : NULL,
         .kept = c->kept ? c->kept + number * p->kept : scratch, .scratch = scratch + p->kept,
-        .kernels = scratch + p->scratch - 2 * p->kernel,
+        .kernels = scratch + p->kernels, .work = scratch + p->work,
     };
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "taps.h"
+#include "winograd.h"
 
 /* Numbers of operands that should stay in the cache while a block of samples is computed. */
 enum { PRODUCT_BLOCK = 65536, JOINT_BLOCK = 8192 };
@@ -125,8 +126,9 @@ int make_taps(const struct geometry *g, int backward, struct taps *t) {
     *t = (struct taps){.geometry = *g};
     int64_t in = g->height * g->width * g->inputs, out = g->out_height * g->out_width * g->outputs;
     if (tap_count(g) > MAX_TAPS || g->samples * larger(in, out) > INT32_MAX) return 0;
-    t->forward_count = make_reaches(g, 0, &t->forward);
-    t->backward_count = backward ? make_reaches(g, 1, &t->backward) : 0;
+    const int directly = !winograd_fits(g);
+    t->forward_count = directly ? make_reaches(g, 0, &t->forward) : 0;
+    t->backward_count = directly && backward ? make_reaches(g, 1, &t->backward) : 0;
     t->joint_count = make_joints(g, &t->joints);
     return t->forward_count >= 0 && t->backward_count >= 0 && t->joint_count >= 0;
 }
@@ -189,12 +191,51 @@ static void add_reaches(const struct reach *reaches, int64_t count, int64_t dept
     }
 }
 
-void tap_product(const struct taps *t, struct factors f, REAL *result, int add) {
-    add_reaches(t->forward, t->forward_count, t->geometry.inputs, t->geometry.outputs, f, result, add);
+int64_t taps_scratch(const struct taps *t) { return winograd_fits(&t->geometry) ? winograd_scratch(&t->geometry) : 0; }
+
+void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch) {
+    const struct geometry *g = &t->geometry;
+    if (winograd_fits(g)) winograd(g, f, g->inputs, g->outputs, 0, result, add, scratch);
+    else add_reaches(t->forward, t->forward_count, g->inputs, g->outputs, f, result, add);
 }
 
-void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add) {
-    add_reaches(t->backward, t->backward_count, t->geometry.outputs, t->geometry.inputs, f, result, add);
+void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch) {
+    const struct geometry *g = &t->geometry;
+    if (winograd_fits(g)) winograd(g, f, g->outputs, g->inputs, 1, result, add, scratch);
+    else add_reaches(t->backward, t->backward_count, g->outputs, g->inputs, f, result, add);
+}
+
+/* Some rows of a matrix product. */
+INLINE void row_tile(const int rows, const int vectors, const struct factors *f, int64_t row, int64_t column,
+                     int64_t depth, int64_t width, REAL *result) {
+    vector sum[ROWS][VECTORS];
+    EACH(r, rows)
+        EACH(v, vectors) sum[r][v] = (vector){0};
+    for (int s = 0; s < f->sources; s++) {
+        const REAL *a = f->left[s] + row * depth, *b = f->right[s] + column;
+        for (int64_t i = 0; i < depth; i++, b += width) {
+            vector operand[VECTORS];
+            EACH(v, vectors) operand[v] = load(b + v * LANES);
+            EACH(r, rows)
+                EACH(v, vectors) sum[r][v] += a[r * depth + i] * operand[v];
+        }
+    }
+    EACH(r, rows)
+        EACH(v, vectors) store(result + (row + r) * width + column + v * LANES, sum[r][v]);
+}
+
+void multiply(int64_t rows, int64_t depth, int64_t width, struct factors f, REAL *result) {
+    for (int64_t column = 0; column < width;) {
+        const int vectors = vectors_left(width - column);
+        for (int64_t row = 0; row < rows;) {
+            const int now = next_rows(rows - row);
+#define TILE(R, V) row_tile(R, V, &f, row, column, depth, width, result)
+            WITH_TILE(now, vectors, TILE)
+#undef TILE
+            row += now;
+        }
+        column += vectors * LANES;
+    }
 }
 
 /* Some rows and columns of the kernel gradient of a tap. */

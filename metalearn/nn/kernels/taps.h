@@ -29,15 +29,21 @@ struct factors { int sources; const REAL *left[2], *right[2]; };
 int make_taps(const struct geometry *g, int backward, struct taps *t);
 void free_taps(struct taps *t);
 
+/* How many numbers of scratch memory the next two functions need. */
+int64_t taps_scratch(const struct taps *t);
+
 /* Σ over sources of images ∗ kernels; `left` are images, `right` kernels. With `add`, it is added to the result. */
-void tap_product(const struct taps *t, struct factors f, REAL *result, int add);
+void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch);
 
 /* Σ over sources of the derivatives by images; `left` are output gradients, `right` kernels transposed by
  * `transpose_kernels`. */
-void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add);
+void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch);
 
 /* Σ over sources of the derivatives by kernels; `left` are images, `right` output gradients. */
 void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result);
+
+/* Σ over sources of left [rows][depth] · right [depth][width] → result [rows][width]. */
+void multiply(int64_t rows, int64_t depth, int64_t width, struct factors f, REAL *result);
 
 /* Kernels [tap][input][output] → [tap][output][input]. */
 void transpose_kernels(const struct geometry *g, const REAL *weight, REAL *transposed);
