@@ -70,7 +70,7 @@ class _NormFields(ctypes.Structure):
 
 
 _NORM_ADDRESSES = (
-    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
+    "windows", "kernels", "g_kernels", "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
     "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
 )  # fmt: skip
 
@@ -91,7 +91,7 @@ class Kernels:
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; without it, one thread computes
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
-        fields = [("epsilon", real), ("slope", real), *((name, Address) for name in _NORM_ADDRESSES)]
+        fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
         self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
         library.new_plan.argtypes = [Address, Number, Address, Number, Number]
         library.new_plan.restype = Address

@@ -142,6 +142,21 @@ def test_the_third_derivative_is_that_of_the_layers() -> None:
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("transductive", (True, False))
+@every_case
+def test_a_gradient_that_keeps_nothing_has_the_same_bits(case: Case, transductive: bool) -> None:
+    model = case.model(transductive)
+    network, (x, y), (support_x, _) = network_of(model), images(case, 7), images(case, 5, seed=9)
+    packed = network.pack(start(model), TASKS)
+    ((key, row),) = packed.items()
+    row = row.contiguous().requires_grad_()
+    keeps, keeps_nothing = (
+        torch.autograd.grad(network.metrics({key: row}, x, y, support_x, twice=twice)["loss"].sum(), row)[0]
+        for twice in (True, False)
+    )
+    assert torch.equal(keeps, keeps_nothing)
+
+
 def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_threads() -> None:
     model = SMALL.model()
     network, theta = network_of(model), start(model, torch.float32)

@@ -217,19 +217,29 @@ static void add_bend(const struct layer *l, int64_t size, const REAL *x, const R
 
 /* Layers without parameters */
 
+/* One channel of the pixels that a tap of a kernel sees, for a row of windows; beyond the image they are zero. */
+static void gather_row(const struct plan *p, const struct layer *l, const REAL *image, int64_t row, int64_t tap,
+                       REAL *to) {
+    const int64_t y = row * l->stride + tap / l->kernel - l->padding, shift = tap % l->kernel - l->padding;
+    const int64_t width = y >= 0 && y < p->input[1] ? p->input[2] : 0;
+    int64_t first = shift < 0 ? (-shift + l->stride - 1) / l->stride : 0;
+    int64_t end = width > shift ? (width - shift + l->stride - 1) / l->stride : 0;
+    if (end > l->width) end = l->width;
+    if (first > end) first = end;
+    image += y * p->input[2] + shift;
+    for (int64_t column = 0; column < first; column++) to[column * l->channels] = 0;
+    for (int64_t column = first; column < end; column++) to[column * l->channels] = image[column * l->stride];
+    for (int64_t column = end; column < l->width; column++) to[column * l->channels] = 0;
+}
+
 static void gather_windows(const struct task *t, const struct layer *l, REAL *to) {
     const int64_t *in = t->plan->input;
-    memset(to, 0, t->plan->samples * l->height * l->width * l->channels * sizeof(REAL));
-    for (int64_t s = 0; s < t->plan->samples; s++)
-        for (int64_t row = 0; row < l->height; row++)
-            for (int64_t column = 0; column < l->width; column++, to += l->channels)
-                for (int64_t tap = 0; tap < l->kernel * l->kernel; tap++) {
-                    int64_t y = row * l->stride + tap / l->kernel - l->padding;
-                    int64_t x = column * l->stride + tap % l->kernel - l->padding;
-                    if (y < 0 || y >= in[1] || x < 0 || x >= in[2]) continue;
-                    const REAL *from = t->x + (s * in[0] * in[1] + y) * in[2] + x;
-                    for (int64_t c = 0; c < in[0]; c++) to[tap * in[0] + c] = from[c * in[1] * in[2]];
-                }
+    for (int64_t i = 0; i < t->plan->samples * l->height; i++, to += l->width * l->channels)
+        for (int64_t tap = 0; tap < l->kernel * l->kernel; tap++)
+            for (int64_t c = 0; c < in[0]; c++) {
+                const REAL *image = t->x + (i / l->height * in[0] + c) * in[1] * in[2];
+                gather_row(t->plan, l, image, i % l->height, tap, to + tap * in[0] + c);
+            }
 }
 
 /* The four pixels that a pixel of a pool is the largest of; they begin at `at`. */
@@ -314,6 +324,24 @@ static struct norm norm_of(const struct task *t, const struct layer *l, int64_t 
         .scale = t->parameters + l->weight, .shift = t->parameters + l->bias,
         .mean = extra, .rstd = extra + l->channels,
     };
+}
+
+/* If this norm's input is a convolution of windows that nothing else reads, and no product will follow: has the input
+ * computed where it is needed, not stored. Gives the convolution, or NULL. */
+static const struct layer *fuse(const struct task *t, const struct layer *l, struct norm *n) {
+    const struct layer *c = t->plan->layers + l->from - 1;
+    if (t->call->kept || c->kind != CONVOLUTION || !c->from || has_derivative(t->plan, c->from) || c->bias >= 0)
+        return NULL;
+    n->depth = t->plan->layers[c->from - 1].channels;
+    n->windows = value_of(t, c->from), n->kernels = t->parameters + c->weight;
+    return c;
+}
+
+/* Whether a convolution is computed by the norm behind it. */
+static int is_fused(const struct task *t, int64_t v) {
+    const struct layer *next = t->plan->layers + v;
+    struct norm n;
+    return v < t->plan->count && next->kind == NORM && next->from == v && fuse(t, next, &n);
 }
 
 static void add_bias(const struct task *t, const struct layer *l, int64_t v, const REAL *bias, REAL *y) {
@@ -404,11 +432,13 @@ static void forward(const struct task *t) {
         REAL *y = value_of(t, v);
         if (l->kind == WINDOWS) gather_windows(t, l, y);
         else if (l->kind == CONVOLUTION) {
+            if (is_fused(t, v)) continue;
             struct factors f = {1, {operand_of(t, l->from)}, {t->parameters + l->weight}};
             tap_product(t->plan->taps + v - 1, f, y, 0, t->work);
             add_bias(t, l, v, t->parameters, y);
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
+            fuse(t, l, &n);
             n.y = y;
             norm(&n, 1);
         } else if (l->kind == ACTIVATION) activate(l, size, value_of(t, l->from), y);
@@ -432,6 +462,7 @@ static void backward(const struct task *t, REAL *g) {
         const REAL *gy = gradient_of(t, v);
         REAL *gx = wanted ? gradient_of(t, l->from) : NULL;
         if (l->kind == CONVOLUTION) {
+            if (is_fused(t, v)) continue;
             const struct taps *taps = t->plan->taps + v - 1;
             tap_weight_gradient(taps, (struct factors){1, {operand_of(t, l->from)}, {gy}}, g + l->weight);
             sum_pixels(t, l, v, gy, g);
@@ -442,6 +473,11 @@ static void backward(const struct task *t, REAL *g) {
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
             n.gy = gy, n.gx = gx, n.g_scale = extra_of(t, v) + 2 * l->channels, n.g_shift = n.g_scale + l->channels;
+            const struct layer *convolution = fuse(t, l, &n);
+            if (convolution) {
+                n.g_kernels = g + convolution->weight;
+                memset(n.g_kernels, 0, n.depth * l->channels * sizeof(REAL));
+            }
             norm_backward(&n, 1);
             memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
             memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));

@@ -7,8 +7,9 @@
 #include "taps.h"
 #include "winograd.h"
 
-/* Numbers of operands that should stay in the cache while a block of samples is computed. */
-enum { PRODUCT_BLOCK = 65536, JOINT_BLOCK = 8192 };
+/* What is computed before the next block, so that its operands stay in the cache: numbers of some samples, and pixels of
+ * a kernel gradient. */
+enum { PRODUCT_BLOCK = 65536, JOINT_PIXELS = 128 };
 
 /* Length of a sum in registers; longer sums are continued from memory, so that their kernels stay in the cache. */
 enum { SUM_LENGTH = 1024 };
@@ -97,25 +98,22 @@ static int64_t make_reaches(const struct geometry *g, int backward, struct reach
     return count;
 }
 
-/* The pairs of every block of samples and tap. Returns their number, or −1. */
+/* The pairs of every block of output pixels and tap. Returns their number, or −1. */
 static int64_t make_joints(const struct geometry *g, struct joint **result) {
-    int64_t in = g->height * g->width * g->inputs, out = g->out_height * g->out_width * g->outputs;
-    int64_t pixels = g->out_height * g->out_width, taps = tap_count(g), count = 0;
-    int64_t block = smaller(larger(JOINT_BLOCK / out, 1), g->samples);
-    *result = calloc((g->samples + block - 1) / block * taps, sizeof(struct joint));
+    int64_t pixels = g->out_height * g->out_width, all = g->samples * pixels, taps = tap_count(g), count = 0;
+    *result = calloc((all + JOINT_PIXELS - 1) / JOINT_PIXELS * taps, sizeof(struct joint));
     if (!*result) return -1;
-    for (int64_t first = 0; first < g->samples; first += block)
+    for (int64_t first = 0; first < all; first += JOINT_PIXELS)
         for (int64_t tap = 0; tap < taps; tap++) {
-            int64_t last = smaller(first + block, g->samples);
-            int32_t *memory = malloc(2 * block * pixels * sizeof(int32_t));
+            int32_t *memory = malloc(2 * JOINT_PIXELS * sizeof(int32_t));
             if (!memory) return -1;
             struct joint *j = *result + count++;
-            *j = (struct joint){(int32_t)tap, 0, memory, memory + block * pixels};
-            for (int64_t i = first * pixels; i < last * pixels; i++) {
+            *j = (struct joint){(int32_t)tap, 0, memory, memory + JOINT_PIXELS};
+            for (int64_t i = first; i < smaller(first + JOINT_PIXELS, all); i++) {
                 int64_t y = i % pixels / g->out_width * g->stride + tap / g->kernel_width - g->padding;
                 int64_t x = i % g->out_width * g->stride + tap % g->kernel_width - g->padding;
                 if (y < 0 || y >= g->height || x < 0 || x >= g->width) continue;
-                j->in[j->pairs] = (int32_t)(i / pixels * in + (y * g->width + x) * g->inputs);
+                j->in[j->pairs] = (int32_t)(((i / pixels * g->height + y) * g->width + x) * g->inputs);
                 j->out[j->pairs++] = (int32_t)(i * g->outputs);
             }
         }
@@ -262,7 +260,7 @@ void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result) {
     const int64_t height = t->geometry.inputs, width = t->geometry.outputs;
     for (int64_t i = 0; i < t->joint_count; i++) {
         const struct joint *j = t->joints + i;
-        const int add = i >= tap_count(&t->geometry);  /* not the first block of samples */
+        const int add = i >= tap_count(&t->geometry);  /* not the first block of pixels */
         for (int64_t column = 0; column < width;) {
             const int vectors = vectors_left(width - column);
             for (int64_t row = 0; row < height;) {

@@ -11,7 +11,7 @@ enum { MAX_TAPS = 49 };
  * result's at to[pixel]. */
 struct reach { int32_t pixels, taps, *tap, *shift, *from, *to; };
 
-/* The pairs (input pixel, output pixel) that a tap joins, in a block of samples. */
+/* The pairs (input pixel, output pixel) that a tap joins, in a block of output pixels. */
 struct joint { int32_t tap, pairs, *in, *out; };
 
 /* A convolution of some samples: what reaches each output pixel, what reaches each input pixel, and the joints. */
