@@ -72,7 +72,8 @@ class _NormFields(ctypes.Structure):
 
 
 _NORM_ADDRESSES = (
-    "windows", "kernels", "g_kernels", "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
+    "windows", "kernels", "g_kernels",
+    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
     "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
 )  # fmt: skip
 
@@ -171,12 +172,9 @@ def describe(device: torch.device, dtype: torch.dtype, *, together: bool = True)
         return f"torch's operations on {device.type}"
     kernels = compiled(dtype)
     if kernels is None:
-        why = (
-            "METALEARN_KERNELS=torch asks for them"
-            if _unwanted()
-            else "there is no C compiler: install gcc, or type pip install ziglang"
-        )
-        return f"torch's operations, two to three times slower than compiled kernels; {why}"
+        missing = "there is no C compiler: install gcc, or type pip install ziglang"
+        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else missing
+        return f"torch's operations, several times slower than compiled kernels; {why}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if not rounds_products():
         return line if together else f"{line}; one by one, since this network has others than those of metalearn.nn"
