@@ -1,7 +1,7 @@
 """The types that every part of the program shares."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
@@ -125,6 +125,15 @@ class TaskSource(Protocol):
 
     def size(self, split: str) -> int | None:
         """The number of tasks or samples to evaluate on; None: there is no limit."""
+        ...
+
+
+@runtime_checkable
+class NamesClasses(Protocol):
+    """What a task source may have beside: it says which classes a split is drawn from."""
+
+    def identities(self, split: str) -> Sequence[str]:
+        """The identities of the split's classes: texts without blanks, the same for a class wherever it appears."""
         ...
 
 

@@ -28,7 +28,7 @@ OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
 """Where a run starts, and where it pauses."""
 
-TRUST = ("plugins",)
+TRUST = ("plugins", "seen_classes")
 """What only the command line of an evaluation may say."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
@@ -39,7 +39,7 @@ LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}",
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins", "seen_classes",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 

@@ -161,7 +161,9 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
-    return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+    seen = figures.get("seen_classes")
+    counted = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}" if seen else ""
+    return f"{describe(figures)}, {kind}{counted}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
 
 
 def lock(run_dir: Path, *, wait: bool = False) -> TextIO:

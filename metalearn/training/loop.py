@@ -60,7 +60,8 @@ class Units(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run is made of; it stays the same throughout. `pause_after` is a step, or None."""
+    """What a run is made of; it stays the same throughout. `meta` is what all its checkpoints say of it: its config,
+    and the classes that it has seen. `pause_after` is a step, or None."""
 
     settings: Settings
     strategy: Strategy
@@ -70,7 +71,7 @@ class Run(NamedTuple):
     evaluation: Units
     checkpointer: Checkpointer
     log: RunLog
-    config: dict[str, Any]
+    meta: dict[str, Any]
     stops: Stops
     pause_after: int | None = None
 
@@ -250,14 +251,14 @@ def fetch_params(run: Run, learner: Learner) -> None:
 def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None:
     """Writes a checkpoint; with `improved`, it is that of the best validation."""
     logged = {"pending": run.log.pending(), "digest": run.log.digest()}
-    run.checkpointer.save(snapshot(learner, progress, run.config, logged), improved)
+    run.checkpointer.save(snapshot(learner, progress, run.meta, logged), improved)
 
 
-def snapshot(learner: Learner, progress: Progress, config: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
-    """All that the run needs to go on from here. `logged` has what its log needs: the sums over the steps that are
-    not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`)."""
+def snapshot(learner: Learner, progress: Progress, run: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
+    """All that the run needs to go on from here. `run` is `Run.meta`. `logged` has what its log needs: the sums over
+    the steps that are not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`)."""
     state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict(), **logged}
-    meta = {"step": progress.step, "config": config, "metrics": {"best": progress.best}}
+    meta = {"step": progress.step, "metrics": {"best": progress.best}, **run}
     return Snapshot(learner.params, state, meta)
 
 

@@ -53,7 +53,7 @@ def train(run_dir: Path, to: int) -> Outcome:
             learner.params["w"].add_(step).mul_(1.5)
         validation = {"mse": 1 / step, "step": step}
         progress = progress._replace(step=step, best=validation if step in BEST else progress.best, latest=validation)
-        checkpointer.save(snapshot(learner, progress, {}, {}), step in BEST)
+        checkpointer.save(snapshot(learner, progress, {"config": {}}, {}), step in BEST)
     best = checkpointer.best()
     assert best is not None and progress.best is not None
     return Outcome(progress.best["step"], best.meta["step"], listing(run_dir), learner.params["w"].tolist())
