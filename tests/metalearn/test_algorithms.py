@@ -428,6 +428,28 @@ def test_ridge_regression_is_numpys(samples: int) -> None:
         np.testing.assert_allclose(weights[task].numpy(), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("strength", [1e-4, 1e-6])
+def test_ridge_regression_keeps_its_digits_in_float32(strength: float) -> None:
+    """With more samples than features, where X Xᵀ is singular, and with fewer; the exact predictions are numpy's."""
+    for samples, features in ((100, 20), (10, 65)):
+        x, y = (random(4, samples, width, seed=width).float() for width in (features, 5))
+        predicted = (x @ ridge(x, y, torch.tensor([strength]))).double().numpy()
+        for task in range(4):
+            a, b = x[task].double().numpy(), y[task].double().numpy()
+            expected = a @ np.linalg.solve(a.T @ a + strength * np.eye(features), a.T @ b)
+            np.testing.assert_allclose(predicted[task], expected, rtol=0, atol=2e-4)
+
+
+def test_equal_support_pictures_and_a_tiny_strength_are_solved() -> None:
+    """Twice the same picture is one picture of twice the weight; the gradient is finite."""
+    one, y = random(1, 3, 65, seed=1).float(), random(1, 3, 5, seed=2).float()
+    for strength in (1e-6, 0.0):
+        x = torch.cat([one, one], dim=1).requires_grad_()
+        weights = ridge(x, torch.cat([y, y], dim=1), torch.tensor([strength]))
+        torch.testing.assert_close(one @ weights, y, rtol=0, atol=1e-3)
+        assert torch.isfinite(torch.autograd.grad(weights.square().sum(), x)[0]).all()
+
+
 def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
     """Three tasks: a system of full rank, the identity, and a right side of zero."""
     root = random(5, 5, seed=1)
