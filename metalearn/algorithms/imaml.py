@@ -3,7 +3,8 @@
 Inner steps solve φ(θ) = argmin L_support(φ) + λ/2 ‖φ − θ‖². The meta-gradient needs no graph of these steps: since
 dφ/dθ = (I + ∇²L_support(φ) / λ)⁻¹ (lemma 1), it is the solution g of (I + ∇²L_support(φ) / λ) g = ∇L_query(φ).
 Conjugate gradient solves this system (Algorithm 2), if its matrix is positive definite. The matrix of a network need
-not be. So `cg_damping` c and `cg_strength` μ change it to (1 + c) I + ∇²L_support(φ) / μ, as the authors' code does.
+not be. A task where it is not keeps the g at which that shows; the first g is ∇L_query(φ), as in first-order MAML.
+`cg_damping` c and `cg_strength` μ change the matrix to (1 + c) I + ∇²L_support(φ) / μ, as the authors' code does.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ def imaml(
     cg_strength: float | None = None,
 ) -> Algorithm:
     """MAML with implicit gradients. Its metric `cg_residual` is ‖A g − b‖ / ‖b‖ of a task's linear system A g = b.
-    Above 1, g is worse than zero.
 
     Args:
         model: the network to be adapted.

@@ -469,13 +469,31 @@ def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
 
 
 def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> None:
-    """For diag(1, 2, −1.01) the first direction (1, 0, 1) has a negative curvature: x stays 0, and the residual is 1.
-    The other task is solved."""
-    diagonals = torch.tensor([[1.0, 2.0, -1.01], [1.0, 2.0, 4.0]], dtype=FLOAT64)
-    right = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=FLOAT64)
+    """b has a negative curvature in the first two tasks, b − A b in the first: x stays b. The third task is solved. The
+    fourth stops after a step, at its second direction."""
+    diagonals = torch.tensor([[1, 2, -1.01], [10, -1, 1], [1, 2, 4], [3, -0.1, 1]], dtype=FLOAT64)
+    right = torch.tensor([[1, 0, 1], [1, 3.2, 0], [1, 1, 1], [1, 1, 0]], dtype=FLOAT64)
     solution, residual = conjugate_gradient(lambda v: {"x": diagonals * v["x"]}, {"x": right}, 5)
-    assert solution["x"][0].tolist() == [0.0, 0.0, 0.0] and residual[0] == 1
-    torch.testing.assert_close(solution["x"][1], right[1] / diagonals[1], rtol=0, atol=1e-12)
+    assert torch.equal(solution["x"][:2], right[:2])
+    gaps = (diagonals * solution["x"] - right).norm(dim=1) / right.norm(dim=1)
+    torch.testing.assert_close(residual, gaps, rtol=0, atol=1e-12)
+    torch.testing.assert_close(solution["x"][2], right[2] / diagonals[2], rtol=0, atol=1e-12)
+    first = right[3] - diagonals[3] * right[3]
+    once = right[3] + first.dot(first) / first.dot(diagonals[3] * first) * first
+    torch.testing.assert_close(solution["x"][3], once, rtol=0, atol=1e-12)
+
+
+def test_a_task_whose_curvature_is_not_positive_gives_first_order_maml() -> None:
+    """The support losses (θᵢ² − 100)² are concave around 1, so its system is negative definite."""
+    squares = linear_model(3)._replace(apply=lambda params, x, known=None: params["theta"].square().unsqueeze(2))
+    params = {"theta": torch.tensor([0.5, 1.0, 1.5], dtype=FLOAT64)}
+    x = torch.zeros(1, 3, 1, dtype=FLOAT64)
+    episode = Episode(Batch(x, x + 100), Batch(x, x + 2))
+    steps = STEPS | {"inner_steps": 0}
+    expected = maml(model=squares, **steps, first_order=True).meta_grad(params, episode, 1).grads
+    result = imaml(model=squares, **steps, strength=1.0, cg_steps=3).meta_grad(params, episode, 1)
+    assert expected["theta"].abs().min() > 0.1
+    close(result.grads, expected, atol=1e-12)
 
 
 def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
