@@ -43,6 +43,9 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
+FORMER = {"algorithm.spring": "every_step"}
+"""Keys that earlier versions had not, and the values that stand for what they did. A key that is off is not named."""
+
 NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""
 

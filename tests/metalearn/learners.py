@@ -44,6 +44,16 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "imaml_damped": lambda model: imaml(
         model=model, **(STEPS | {"inner_lr": 0.1}), strength=2.0, cg_steps=40, cg_damping=1.0, cg_strength=12.0
     ),
+    "imaml_after": lambda model: imaml(
+        model=model,
+        **(STEPS | {"inner_lr": 0.1}),
+        strength=3.0,
+        spring="after",
+        eval_strength=0.5,
+        cg_steps=40,
+        cg_damping=1.0,
+        cg_strength=12.0,
+    ),
     "protonet": lambda model: protonet(model=model),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
     "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),

@@ -1,6 +1,7 @@
 """The property table, which every algorithm passes, and a comparison of each algorithm with its paper."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import ridge
 from metalearn.algorithms.reptile import mini_batches, reptile
+from metalearn.algorithms.scratch import scratch
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
@@ -111,7 +113,7 @@ def test_neither_order_nor_chunks_matter(name: str) -> None:
         assert halves[0].metrics[key] + halves[1].metrics[key] == pytest.approx(value.item(), abs=1e-12)
 
 
-NO_DERIVATIVE = ("fomaml", "reptile", "imaml", "imaml_damped", "scratch")
+NO_DERIVATIVE = ("fomaml", "reptile", "imaml", "imaml_damped", "imaml_after", "scratch")
 """Their meta-gradient is not the gradient of a loss; below they are compared with their formulas."""
 
 
@@ -187,6 +189,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
     "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
     "imaml_damped": written_out.imaml(lr=0.1, steps=2, strength=2.0, damping=1.0, cg_strength=12.0),
+    "imaml_after": written_out.imaml(lr=0.1, steps=2, strength=3.0, damping=1.0, cg_strength=12.0, spring="after"),
 }
 
 
@@ -515,6 +518,32 @@ def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
     assert slope == pytest.approx((8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h), rel=1e-8)
 
 
+@pytest.mark.parametrize("spring", ["every_step", "after"])
+def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) -> None:
+    """With none, a task is learned as from scratch; with one, as by a training of this strength."""
+    model, episode = network(), tasks(2)
+    steps = STEPS | {"inner_lr": 0.1}
+    make = partial(imaml, model=model, **steps, cg_steps=1, spring=spring)
+    params = start_of(make(strength=1.0))
+    plain = scratch(model=model, inner_lr=0.1, eval_steps=3).evaluate(params, episode)
+    close(make(strength=2.0, eval_strength=0.0).evaluate(params, episode), plain, atol=1e-12)
+    stronger = make(strength=5.0).evaluate(params, episode)
+    close(make(strength=2.0, eval_strength=5.0).evaluate(params, episode), stronger, atol=1e-12)
+    assert (stronger["loss"][:, -1] - plain["loss"][:, -1]).abs().min() > 1e-4
+
+
+def test_the_spring_after_the_steps_pulls_back_once() -> None:
+    """One dimension by hand: support (θ − 4)² from θ = 1 at rate 0.1 goes to 1.6, then 2.08. A spring of 3 at that rate
+    takes 0.3 of the way back."""
+    x = torch.ones(1, 1, 1, dtype=FLOAT64)
+    episode = Episode(Batch(x, 4 * x), Batch(x, 4 * x))
+    learner = imaml(
+        model=linear_model(1), inner_lr=0.1, inner_steps=2, eval_steps=2, strength=3.0, spring="after", cg_steps=1
+    )
+    mse = learner.evaluate({"theta": torch.ones(1, dtype=FLOAT64)}, episode)["mse"][0]
+    assert mse.sqrt().tolist() == pytest.approx([3, 4 - (1 + 0.7 * 0.6), 4 - (1 + 0.7 * 1.08)], abs=1e-12)
+
+
 def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
     """Conv4 with ReLU, whose Hessian is not positive, in float32 on drawn characters: five steps are enough."""
     chosen = OmegaConf.load(ROOT / "conf/experiment/imaml_omniglot.yaml").algorithm
@@ -658,6 +687,7 @@ def test_bad_settings_are_refused() -> None:
         (lambda: maml_pp(model=plain, **STEPS, **PP), "per_step_norm=True: this model has no batch norm"),
         (lambda: maml_pp(model=network(), **(STEPS | {"inner_steps": 0}), **PP), "inner_steps=0: must be a whole"),
         (lambda: imaml(model=plain, **STEPS, strength=0, cg_steps=1), "strength=0: must be a finite number above 0"),
+        (lambda: imaml(model=plain, **STEPS, strength=1, cg_steps=1, spring="once"), "spring='once': must be one of"),
         (lambda: inner.adam(beta1=1.0, beta2=0.9, eps=1e-8), "beta1=1.0: must be below 1"),
         (lambda: reptile(model=plain, **STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
     ):

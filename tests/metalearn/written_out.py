@@ -164,9 +164,11 @@ def reptile(*, lr: float, steps: int, size: int) -> Callable[[Params, Episode], 
 
 
 def imaml(
-    *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None
-) -> Callable[[Params, Episode], Params]:
-    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian, after `steps` steps on the regularised loss."""
+    *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None,
+    spring: str = "every_step",
+) -> Callable[[Params, Episode], Params]:  # fmt: skip
+    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian. The `steps` steps are on the loss and the spring; with
+    `after` they are on the loss, and one more is on the spring."""
 
     def grads(params: Params, episode: Episode) -> Params:
         sizes = [value.numel() for value in params.values()]
@@ -183,9 +185,10 @@ def imaml(
                 return F.cross_entropy(conv4(unflat(flat), sx, sx), sy)
 
             phi = theta.clone()
-            for _ in range(steps):
+            both = [(1.0, strength)] * steps if spring == "every_step" else [(1.0, 0.0)] * steps + [(0.0, strength)]
+            for of_loss, of_spring in both:
                 phi.requires_grad_()
-                loss = support_loss(phi) + strength / 2 * ((phi - theta) ** 2).sum()
+                loss = of_loss * support_loss(phi) + of_spring / 2 * ((phi - theta) ** 2).sum()
                 phi = (phi - lr * torch.autograd.grad(loss, phi)[0]).detach()
             phi.requires_grad_()
             query_gradient = torch.autograd.grad(F.cross_entropy(conv4(unflat(phi), qx, qx), qy), phi)[0]
