@@ -9,6 +9,10 @@ Params = dict[str, Tensor]
 """Parameters by name. Meta-parameters are plain leaves without a graph; inside an inner loop every
 tensor carries one more leading dimension, the tasks of the chunk."""
 
+STATE = "state."
+"""The prefix of meta-parameters that are no weights but a state, carried from step to step. Their gradient is, for each
+task, the old value minus the new one. Its mean over the tasks is subtracted, and no outer optimiser touches them."""
+
 Metrics = dict[str, Tensor]
 
 Unit = Literal["tasks", "samples"]

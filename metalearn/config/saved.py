@@ -34,7 +34,12 @@ TRUST = ("plugins", "seen_classes")
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
 
-LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
+LINKS = {
+    "dataset.seed": "${seed}",
+    "dataset.eval_seed": "${trainer.eval_seed}",
+    "algorithm.ways": "${dataset.ways}",
+    "algorithm.meta_batch": "${trainer.meta_batch_size}",
+}
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 FREE_KEYS = (
@@ -43,7 +48,7 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
-FORMER = {"algorithm.spring": "every_step"}
+FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh"}
 """Keys that earlier versions had not, and the values that stand for what they did. A key that is off is not named."""
 
 NETWORK = "model.network"

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FORMER, FREE_KEYS, with_present_targets
+from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.errors import ConfigError, RunError
 from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
 from metalearn.locks import open_lock, try_to_hold
@@ -255,7 +255,7 @@ def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[s
     changes = differences(with_present_targets(old), new) if old else {}
     absent = {key: now for key, (before, now) in changes.items() if before == "absent"}
     # An earlier version lacks the keys that have come since; what is off now was not there then.
-    added = {key for key, now in absent.items() if now in (None, False) or FORMER.get(key) == now}
+    added = {k for k, now in absent.items() if now in (None, False) or FORMER.get(k) == now or k in LINKS}
     others = {key: pair for key, pair in changes.items() if key not in added}
     return {key: pair for key, pair in others.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 

@@ -17,7 +17,7 @@ from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import Settings
-from metalearn.types import ChunkResult, Metrics, Params, Strategy, Unit
+from metalearn.types import STATE, ChunkResult, Metrics, Params, Strategy, Unit
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
@@ -167,22 +167,36 @@ def advance(
     with run.stops.interruptible():
         results = run.strategy.map(learner.params, tasks, step)
     began = time.perf_counter()
-    gradient = run.reduce([r.grads for r in results], [r.count for r in results])
+    gradient, change = meta_gradient(run.reduce, results)
     losses = torch.stack([r.metrics["loss"].cpu() for r in results])
-    if not all(torch.isfinite(value).all() for value in (losses, *gradient.values())):
+    if not all(torch.isfinite(value).all() for value in (losses, *gradient.values(), *change.values())):
         raise not_finite(run, learner, tasks, step)
-    update(learner, gradient, rate)
+    update(learner, gradient | change, rate)
     norm = get_total_norm(list(gradient.values())).item()
     return results, {"update_seconds": time.perf_counter() - began, "gradient_norm": norm}
 
 
+def meta_gradient(reduce: Reduce, results: Sequence[ChunkResult]) -> tuple[Params, Params]:
+    """The meta-gradient of the weights, and of state (see `metalearn.types.STATE`) the mean over the tasks."""
+    counts = [result.count for result in results]
+    weights, states = (
+        [{name: grad for name, grad in r.grads.items() if name.startswith(STATE) == carried} for r in results]
+        for carried in (False, True)
+    )
+    means = {name: torch.stack([state[name] for state in states]).sum(dim=0) / sum(counts) for name in states[0]}
+    return reduce(weights, counts), means
+
+
 def update(learner: Learner, grads: Params, rate: float) -> None:
-    """One step of the outer optimiser at `rate`."""
+    """One step of the outer optimiser at `rate`; state changes by itself."""
     for name, param in learner.params.items():
-        param.grad = grads[name]
+        param.grad = None if name.startswith(STATE) else grads[name]
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     learner.optimizer.step()
+    with torch.no_grad():
+        for name in (name for name in learner.params if name.startswith(STATE)):
+            learner.params[name].sub_(grads[name])
 
 
 def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> DivergedError:

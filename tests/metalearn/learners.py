@@ -40,6 +40,15 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "meta_sgd": lambda model: meta_sgd(model=model, **STEPS),
     "maml_pp": lambda model: maml_pp(model=model, **STEPS, **PP),
     "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=4, eval_batch=None),
+    "reptile_carried": lambda model: reptile(
+        model=model,
+        inner=OPTIMIZERS["adam"],
+        **(STEPS | {"inner_lr": 0.05}),
+        inner_batch=2,
+        eval_batch=2,
+        inner_state="carried",
+        meta_batch=4,
+    ),
     "imaml": lambda model: imaml(model=model, **(STEPS | {"inner_lr": 0.1}), strength=5.0, cg_steps=60),
     "imaml_damped": lambda model: imaml(
         model=model, **(STEPS | {"inner_lr": 0.1}), strength=2.0, cg_steps=40, cg_damping=1.0, cg_strength=12.0
@@ -79,12 +88,16 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def start_of(learner: Algorithm, dtype: torch.dtype = FLOAT64) -> Params:
-    """Parameters away from the symmetric start, where many derivatives are zero; rates stay above 0."""
+    """Parameters away from the symmetric start, where many derivatives are zero; rates and state stay above 0."""
+
+    def moved(name: str, value: Tensor, seed: int) -> Tensor:
+        away = random(*value.shape, seed=seed)
+        if name.startswith("state."):
+            return value + 7 * away.abs()
+        return value + (0.02 if name.startswith("inner_lr.") else 0.2) * away
+
     drawn = learner.init(Generator().manual_seed(0)).items()
-    spread = {name: 0.02 if name.startswith("inner_lr.") else 0.2 for name, _ in drawn}
-    return {
-        name: (value + spread[name] * random(*value.shape, seed=i)).to(dtype) for i, (name, value) in enumerate(drawn)
-    }
+    return {name: moved(name, value, seed).to(dtype) for seed, (name, value) in enumerate(drawn)}
 
 
 def tasks(count: int, *, seed: int = 0, size: int = SIZE) -> Episode:

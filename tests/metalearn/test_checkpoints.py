@@ -263,3 +263,8 @@ def test_a_key_that_has_come_since_makes_no_other_run() -> None:
     assert folder._changes(before, now, ()) == {}
     now["algorithm"]["spring"] = "after"
     assert folder._changes(before, now, ()) == {"algorithm.spring": ("absent", "after")}
+    carried = to_container(compose_config(["algorithm=reptile", "algorithm.inner_state=carried"]).config)
+    before = copy.deepcopy(carried)
+    for key in ("inner_state", "meta_batch"):
+        del before["algorithm"][key]
+    assert folder._changes(before, carried, ()) == {"algorithm.inner_state": ("absent", "carried")}

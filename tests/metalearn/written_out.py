@@ -163,6 +163,33 @@ def reptile(*, lr: float, steps: int, size: int) -> Callable[[Params, Episode], 
     return grads
 
 
+def conv4_with(params: Params, adam: torch.optim.Adam, x: Tensor, y: Tensor, steps: int) -> Iterator[None]:
+    """Yields after each step of torch's Adam, whose parameters these are."""
+    for _ in range(steps):
+        adam.zero_grad()
+        F.cross_entropy(conv4(params, x, x), y).backward()
+        adam.step()
+        yield
+
+
+def reptile_with_one_adam(
+    params: Params, episode: Episode, *, steps: int, rate: float, adam: Callable[[list[Tensor]], torch.optim.Adam]
+) -> tuple[Params, Params, torch.optim.Adam]:
+    """θ ← θ + rate (φ − θ) for one task after the other, with one Adam of torch's for all tasks, as in the authors'
+    code: θ, and φ with its Adam, after the last task."""
+    theta = {name: value.clone() for name, value in params.items()}
+    phi = {name: value.clone().requires_grad_() for name, value in params.items()}
+    optimizer = adam(list(phi.values()))
+    for sx, sy, qx, qy in tasks_of(episode):
+        with torch.no_grad():
+            for name, value in phi.items():
+                value.copy_(theta[name])
+        for _ in conv4_with(phi, optimizer, torch.cat([sx, qx]), torch.cat([sy, qy]), steps):
+            pass
+        theta = {name: value + rate * (phi[name].detach() - value) for name, value in theta.items()}
+    return theta, phi, optimizer
+
+
 def imaml(
     *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None,
     spring: str = "every_step",
