@@ -98,6 +98,7 @@ class Algorithm(NamedTuple):
 
     A learner may be trained on single samples (`trained_on`). Then it takes one episode whose queries are the samples
     of a micro-batch, and every per-task value above is a per-sample value. `evaluated_on` says the same of evaluation.
+    `classify` gives the logits of such samples, if they are not the outputs of the model.
     """
 
     init: Callable[[Generator], Params]
@@ -108,6 +109,7 @@ class Algorithm(NamedTuple):
     outcome: Callable[[Params, Episode, int], Metrics] | None = None
     trained_on: Unit = "tasks"
     evaluated_on: Unit = "tasks"
+    classify: Apply | None = None
 
 
 class TaskSource(Protocol):

@@ -6,17 +6,20 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.anil import anil
+from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
 from metalearn.algorithms.scratch import scratch
+from metalearn.algorithms.simpleshot import simpleshot
 from metalearn.algorithms.supervised import supervised
 from metalearn.models.conv4 import conv4
 from metalearn.types import Algorithm, Batch, Episode, Model, Params, Unit
@@ -64,9 +67,12 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
         cg_strength=12.0,
     ),
     "protonet": lambda model: protonet(model=model),
+    "matching": lambda model: matching(model=model, scale=2.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
     "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),
     "finetune_whole": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=True),
+    "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.3, eval_steps=3, scale=10.0, task_scale=2.0),
+    "simpleshot": lambda model: simpleshot(model=model),
     "scratch": lambda model: scratch(model=model, inner_lr=0.3, eval_steps=3),
     "supervised": lambda model: supervised(model=model),
     **{

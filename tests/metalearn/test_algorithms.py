@@ -147,7 +147,7 @@ def test_every_inner_step_is_evaluated(name: str) -> None:
     learner = LEARNERS[name](network())
     params, episode = start_of(learner), evaluation_episode(learner, 1 if learner.evaluated_on == "tasks" else 4)
     values = learner.evaluate(params, episode)
-    columns = 1 if name in ("protonet", "r2d2", "supervised") else STEPS["eval_steps"] + 1
+    columns = 1 if name in ("protonet", "matching", "r2d2", "simpleshot", "supervised") else STEPS["eval_steps"] + 1
     assert {value.shape[1] for value in values.values()} == {columns}
     for step in range(int(columns)):
         logits = learner.adapt(params, episode.support, step)(episode.query.x)
@@ -190,6 +190,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "meta_sgd": written_out.gradient(written_out.meta_sgd(steps=2)),
     "maml_pp": written_out.gradient(written_out.maml_pp(steps=2, weights=(0.0, 1.0))),
     "protonet": written_out.gradient(written_out.protonet),
+    "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
     "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
     "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
@@ -424,6 +425,51 @@ def test_prototypes_by_hand() -> None:
     x = torch.tensor([[[0.0, 1.0], [0.0, -1.0], [4.0, 2.0], [4.0, -2.0]]])
     predict = protonet(model=model).adapt({}, Batch(x, torch.tensor([[0, 0, 1, 1]])))
     assert predict(torch.tensor([[[1.0, 0.0]]])).tolist() == [[[-1.0, -9.0]]]
+
+
+def test_baseline_pp_is_a_cosine_classifier_by_torch() -> None:
+    """The gradient in training, and the vectors after each step of torch's SGD on a task."""
+    learner = LEARNERS["baseline_pp"](network())
+    params = {name: value.requires_grad_() for name, value in start_of(learner).items()}
+    samples = training_episode(learner, 5)
+    x, y = samples.query.x[0], samples.query.y[0]
+
+    def logits(features: Tensor, vectors: Tensor, scale: float) -> Tensor:
+        return scale * F.cosine_similarity(features.unsqueeze(1), vectors.unsqueeze(0), dim=2)
+
+    ours = learner.meta_grad({name: value.detach() for name, value in params.items()}, samples, 1).grads
+    known = written_out.features(params, x, x, F.softplus)
+    total = F.cross_entropy(logits(known, params["cosine.weight"], 10.0), y, reduction="sum")
+    close(ours, dict(zip(params, torch.autograd.grad(total, list(params.values())), strict=True)), atol=1e-11)
+
+    params = {name: value.detach() for name, value in params.items()}
+    episode, losses = tasks(2), []
+    for sx, sy, qx, qy in written_out.tasks_of(episode):
+        known, queries = (written_out.features(params, part, part, F.softplus) for part in (sx, qx))
+        lengths = known / known.norm(dim=1, keepdim=True)
+        vectors = torch.stack([lengths[sy == label].mean(dim=0) for label in range(WAYS)]).requires_grad_()
+        optimizer = torch.optim.SGD([vectors], lr=0.3)
+        for _ in range(4):
+            losses.append(F.cross_entropy(logits(queries, vectors, 2.0), qy).item())
+            optimizer.zero_grad()
+            F.cross_entropy(logits(known, vectors, 2.0), sy).backward()
+            optimizer.step()
+    assert learner.evaluate(params, episode)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
+
+
+def test_simpleshot_trains_as_finetune_and_compares_as_numpy() -> None:
+    learner = LEARNERS["simpleshot"](network())
+    params, samples, episode = start_of(learner), training_episode(learner, 5), tasks(2)
+    same = LEARNERS["finetune"](network()).meta_grad(params, samples, 1).grads
+    close(learner.meta_grad(params, samples, 1).grads, same, atol=0)
+    for number, (sx, sy, qx, _) in enumerate(written_out.tasks_of(episode)):
+        known, queries = (written_out.features(params, part, part, F.softplus).numpy() for part in (sx, qx))
+        known, queries = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (known, queries))
+        means = [known[sy.numpy() == label].mean(axis=0) for label in range(WAYS)]
+        expected = [[-np.sum((query - mean) ** 2) for mean in means] for query in queries]
+        support = Batch(episode.support.x[number : number + 1], episode.support.y[number : number + 1])
+        logits = learner.adapt(params, support)(qx.unsqueeze(0))[0]
+        np.testing.assert_allclose(logits.numpy(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("samples", [4, 40])

@@ -122,6 +122,20 @@ def protonet(params: Params, task: Task) -> Tensor:
     return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
 
 
+def matching(*, scale: float) -> Callable[[Params, Task], Tensor]:
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        support, queries = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
+        losses = []
+        for query, label in zip(queries, qy, strict=True):
+            weights = [torch.exp(scale * F.cosine_similarity(query, one, dim=0)) for one in support]
+            own = [weight for weight, y in zip(weights, sy, strict=True) if y == label]
+            losses.append(-torch.log(sum(own) / sum(weights)))
+        return torch.stack(losses).mean()
+
+    return loss
+
+
 def r2d2(params: Params, task: Task) -> Tensor:
     """By the normal equations (Xᵀ X + λ I) W = Xᵀ Y, not by Woodbury's form."""
     (sx, sy, qx, qy) = task
