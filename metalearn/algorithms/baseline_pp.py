@@ -77,5 +77,5 @@ def baseline_pp(
         for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
             yield theta | adapted
 
-    in_a_task = evaluated_by_descent(model._replace(apply=classify_task), path, eval_steps)
+    in_a_task = evaluated_by_descent(model._replace(apply=classify_task, network=None), path, eval_steps)
     return trained_on_samples(classify, init, *in_a_task)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import conjugate_gradient, leaves, objective, per_task, summed
+from metalearn.algorithms.common.functional import by_name, conjugate_gradient, leaves, results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.checks import one_of, real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
@@ -68,8 +68,8 @@ def imaml(
         real_number("cg_strength", cg_strength, above=0)
 
     def path(params: Params, support: Batch, steps: int, pull: float) -> Iterator[Params]:
-        start, loss = per_task(params, support.x.shape[0]), support_loss(model, support)
-        loss = _regularised(loss, start, pull) if spring == "every_step" else loss
+        start, plain = start_of(model, params, support.x.shape[0]), SupportLoss(model, support, 0)
+        loss = _regularised(plain, start, pull) if spring == "every_step" else plain
         for phi in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
             yield phi if spring == "every_step" else _pulled(phi, start, inner_lr * pull)
 
@@ -80,10 +80,10 @@ def imaml(
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         phi = last(path(params, episode.support, inner_steps, strength))
         values, gradient = _query_gradient(model, phi, episode)
-        curvature = hessian_product(support_loss(model, episode.support), phi)
+        curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
         product = _system(curvature, cg_damping, cg_strength or strength)
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
-        grads = {name: value.sum(dim=0) for name, value in solution.items()}
+        grads = by_name(model, {name: value.sum(dim=0) for name, value in solution.items()})
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)
@@ -114,7 +114,7 @@ def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metric
     (support, query) = episode
     phi = leaves(phi)
     with torch.enable_grad():
-        values = objective(model.apply(phi, query.x, support.x), query.y)
+        values = results(model, phi, query, support.x, twice=False)
         grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()))
     return values, dict(zip(phi, grads, strict=True))
 

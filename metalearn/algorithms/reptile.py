@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task, summed
+from metalearn.algorithms.common.functional import by_name, results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed
 from metalearn.checks import one_of, whole_number
@@ -74,27 +74,29 @@ def reptile(
         return weights | (first_state(inner, weights) if carries else {})
 
     def path(
-        params: Params, samples: Batch, size: int | None, steps: int, optimizer: InnerOptimizer
+        start: Params, samples: Batch, size: int | None, steps: int, optimizer: InnerOptimizer
     ) -> Iterator[Params]:
-        start = per_task(weights_of(params), samples.x.shape[0])
         loss = batch_loss(model, samples, size)
         return descent(loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=0)
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        optimizer = continued(inner, params, len(support.x))[0] if carries else inner
-        return path(params, support, eval_batch, steps, optimizer)
+        tasks = len(support.x)
+        optimizer = continued(inner, model, params, tasks)[0] if carries else inner
+        return path(start_of(model, weights_of(params), tasks), support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
-        optimizer, latest = continued(inner, params, tasks) if carries else (inner, dict)
-        end = last(path(params, samples, inner_batch, inner_steps, optimizer))
-        grads = {name: (start - end[name]).sum(dim=0) for name, start in weights_of(params).items()}
+        optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
+        start = start_of(model, weights_of(params), tasks)
+        end = last(path(start, samples, inner_batch, inner_steps, optimizer))
+        grads = by_name(model, _summed({name: start[name] - end[name] for name in start}))
         if carries:
-            grads |= change_of_state(params, latest(), inner.decays, tasks, inner_steps, meta_batch)
-        return ChunkResult(grads, summed(objective(model.apply(end, query.x, support.x), query.y)), tasks)
+            ends = {key: by_name(model, _summed(values)) for key, values in latest().items()}
+            grads |= change_of_state(params, ends, inner.decays, tasks, inner_steps, meta_batch)
+        return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
     return Algorithm(init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)
 
@@ -124,7 +126,9 @@ def first_state(inner: InnerOptimizer, weights: Params) -> Params:
     return functools.reduce(dict.__or__, parts, {DONE: torch.zeros(1)})
 
 
-def continued(inner: InnerOptimizer, params: Params, tasks: int) -> tuple[InnerOptimizer, Callable[[], State]]:
+def continued(
+    inner: InnerOptimizer, model: Model, params: Params, tasks: int
+) -> tuple[InnerOptimizer, Callable[[], State]]:
     """The inner optimiser that goes on from the state in `params` in every task, and a function that gives its state
     after its latest step."""
     done = int(params[DONE])
@@ -132,7 +136,7 @@ def continued(inner: InnerOptimizer, params: Params, tasks: int) -> tuple[InnerO
 
     def start(weights: Params) -> State:
         carried = {key: part(f"{STATE}{key}.", params) for key in inner.decays}
-        return inner.start(weights) | {key: per_task(values, tasks) for key, values in carried.items() if values}
+        return inner.start(weights) | {key: start_of(model, values, tasks) for key, values in carried.items() if values}
 
     def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
         directions, new = inner.direct(grads, state, done + step)
@@ -145,14 +149,18 @@ def continued(inner: InnerOptimizer, params: Params, tasks: int) -> tuple[InnerO
 def change_of_state(
     params: Params, ends: State, decays: Mapping[str, float], tasks: int, steps: int, meta_batch: int
 ) -> Params:
-    """The old state minus the new one, summed over the tasks."""
+    """The old state minus the new one, summed over the tasks, from the sums `ends` of the states after their steps."""
     change = {DONE: torch.full_like(params[DONE], -tasks * meta_batch * steps)}
     for key, decay in decays.items():
         forgotten, once = 1 - decay ** (meta_batch * steps), 1 - decay**steps
         for name, old in part(f"{STATE}{key}.", params).items():
-            added = (ends[key][name] - decay**steps * old).sum(dim=0)
+            added = ends[key][name] - decay**steps * tasks * old
             change[f"{STATE}{key}.{name}"] = forgotten * (tasks * old - added / once)
     return change
+
+
+def _summed(values: Params) -> Params:
+    return {name: value.sum(dim=0) for name, value in values.items()}
 
 
 # Mini-batches
@@ -163,8 +171,7 @@ def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
     batch_of = mini_batches(samples, size)
 
     def loss(params: Params, step: int) -> Tensor:
-        batch = batch_of(step)
-        return objective(model.apply(params, batch.x), batch.y)["loss"]
+        return results(model, params, batch_of(step), twice=False)["loss"]
 
     return loss
 
