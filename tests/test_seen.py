@@ -126,6 +126,12 @@ def test_a_start_from_other_parameters_sees_their_classes_too(
     assert len(handed_on.train) == len(lake | paper) > len(lake)
 
 
+def test_a_run_without_steps_has_only_validated() -> None:
+    """Such as that of algorithm=scratch."""
+    seen = {steps: seen_by(assemble(job_of(*SMALL, f"trainer.steps={steps}")), None) for steps in (0, 1)}
+    assert not seen[0].train and len(seen[1].train) == 400 and seen[0].val == seen[1].val
+
+
 def test_a_published_model_has_the_classes_of_its_checkpoint(papers: Path, tmp_path: Path) -> None:
     export(papers, tmp_path / "published")
     out = f"output={tmp_path / 'out'}"

@@ -150,8 +150,10 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
 
 
 def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
-    """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from."""
-    seen = seen_in(parts.source).joined(parts.start_seen)
+    """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from. A run
+    without steps only validates."""
+    own = seen_in(parts.source)
+    seen = (own if parts.settings.steps else own._replace(train=frozenset())).joined(parts.start_seen)
     return seen.joined(from_meta(begun.meta)) if begun else seen
 
 
