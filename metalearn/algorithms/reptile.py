@@ -22,6 +22,7 @@ from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLo
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
+from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 INNER_STATES = ("fresh", "carried")
@@ -160,7 +161,7 @@ def change_of_state(
 
 
 def _summed(values: Params) -> Params:
-    return {name: value.sum(dim=0) for name, value in values.items()}
+    return {name: sum_of_tasks(value) for name, value in values.items()}
 
 
 # Mini-batches
