@@ -28,20 +28,28 @@ OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
 """Where a run starts, and where it pauses."""
 
-TRUST = ("plugins",)
+TRUST = ("plugins", "seen_classes")
 """What only the command line of an evaluation may say."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
 
-LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
+LINKS = {
+    "dataset.seed": "${seed}",
+    "dataset.eval_seed": "${trainer.eval_seed}",
+    "algorithm.ways": "${dataset.ways}",
+    "algorithm.meta_batch": "${trainer.meta_batch_size}",
+}
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins", "seen_classes",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+
+FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh"}
+"""Keys that earlier versions had not, and the values that stand for what they did. A key that is off is not named."""
 
 NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""

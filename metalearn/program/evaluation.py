@@ -1,11 +1,12 @@
 """The evaluation of a checkpoint on validation or test tasks, by one worker or several."""
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -16,14 +17,18 @@ from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
 from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
 from metalearn.program.process import set_up_torch
+from metalearn.program.unseen import UNKNOWN, check_unseen
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, refuse_links, write_result
 from metalearn.runs.logging import log_to_terminal
 from metalearn.runs.metrics import summary, write_table
+from metalearn.runs.seen import from_meta
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
 from metalearn.use import published
+
+log = logging.getLogger("metalearn")
 
 ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
 """Short names of keys. `tasks` is another: the number of tasks of the split."""
@@ -57,12 +62,15 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     parts = assemble(job)
     params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)
     check_tasks(parts, params, request.split)
+    counted = check_unseen(from_meta(saved.meta), parts.source, request.split, config.seen_classes)
     if ranks.to_be_started(job):
         return ranks.start_ranks(job, arguments, max_restarts=0)
     if int(os.environ.get("RANK", 0)) > 0:
         return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
-    return lead(request, job, parts, saved, params)
+    if not from_meta(saved.meta).complete:
+        log.warning("checkpoint=%s: %s", request.checkpoint, UNKNOWN)
+    return lead(request, job, parts, saved, params, counted)
 
 
 def check_tasks(parts: Parts, params: Params, split: str) -> None:
@@ -76,15 +84,16 @@ def check_tasks(parts: Parts, params: Params, split: str) -> None:
         raise ConfigError(f"{what}; type {advice}" if advice else what) from error
 
 
-def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params) -> int:
-    """Rank zero: evaluates, writes and prints; returns the exit code."""
+def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params, counted: dict[str, Any]) -> int:
+    """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
     try:
         request.output.mkdir(parents=True, exist_ok=True)
         strategy = connect(parts)
         try:
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split)
-            report(request, job, parts, saved, values, time.perf_counter() - began)
+            figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
+            report(request, job, saved, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
             strategy.close(failure=error)
             raise
@@ -100,9 +109,10 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> M
     return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)))
 
 
-def report(request: Request, job: Job, parts: Parts, saved: Snapshot, values: Metrics, seconds: float) -> None:
+def report(
+    request: Request, job: Job, saved: Snapshot, values: Metrics, figures: dict[str, Any], seconds: float
+) -> None:
     """Writes and prints the results."""
-    figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
     digest = hashlib.sha256(published.parameters_in(request.checkpoint).read_bytes()).hexdigest()
     write_table(request.output / f"{request.split}.csv", values)
     step = saved.meta["step"]

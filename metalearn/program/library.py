@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from distributed.strategies.common.work import join
+from metalearn.checks import one_of
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level
 from metalearn.config.plain import Named, plain_config
@@ -24,10 +25,12 @@ from metalearn.nn.precision import compute_with
 from metalearn.program.job import Job, installed
 from metalearn.program.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
 from metalearn.program.run import make_run
+from metalearn.program.unseen import REFUSE, REPORT, check_unseen, seen_in
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.loggers.protocol import Window
 from metalearn.runs.logging import SILENT, bar_log
 from metalearn.runs.metrics import summary
+from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_compatible, check_evaluation
@@ -91,7 +94,7 @@ def train(
     window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
     log = bar_log(window) if progress else SILENT
     kept: list[Snapshot] = []
-    run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER)
+    run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER, Seen())
     try:
         reached = fit(run, new_learner(parts.start, parts.outer.start), Progress())
     finally:
@@ -108,21 +111,33 @@ class Learned:
     _parts: Parts
     _config: DictConfig
 
-    def evaluate(self, tasks: Tasks | None = None, *, split: str = "test", count: int | None = None) -> dict[str, Any]:
+    def evaluate(
+        self,
+        tasks: Tasks | None = None,
+        *,
+        split: str = "test",
+        count: int | None = None,
+        seen_classes: str = "refuse",
+    ) -> dict[str, Any]:
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
-        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others.
+        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"` they have
+        `seen_classes`, which counts the split's classes that it was trained on.
 
         Raises:
-            ValueError: a name that does not exist, or tasks that do not fit the network.
+            ValueError: a name that does not exist, tasks that do not fit the network, or classes that it was trained
+                on.
         """
-        parts = self._parts
+        one_of("seen_classes", seen_classes, (REFUSE, REPORT))
+        parts, seen = self._parts, seen_in(self._parts.source)
         if tasks is not None:
             parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))
         check_evaluation(parts.algorithm, parts.model, self.params, parts.source, split)
         dtype = next(iter(self.params.values())).dtype
         evaluate = chunk_functions(parts.algorithm, parts.source, parts.device, dtype).evaluate
         numbers = tasks_in_chunks(0, count or parts.settings.test_tasks, evaluation_chunk(parts))
-        return summary(join([evaluate(self.params, split, chunk) for chunk in numbers]), parts.algorithm.evaluated_on)
+        counted = check_unseen(seen, parts.source, split, seen_classes)
+        values = join([evaluate(self.params, split, chunk) for chunk in numbers])
+        return summary(values, parts.algorithm.evaluated_on) | counted
 
     def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "Task":
         """Adapts to one task.

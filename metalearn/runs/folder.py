@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FREE_KEYS, with_present_targets
+from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.errors import ConfigError, RunError
 from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
 from metalearn.locks import open_lock, try_to_hold
@@ -161,7 +161,9 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
-    return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+    seen = figures.get("seen_classes")
+    counted = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}" if seen else ""
+    return f"{describe(figures)}, {kind}{counted}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
 
 
 def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
@@ -251,8 +253,9 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     changes = differences(with_present_targets(old), new) if old else {}
-    added = {key for key, (before, now) in changes.items() if before == "absent" and now in (None, False)}
+    absent = {key: now for key, (before, now) in changes.items() if before == "absent"}
     # An earlier version lacks the keys that have come since; what is off now was not there then.
+    added = {k for k, now in absent.items() if now in (None, False) or FORMER.get(k) == now or k in LINKS}
     others = {key: pair for key, pair in changes.items() if key not in added}
     return {key: pair for key, pair in others.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 

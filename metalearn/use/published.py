@@ -22,6 +22,7 @@ from metalearn.config.saved import DATA
 from metalearn.errors import ConfigError
 from metalearn.files import open_regular, read_object
 from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
+from metalearn.runs.seen import KEY
 
 PARAMETERS, DESCRIPTION = "model.safetensors", "model.json"
 
@@ -129,7 +130,8 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key}={value}: is a path of this machine, and a published model holds none")
     sizes = {name: top[name] for name in ("ways", "shots", "transductive")}
     numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": config["precision"]}
-    return {"format": FORMAT} | parts | sizes | dict(facts) | numbers
+    seen = {KEY: snapshot.meta[KEY]} if KEY in snapshot.meta else {}
+    return {"format": FORMAT} | parts | sizes | dict(facts) | numbers | seen
 
 
 def option_of(group: str, target: str) -> str:
@@ -170,8 +172,8 @@ def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read(key: str, path: Path) -> Snapshot:
-    """The published model in a folder, with an empty state. Its `meta` has the step, a config as a checkpoint has it,
-    and the `preprocessing`.
+    """The published model in a folder, with an empty state. Its `meta` has the step, a config and the seen classes as a
+    checkpoint has them, and the `preprocessing`.
 
     Raises:
         ConfigError: it is damaged, not complete, or refused: the config's `key` names it.
@@ -192,7 +194,8 @@ def read(key: str, path: Path) -> Snapshot:
             f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish it anew with "
             "scripts/export.py, or take another"
         ) from error
-    return Snapshot(params, {}, {name: content[name] for name in ("step", "preprocessing")} | {"config": config})
+    kept = {name: content[name] for name in ("step", "preprocessing", KEY) if name in content}
+    return Snapshot(params, {}, kept | {"config": config})
 
 
 def _check_fields(content: Mapping[str, Any]) -> None:

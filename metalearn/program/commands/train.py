@@ -50,7 +50,8 @@ def run_job(job: Job) -> int:
     # From here on torch is imported: keys and choices are known to be right, and the threads are set.
     from metalearn.program import ranks
     from metalearn.program.parts import assemble, first_tasks
-    from metalearn.program.run import follow, found_in_folder
+    from metalearn.program.run import follow, found_in_folder, seen_by
+    from metalearn.program.unseen import check_unseen
     from metalearn.runs import folder
     from metalearn.runs.logging import log_to_terminal
     from metalearn.training.compatibility import check_compatible
@@ -69,6 +70,7 @@ def run_job(job: Job) -> int:
         print(pause)
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    check_unseen(seen_by(parts, state.snapshot if state else None), parts.source, "test", job.config.seen_classes)
     if ranks.to_be_started(job):
         return ranks.start_workers(job, state)
     if not ranks.leads(job):
