@@ -126,7 +126,7 @@ def search(folder: str | None) -> None:
     _own.clear()
     if folder is None:
         return
-    if not Path(folder).is_dir():
+    if not folder or not Path(folder).is_dir():
         raise ConfigError(f"--config-dir={folder}: must be a folder that holds yamls, such as algorithm/mine.yaml")
     for group, options in groups().items():
         for file in (Path(folder) / group / f"{option}.yaml" for option in options):

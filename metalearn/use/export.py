@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,18 @@ _LONGEST_VERSION = 40
 
 
 def export(
-    run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    licence: str | None = None,
+    network: str | None = None,
+    plugins: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
 
     Args:
         licence: that of the data, if this program does not know it.
-        network: as for `metalearn.load`.
+        network, plugins: as for `metalearn.load`, which needs them again to load what is published.
 
     Raises:
         ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
@@ -46,10 +52,10 @@ def export(
     folder = found(Path(run))
     if is_published(folder):
         raise ConfigError(f"{KEY}={folder}: is published already; copy the folder")
-    learner = load(folder, network=network)
+    learner = load(folder, network=network, plugins=plugins)
     saved = named(KEY, folder)
     config = with_present_targets(check_saved(saved.meta["config"]))
-    dataset = option_of("dataset", config["dataset"]["_target_"])
+    dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
         "preprocessing": described(learner.form),
         "any_ways": learner.form is not None and learner.ways is None,

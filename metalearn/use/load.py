@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +10,12 @@ import torch
 from omegaconf import DictConfig
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.config.build import build
+from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
 from metalearn.config.compose import quoted
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import NETWORK, changed_config
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.tasks.common.pictures import Form
@@ -32,7 +32,12 @@ MOST_WAYS = 2**16
 
 
 def load(
-    path: str | os.PathLike[str], *, network: str | None = None, transductive: bool = False, device: str = "cpu"
+    path: str | os.PathLike[str],
+    *,
+    network: str | None = None,
+    plugins: Sequence[str] = (),
+    transductive: bool = False,
+    device: str = "cpu",
 ) -> Learner:
     """What a run has learned.
 
@@ -41,6 +46,7 @@ def load(
             scripts/export.py has published.
         network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
             only you can name it.
+        plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
         transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
             depend on other queries. If true, all queries of a call are normalised together, as a run with
             model.transductive=true does in its test.
@@ -57,8 +63,14 @@ def load(
     folder = found(Path(path))
     saved = named(KEY, folder)
     try:
-        config = _configured(saved, folder, network, transductive)
+        config = _configured(saved, folder, network, plugins, transductive)
+        import_plugins(config.plugins)
         return _learner(config, saved, folder, torch.device(device))
+    except NotAdmittedError as error:
+        raise ConfigError(
+            f"{KEY}={folder}: {error.reason}. Code of {error.package} would run here; if you trust it, give "
+            f"plugins=[{error.package!r}] (scripts: --plugins {error.package})"
+        ) from error
     except ValueError as error:
         raise ConfigError(str(error) if str(error).startswith(KEY) else f"{KEY}={folder}: {error}") from error
 
@@ -88,7 +100,9 @@ def found(path: Path) -> Path:
     )
 
 
-def _configured(saved: Snapshot, folder: Path, network: str | None, transductive: bool) -> DictConfig:
+def _configured(
+    saved: Snapshot, folder: Path, network: str | None, plugins: Sequence[str], transductive: bool
+) -> DictConfig:
     """The config of what was saved, with the caller's choices.
 
     Raises:
@@ -109,6 +123,9 @@ def _configured(saved: Snapshot, folder: Path, network: str | None, transductive
         raise ConfigError(f"network={network!r}: the network of {folder} is one of this program's; leave network out")
     if network is not None:
         overrides.append(f"{NETWORK}._target_={quoted(network)}")
+    if isinstance(plugins, str):
+        raise ConfigError(f"plugins={plugins!r}: must be a list of packages; give plugins=[{plugins!r}]")
+    overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
     return changed_config(plain, overrides, {})
 
 
@@ -116,7 +133,8 @@ def _learner(config: DictConfig, saved: Snapshot, folder: Path, device: torch.de
     one_of("precision", config.precision, PRECISIONS)
     source, model = build(config, "dataset"), build(config, "model")
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    name = option_of("algorithm", str(config.algorithm._target_))
+    target = str(config.algorithm._target_)
+    name = option_of("algorithm", target) or target.rpartition(".")[2]
     if algorithm.evaluated_on != "tasks":
         raise ConfigError(
             f"{KEY}={folder}: algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "
@@ -127,10 +145,13 @@ def _learner(config: DictConfig, saved: Snapshot, folder: Path, device: torch.de
     for parameter, value in params.items():
         if not value.isfinite().all():
             raise ConfigError(f"{KEY}={folder}: the parameter {parameter} is not finite; take another checkpoint")
-    form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(config.dataset)
+    form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(source, config.dataset)
     classes = source.classes("test")
     if (classes is None) != (form is None):
-        raise ConfigError(f"{KEY}={folder}: its preprocessing does not fit the dataset {config.dataset._target_}")
+        raise ConfigError(
+            f"{KEY}={folder}: its preprocessing does not fit the dataset {config.dataset._target_}; a dataset of "
+            "pictures has the keys image_size and channels, and one of real numbers has not"
+        )
     learner = Learner(
         name=name, ways=None, trained_ways=classes, shots=config.dataset.get("shots"),
         transductive=model.transductive, form=form, _algorithm=algorithm, _params=params,

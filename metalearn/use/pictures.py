@@ -14,6 +14,7 @@ from torch import Tensor
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Images
 from metalearn.tasks.common.pictures import Form, check_pixels, formed, of_8_bits, opened, reason
+from metalearn.types import TaskSource
 
 DRAWINGS = ("omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining")
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
@@ -28,8 +29,12 @@ Picture = Image.Image | str | os.PathLike[str] | NDArray[Any] | Tensor
 array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
 
 
-def form_of(dataset: Mapping[str, Any]) -> Form | None:
-    """The form in which a dataset, as its group of the config describes it, shows pictures; None if it has none."""
+def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> Form | None:
+    """The form in which a dataset shows pictures: what the source itself says, if it has a `form`, else what follows
+    from its group of the config; None if it has no pictures."""
+    own = getattr(source, "form", None)
+    if isinstance(own, Form):
+        return checked(own)
     if "image_size" not in dataset:
         return None
     drawings = str(dataset.get("_target_")).rpartition(".")[2] in DRAWINGS

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from metalearn.checks import whole_number
 from metalearn.config.check import MOST_THREADS
 from metalearn.errors import ConfigError
-from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, printable, report_error
+from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, names, printable, report_error
 from metalearn.program.process import set_up_process
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
+    parser.add_argument(
+        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
+    )
     parser.add_argument(
         "--transductive",
         action="store_true",
@@ -73,7 +76,7 @@ def adapt(options: argparse.Namespace) -> int:
     support = support_in(options.support)
     assert support.classes is not None
     queries = queries_in(options.query, support.classes)
-    learner = load(options.model, network=options.network, transductive=options.transductive)
+    learner = load(options.model, network=options.network, plugins=options.plugins, transductive=options.transductive)
     if learner.form is None:
         raise ConfigError(f"--model {options.model}: learns real numbers from real numbers; type a model of pictures")
     task = learner.adapt(support.paths, support.classes)
