@@ -161,7 +161,8 @@ def test_a_hostile_model_gets_no_more_than_the_caller_admits(
 @pytest.mark.parametrize(
     ("plugins", "message"),
     [
-        ("own_signs", r"plugins='own_signs': must be a list of packages; give plugins=\['own_signs'\]"),
+        ("own_signs", r"plugins='own_signs': must be a list of packages; give plugins=\['my_package'\]"),
+        (None, "plugins=None: must be a list of packages"),
         (["no_such_package"], r"plugins=\[no_such_package\]: cannot be imported .* PYTHONPATH"),
         (["a b"], "must be a list of packages"),
     ],

@@ -95,7 +95,7 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
     try:
         factory: Callable[..., Any] = get_object(target)
     except Exception as error:  # whatever a package's code raises
-        raise ConfigError(f"{key}: is not found ({str(error).splitlines()[0]}); type package.module.name") from error
+        raise ConfigError(f"{key}: is not found ({' '.join(str(error).split())}); type package.module.name") from error
     if target not in allowed and not _defines(str(admitting), factory):
         raise ConfigError(f"{key}: must be a function or class that {admitting} defines; type package.module.name")
     return factory

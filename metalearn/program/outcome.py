@@ -57,11 +57,6 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
-def names(text: str) -> list[str]:
-    """The value of an option that takes names with commas between them."""
-    return text.split(",")
-
-
 def print_to_pipe(text: str) -> None:
     """Prints to a reader who may leave early, as `head` does."""
     try:

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from metalearn.config.compose import CONF, PACKAGE, nearest
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import DATA
+from metalearn.config.saved import DATA, DESCRIPTION
 from metalearn.errors import ConfigError
-from metalearn.files import open_regular, read_object
+from metalearn.files import creating, open_regular, read_object, refuse_used
 from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
 
-PARAMETERS, DESCRIPTION = "model.safetensors", "model.json"
+PARAMETERS = "model.safetensors"
 
 FORMAT = "metalearn-model-1"
 
@@ -83,30 +83,29 @@ def parameters_in(path: Path) -> Path:
 # Writing
 
 
-def write(folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
     """Writes the folder, whole or not at all.
 
     Args:
-        folder: must not exist, or be empty.
+        folder: must not exist, or be empty; messages name it by `key`.
         snapshot: parameters, step and config. `state` is left out.
         facts: what else model.json says: its `preprocessing`, and fields for its readers.
 
     Raises:
         ConfigError: the folder is not empty or cannot be written, or the config holds a path.
     """
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"out={folder}: is there already, and not an empty folder; type another name")
+    refuse_used(key, folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
-        save_file(params, temporary / PARAMETERS)
-        content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
-        (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-        temporary.replace(folder)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ConfigError(f"out={folder}: cannot be written: {reason or error}") from error
+        with creating(key, folder):
+            temporary.mkdir(parents=True)
+            params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
+            save_file(params, temporary / PARAMETERS)
+            content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
+            (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            temporary.replace(folder)
+    except SafetensorError as error:  # such as a full disk
+        raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

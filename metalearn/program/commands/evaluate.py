@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.config.compose import folder_name, search
-from metalearn.config.saved import run_folder_of
+from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.program.job import Program, installed
 from metalearn.program.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe
@@ -76,9 +76,8 @@ def read(arguments: Sequence[str]) -> "Request":
     search(own.get(FOLDER_OF_YAMLS))
     if not own.get("checkpoint"):
         raise ConfigError("checkpoint: missing; type checkpoint=…/checkpoints/best")
+    check_checkpoint("checkpoint", own["checkpoint"])
     checkpoint = Path(own["checkpoint"])
-    if not checkpoint.is_dir():
-        raise ConfigError(f"checkpoint={checkpoint}: must be the folder of a checkpoint, such as …/checkpoints/best")
     split = own.get("on", "test")
     if split not in ("test", "val"):
         raise ConfigError(f"on={split}: must be one of test, val; type on=test")

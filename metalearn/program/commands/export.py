@@ -15,7 +15,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.program.outcome import OK, exit_code_of, names
+from metalearn.program.arguments import names
+from metalearn.program.outcome import OK, exit_code_of
 from metalearn.program.process import set_up_process
 
 UNKNOWN = {
@@ -44,7 +45,10 @@ def publish(options: argparse.Namespace) -> int:
     set_up_process(1)
     from metalearn.use.export import export  # imports torch, after the line above
 
-    facts = export(options.run, options.out, licence=options.licence, network=options.network, plugins=options.plugins)
+    facts = export(
+        options.run, options.out, licence=options.licence, network=options.network, plugins=options.plugins,
+        keys=("RUN", "--out"),
+    )  # fmt: skip
     for name in ("test", "licence"):
         if facts[name] is None:
             print(f"{name}: {UNKNOWN[name]}")
