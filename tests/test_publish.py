@@ -441,4 +441,4 @@ def test_the_programs_take_a_real_run_all_the_way(folders: Path, tmp_path: Path)
     assert again["params"] == hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()
     assert content_of(tmp_path / "model")["test"]["accuracy"] == of_run["test"]["accuracy"]
     outcome = run(*adapting)
-    assert outcome.code == 2 and outcome.text.startswith("error: --out out: is there already"), outcome.text
+    assert outcome.code == 2 and outcome.text.startswith("error: --out=out: is there already"), outcome.text
