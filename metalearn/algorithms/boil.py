@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, features_and_head, gradient_learner
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -44,7 +44,7 @@ def boil(
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         theta = per_task(params, support.x.shape[0])
         start = {name: value for name, value in theta.items() if name not in head.params}
-        whole_loss = support_loss(model, support)
+        whole_loss = SupportLoss(model, support, order)
 
         def loss(adapted: Params, step: int) -> Tensor:
             return whole_loss(theta | adapted, step)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import Outcome, objective, per_task
+from metalearn.algorithms.common.functional import Outcome, per_task, results
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
 from metalearn.algorithms.common.learners import (
     RATE,
@@ -108,7 +108,7 @@ def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerSte
             return {name: everything[name][:, per_step.place(step)] for name in norms}
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return objective(model.apply(adapted | norms_at(step), support.x), support.y)["loss"]
+            return results(model, adapted | norms_at(step), support, twice=order == 2)["loss"]
 
         def learned(step: int) -> Rate:
             return {name: _broadcast(rates[name][:, per_step.place(step)], start[name]) for name in start}
@@ -133,7 +133,7 @@ def _multi_step_loss(
         values: list[Metrics] = []
         for adapted, weight in zip(path(params, support, inner_steps, order), [0.0, *weights], strict=True):
             if weight:
-                metrics = objective(model.apply(adapted, query.x, support.x), query.y)
+                metrics = results(model, adapted, query, support.x, twice=False)
                 values.append(metrics | {"loss": metrics["loss"] * weight})
         return values[-1] | {"loss": torch.stack([value["loss"] for value in values]).sum(dim=0)}
 

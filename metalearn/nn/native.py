@@ -39,6 +39,30 @@ GEOMETRY = Number * 12
 """tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
 
 
+class LAYER(ctypes.Structure):
+    """`struct layer` of network.h."""
+
+    _fields_ = [
+        *((name, Number) for name in (
+            "kind", "from", "other", "height", "width", "channels", "used", "kernel", "stride", "padding", "weight",
+            "bias", "activation",
+        )),
+        ("slope", ctypes.c_double), ("epsilon", ctypes.c_double),
+    ]  # fmt: skip
+
+
+class CALL(ctypes.Structure):
+    """`struct call` of network.h."""
+
+    _fields_ = [
+        *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step")),
+        *((name, Address) for name in (
+            "parameters", "x", "labels", "targets", "cotangent", "direction", "loss", "score", "last", "gradient",
+            "kept", "product",
+        )),
+    ]  # fmt: skip
+
+
 class _NormFields(ctypes.Structure):
     """`struct norm` of norm.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
 
@@ -46,7 +70,7 @@ class _NormFields(ctypes.Structure):
 
 
 _NORM_ADDRESSES = (
-    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
+    "windows", "kernels", "g_kernels", "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
     "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
 )  # fmt: skip
 
@@ -67,17 +91,22 @@ class Kernels:
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; without it, one thread computes
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
-        fields = [("epsilon", real), ("slope", real), *((name, Address) for name in _NORM_ADDRESSES)]
+        fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
         self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
-        self._library, self._real = library, real
+        library.new_plan.argtypes = [Address, Number, Address, Number, Number]
+        library.new_plan.restype = Address
+        library.kept_size.argtypes, library.kept_size.restype = [Address], Number
+        for function in (library.network_loss, library.network_product):
+            function.argtypes = [Address, Address, Number]
+        self._library, self.real = library, real
         self.lanes = int(library.lanes())
 
     @functools.cached_property
     def tiles(self) -> "Kernels | None":
         """The same functions, but AMX tiles of `lanes` channels compute float32 convolutions, in bfloat16. None if the
         processor, the compiler or the operating system offers no tiles."""
-        there = self._real is ctypes.c_float and self._library.tiles_there()
-        return Kernels(self._library, self._real, "tiles_") if there else None
+        there = self.real is ctypes.c_float and self._library.tiles_there()
+        return Kernels(self._library, self.real, "tiles_") if there else None
 
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
         """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
@@ -98,6 +127,35 @@ class Kernels:
         addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
         arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
+
+    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> int:
+        """The address of a network's plan, which is kept as long as the process lives.
+
+        Args:
+            layers: an array of `LAYER`.
+            image: channels, height and width of an input.
+            parameters: numbers of a task's parameters.
+            samples: inputs of a task.
+
+        Raises:
+            ValueError: the network has too many layers, or its inputs are too large.
+        """
+        address = self._library.new_plan(layers, len(layers), (Number * 3)(*image), parameters, samples)
+        if not address:
+            raise ValueError(f"{samples} inputs of {list(image)} numbers are too many for the compiled network")
+        return int(address)
+
+    def kept_size(self, plan: int) -> int:
+        """How many numbers of a task the product needs."""
+        return int(self._library.kept_size(plan))
+
+    def network_loss(self, plan: int, call: CALL) -> None:
+        """Losses and gradients of all tasks."""
+        self._library.network_loss(plan, ctypes.byref(call), torch.get_num_threads())
+
+    def network_product(self, plan: int, call: CALL) -> None:
+        """Hessian-vector products of all tasks."""
+        self._library.network_product(plan, ctypes.byref(call), torch.get_num_threads())
 
 
 def compiled_for(x: Tensor) -> Kernels | None:
