@@ -6,12 +6,14 @@ Without a compiler, or on another device than the CPU, the layers compute the sa
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +72,8 @@ class _NormFields(ctypes.Structure):
 
 
 _NORM_ADDRESSES = (
-    "windows", "kernels", "g_kernels", "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
+    "windows", "kernels", "g_kernels",
+    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
     "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
 )  # fmt: skip
 
@@ -163,17 +166,18 @@ def compiled_for(x: Tensor) -> Kernels | None:
     return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
 
 
-def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """A line for the log: what computes the layers."""
+def describe(device: torch.device, dtype: torch.dtype, *, together: bool = True) -> str:
+    """A line for the log: what computes the layers. `together` says whether the network can be computed as a whole."""
     if device.type != "cpu":
         return f"torch's operations on {device.type}"
     kernels = compiled(dtype)
     if kernels is None:
-        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else "there is no working gcc: install one"
-        return f"torch's operations, two to three times slower than compiled kernels; {why}"
+        missing = "there is no C compiler: install gcc, or type pip install ziglang"
+        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else missing
+        return f"torch's operations, several times slower than compiled kernels; {why}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if not rounds_products():
-        return line
+        return line if together else f"{line}; one by one, since this network has others than those of metalearn.nn"
     return f"{line}, {'convolutions in bf16 by AMX tiles' if kernels.tiles else TORCH_ROUNDS}"
 
 
@@ -200,12 +204,12 @@ def _unwanted() -> bool:
 
 
 def _compiler() -> list[str] | None:
-    """The command of the C compiler: `CC`, else gcc, else cc."""
-    for command in (os.environ.get("CC", ""), "gcc", "cc"):
+    """The command of the C compiler: `CC`, else gcc, cc or clang, else that of the package ziglang."""
+    for command in (os.environ.get("CC", ""), "gcc", "cc", "clang"):
         words = shlex.split(command)
         if words and shutil.which(words[0]):
             return words
-    return None
+    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
 
 
 def _library(compiler: list[str], real: str) -> ctypes.CDLL:

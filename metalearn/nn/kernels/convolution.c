@@ -203,8 +203,12 @@ void product(const struct geometry *g, const REAL *x, const REAL *weight, int64_
 
 struct transposition { int64_t inputs, outputs; const REAL *from; REAL *to; };
 
-/* Transposes LANES × LANES numbers by exchanging ever smaller squares. */
+/* Transposes LANES × LANES numbers by exchanging ever smaller squares. clang has no shuffle by variable places. */
 INLINE void transpose_square(const REAL *from, int64_t from_width, REAL *to, int64_t to_width) {
+#ifdef __clang__
+    EACH(r, LANES)
+        EACH(c, LANES) to[c * to_width + r] = from[r * from_width + c];
+#else
     vector row[LANES];
     EACH(r, LANES) row[r] = load(from + r * from_width);
     EACH(round, LOG_LANES) {
@@ -222,6 +226,7 @@ INLINE void transpose_square(const REAL *from, int64_t from_width, REAL *to, int
             }
     }
     EACH(r, LANES) store(to + r * to_width, row[r]);
+#endif
 }
 
 void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to) {
