@@ -122,13 +122,13 @@ def is_folder(path: Path) -> bool:
 
 
 @contextmanager
-def creating(key: str, folder: Path) -> Iterator[None]:
-    """Makes a failure to make `folder`, the output folder or file that `key` names, a ConfigError."""
+def creating(key: str, path: Path) -> Iterator[None]:
+    """Makes a failure to write `path`, the output folder or file that `key` names, a ConfigError."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{key}={folder}: cannot be written: {error.strerror or error}; type another {key}, where you may write"
+            f"{key}={path}: cannot be written: {error.strerror or error}; type another {key}, where you may write"
         ) from error
 
 

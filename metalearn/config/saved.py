@@ -183,7 +183,8 @@ def check_checkpoint(key: str, path: object, *, published: bool = True) -> None:
             f"{key}={path}: is a published model, which has no state to go on from; type init_from={path}, which "
             "begins with its parameters"
         )
-    inside = next((name for name in ("checkpoints/best", "checkpoints/last") if is_folder(folder / name)), None)
+    names = ["checkpoints/best", "checkpoints/last"] if published else ["checkpoints/last", "checkpoints/best"]
+    inside = next((name for name in names if is_folder(folder / name)), None)
     if inside is not None:
         raise ConfigError(f"{key}={path}: is the folder of a run; type {key}={folder / inside}")
     raise ConfigError(f"{key}={path}: holds no complete checkpoint; type {key}=…/checkpoints/best")
