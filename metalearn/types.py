@@ -71,6 +71,10 @@ class Network(Protocol):
         """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks."""
         ...
 
+    def replaced(self, packed: Params, values: Params) -> Params:
+        """Packed parameters with other values of some of them, which all tasks share."""
+        ...
+
     def unpack(self, params: Params) -> Params:
         """Packed parameters, or sums of such [P], by name; and other parameters as they are."""
         ...

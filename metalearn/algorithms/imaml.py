@@ -15,6 +15,7 @@ from metalearn.algorithms.common.functional import by_name, conjugate_gradient, 
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.checks import real_number, whole_number
+from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
 Product = Callable[[Params], Params]
@@ -69,7 +70,7 @@ def imaml(
         curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
         product = _system(curvature, cg_damping, cg_strength or strength)
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
-        grads = by_name(model, {name: value.sum(dim=0) for name, value in solution.items()})
+        grads = by_name(model, {name: sum_of_tasks(value) for name, value in solution.items()})
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)

@@ -13,6 +13,7 @@ from metalearn.algorithms.common.functional import by_name, results, start_of, s
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent
 from metalearn.checks import whole_number
+from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -60,7 +61,7 @@ def reptile(
         start = start_of(model, params, tasks)
         loss = batch_loss(model, samples, inner_batch)
         end = last(descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=inner_steps, order=0))
-        grads = by_name(model, {name: (start[name] - end[name]).sum(dim=0) for name in start})
+        grads = by_name(model, {name: sum_of_tasks(start[name] - end[name]) for name in start})
         return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)

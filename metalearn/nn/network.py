@@ -40,16 +40,21 @@ class Network:
     def computes(self, params: Params) -> bool:
         """Whether the compiled network can compute with these parameters: it needs the kernels, on the CPU, and
         products in full precision."""
-        if is_packed(params):
-            return True
         first = params.get(self._names[0])
         return first is not None and not rounds_products() and compiled_for(first) is not None
 
     def pack(self, params: Params, tasks: int) -> Params:
         """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks."""
         values = [params[name] for name in self._names]
-        shaped = self._of(values, 0)
-        return {shaped.key: shaped.layout.row(values).expand(tasks, -1)}
+        shaped = self._of(values)
+        return {shaped.key: shaped.layout.rows(values, tasks)}
+
+    def replaced(self, packed: Params, values: Params) -> Params:
+        """Packed parameters with the `values` [*shape] of some of them, which all tasks share."""
+        if not values:
+            return packed
+        ((key, row),) = packed.items()
+        return {key: self._packed[key].layout.replaced(row, values)}
 
     def unpack(self, packed: Params) -> Params:
         """Packed parameters, or sums of such [P], by name; and other parameters as they are."""
@@ -64,14 +69,14 @@ class Network:
         """Each task's `loss` [t], and its `accuracy` for classes `y` [t, n], or `mse` for numbers `y` [t, n, d].
 
         Args:
-            params: packed, or by name with a leading task dimension.
+            params: packed.
             x: [t, n, …].
             y: the targets.
             support_x: the support set whose statistics normalise; None: those of `x`.
             twice: keep what the second derivative of the loss needs.
         """
-        shaped, row = self._row(params)
-        tasks = _Tasks(shaped, row, x, y, None if self._ignores_support else support_x, twice)
+        ((key, row),) = params.items()
+        tasks = _Tasks(self._packed[key], row, x, y, None if self._ignores_support else support_x, twice)
         if torch.is_grad_enabled() and row.requires_grad:
             loss, score = _Loss.apply(row, tasks)
         else:
@@ -86,18 +91,9 @@ class Network:
         _, _, gradient, kept = tasks.loss(row.detach(), gradient=True)
         return {key: _Gradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
 
-    def _row(self, params: Params) -> tuple[Shaped, Tensor]:
-        """The rows of per-task parameters, packed or by name."""
-        if is_packed(params):
-            ((key, row),) = params.items()
-            return self._packed[key], row
-        values = [params[name] for name in self._names]
-        shaped = self._of(values, 1)
-        return shaped, shaped.layout.row(values)
-
-    def _of(self, values: Sequence[Tensor], lead: int) -> Shaped:
-        """The network for the shapes of these parameters, without their `lead` first dimensions."""
-        shapes = tuple([tuple(value.shape[lead:]) for value in values])
+    def _of(self, values: Sequence[Tensor]) -> Shaped:
+        """The network for the shapes of these parameters."""
+        shapes = tuple([tuple(value.shape) for value in values])
         if shapes not in self._shaped:
             with self._making:
                 by_name = dict(zip(self._names, shapes, strict=True))

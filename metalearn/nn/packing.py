@@ -57,6 +57,7 @@ class Layout:
         self._add(layers, None)
         self._numbers = [math.prod(place.sizes) for place in self.places.values()]
         self._to_row, self._to_parameters = self._orders()
+        self._at: dict[tuple[str, ...], Tensor] = {}
 
     def _add(self, layers: Sequence[Layer], channels: int | None) -> int | None:
         """Places the layers' parameters. `channels` are those of the input; None: they are not filled with zeros."""
@@ -99,16 +100,24 @@ class Layout:
         places = torch.arange(self.size)
         return to_row, torch.cat([place.of(places).flatten() for place in self.places.values()])
 
-    def row(self, params: Sequence[Tensor]) -> Tensor:
-        """Parameters in the order of the places, with any leading dimensions, as rows […, P]."""
-        result: Tensor = _Rows.apply(self, *params)
+    def rows(self, params: Sequence[Tensor], tasks: int) -> Tensor:
+        """Parameters in the order of the places as rows [t, P], which share memory."""
+        result: Tensor = _Rows.apply(self, tasks, *params)
         return result
 
     def pack(self, params: Sequence[Tensor]) -> Tensor:
-        """As `row`, without a derivative."""
-        lead = params[0].shape[: params[0].dim() - len(next(iter(self.places.values())).sizes)]
-        flat = [value.reshape(*lead, -1) for value in params]
-        return torch.cat([*flat, flat[0].new_zeros(*lead, 1)], dim=-1).index_select(-1, self._to_row)
+        """The parameters as one row [P]."""
+        return torch.cat([*(value.reshape(-1) for value in params), params[0].new_zeros(1)])[self._to_row]
+
+    def replaced(self, row: Tensor, values: Params) -> Tensor:
+        """Rows [t, P] with other values of some parameters, which all tasks share."""
+        names = tuple(name for name in self.places if name in values)
+        if names not in self._at:
+            numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
+            self._at[names] = torch.cat([numbers[name] for name in names])
+        flat = torch.cat([values[name].reshape(-1) for name in names])
+        result: Tensor = _Replaced.apply(row, flat, self._at[names])
+        return result
 
     def unpack(self, row: Tensor) -> list[Tensor]:
         """Rows […, P] as the parameters in the order of the places."""
@@ -118,14 +127,38 @@ class Layout:
         ]
 
 
+def sum_of_tasks(values: Tensor) -> Tensor:
+    """The sum over the tasks of [t, …], added in pairs: neighbours first, then pairs of pairs. Chunks are added in the
+    same way, so the sum over all tasks has the same bits for chunks of 1, 2, 4, 8, … tasks."""
+    while len(values) > 1:
+        even = len(values) // 2 * 2
+        pairs = values[0:even:2] + values[1:even:2]
+        values = pairs if even == len(values) else torch.cat([pairs, values[even:]])
+    return values[0]
+
+
 class _Rows(Function):
-    """(layout, parameters) → rows."""
+    """(layout, tasks, parameters) → rows."""
 
     @staticmethod
-    def forward(ctx: Any, layout: Layout, *params: Tensor) -> Tensor:
+    def forward(ctx: Any, layout: Layout, tasks: int, *params: Tensor) -> Tensor:
         ctx.layout = layout
-        return layout.pack(params)
+        return layout.pack(params).expand(tasks, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return (None, *ctx.layout.unpack(grads[0]))
+        return (None, None, *ctx.layout.unpack(sum_of_tasks(grads[0])))
+
+
+class _Replaced(Function):
+    """(rows, values, their places) → rows with the values."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, values: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        return row.index_copy(1, at, values.expand(len(row), -1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (at,) = ctx.saved_tensors
+        return grads[0].index_fill(1, at, 0), sum_of_tasks(grads[0].index_select(1, at)), None

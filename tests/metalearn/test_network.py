@@ -7,14 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.reptile import reptile
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
 from metalearn.nn.native import compiled
 from metalearn.nn.network import Network
 from metalearn.nn.packing import is_packed
-from metalearn.types import Model, Params
+from metalearn.types import Batch, Episode, Model, Params
 
 pytestmark = pytest.mark.skipif(compiled(torch.float64) is None, reason="there is no C compiler")
 
@@ -178,6 +181,26 @@ def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_th
         assert torch.equal(whole, gradient(slice(None)))
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("algorithm", (maml, reptile))
+def test_the_gradient_of_a_batch_has_the_same_bits_for_chunks_of_1_2_4_and_8(algorithm: Any) -> None:
+    model = SMALL.model()
+    options = {"inner_batch": None, "eval_batch": None} if algorithm is reptile else {}
+    learner = algorithm(model=model, inner_lr=0.4, inner_steps=2, eval_steps=2, **options)
+    generator, theta = torch.Generator().manual_seed(3), start(model, torch.float32)
+    batches = [
+        Batch(torch.rand(11, WAYS, 1, 28, 28, generator=generator), torch.arange(WAYS).repeat(11, 1)) for _ in range(2)
+    ]
+
+    def gradient(size: int) -> list[Tensor]:
+        chunks = [Episode(*(Batch(*part) for part in parts)) for parts in zip(
+            *(zip(batch.x.split(size), batch.y.split(size), strict=True) for batch in batches), strict=True
+        )]  # fmt: skip
+        return list(tree_sum([learner.meta_grad(theta, chunk, 1).grads for chunk in chunks]).values())
+
+    alone = gradient(1)
+    assert all(all(map(torch.equal, gradient(size), alone)) for size in (2, 4, 8, 16))
 
 
 @every_case

@@ -151,7 +151,9 @@ def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
         if direct is not None:
             return direct
         total = loss(params, step).sum()
-        grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
+        grads = torch.autograd.grad(
+            total, list(params.values()), create_graph=order == 2, allow_unused=True, materialize_grads=True
+        )
     return dict(zip(params, grads, strict=True))
 
 
