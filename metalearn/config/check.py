@@ -2,12 +2,12 @@
 
 import os
 import socket
-from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.compose import check_key, keys_of
+from metalearn.config.saved import check_checkpoint
 from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -21,6 +21,9 @@ def check_top_level(config: DictConfig) -> None:
     Raises:
         ConfigError: a value that is not allowed.
     """
+    for key in OmegaConf.missing_keys(config):
+        if "." not in key or key.startswith("launch."):
+            raise ConfigError(f"{key}=???: needs a value; type {key}=VALUE")
     try:
         whole_number("seed", config.seed, at_least=0)
         whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
@@ -45,11 +48,10 @@ def check_top_level(config: DictConfig) -> None:
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
-    for key, words in (("init_from", [None]), ("resume", ["auto", "never"])):
-        path = config[key]
-        if path not in words and not (isinstance(path, str) and Path(path).is_dir()):
-            allowed = "auto, never or " if key == "resume" else ""
-            raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
+    if config.init_from is not None:
+        check_checkpoint("init_from", config.init_from)
+    if config.resume not in ("auto", "never"):
+        check_checkpoint("resume", config.resume, published=False)
     _check_changes(config)
 
 
@@ -113,10 +115,14 @@ def world_size(config: DictConfig, command: str) -> int:
     launch = config.launch
     if workers % launch.nnodes:
         raise ConfigError(
-            f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts"
+            f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts; "
+            f"type workers={-(-workers // launch.nnodes) * launch.nnodes}"
         )
     if launch.node_rank >= launch.nnodes:
-        raise ConfigError(f"launch.node_rank={launch.node_rank}: must be below launch.nnodes={launch.nnodes}")
+        raise ConfigError(
+            f"launch.node_rank={launch.node_rank}: must be below launch.nnodes={launch.nnodes}; type "
+            "launch.node_rank=0 on the first host, 1 on the next"
+        )
     if launch.nnodes > 1 and not launch.master_port:
         raise ConfigError(
             f"launch.nnodes={launch.nnodes}: several hosts need one port, and the network interface that they share; "

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.files import creating, is_folder
 from metalearn.program import ranks
 from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
@@ -51,26 +52,41 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     Returns the exit code.
 
     Raises:
-        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or a link in the output folder.
+        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
+            a run, that has a link, or that cannot be written.
     """
     saved = published.named("checkpoint", request.checkpoint)
     refuse_links(request.output, request.home)
+    check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
     job = to_job(config, request.output, "evaluate", program, arguments)
     set_up_torch(config)
     parts = assemble(job)
-    params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)
+    advice = "; leave out what changes the network, such as model=… or algorithm=…"
+    params = fitted("checkpoint", request.checkpoint, saved.params, parts.start, advice)
     check_tasks(parts, params, request.split)
     counted = check_unseen(from_meta(saved.meta), parts.source, request.split, config.seen_classes)
+    rank = int(os.environ.get("RANK", 0))
+    if rank == 0:
+        with creating("output", request.output):
+            request.output.mkdir(parents=True, exist_ok=True)
     if ranks.to_be_started(job):
         return ranks.start_ranks(job, arguments, max_restarts=0)
-    if int(os.environ.get("RANK", 0)) > 0:
+    if rank > 0:
         return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
     if not from_meta(saved.meta).complete:
         log.warning("checkpoint=%s: %s", request.checkpoint, UNKNOWN)
     return lead(request, job, parts, saved, params, counted)
+
+
+def check_output(output: Path) -> None:
+    """Raises ConfigError for the folder of a run, whose result would be lost."""
+    if any(is_folder(output / name) for name in (".hydra", "checkpoints")):
+        raise ConfigError(
+            f"output={output}: is the folder of a run, and its result.json would be lost; type output={output}/mine"
+        )
 
 
 def check_tasks(parts: Parts, params: Params, split: str) -> None:
@@ -87,7 +103,6 @@ def check_tasks(parts: Parts, params: Params, split: str) -> None:
 def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params, counted: dict[str, Any]) -> int:
     """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
     try:
-        request.output.mkdir(parents=True, exist_ok=True)
         strategy = connect(parts)
         try:
             began = time.perf_counter()

@@ -61,6 +61,8 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
     back = rewinds(run_dir, resume)
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
     if not empty and resume == "never":
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
@@ -80,7 +82,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             _refuse_other(path, snapshot.meta["config"], to_container(config))
         else:
             _refuse_unnamed(path, snapshot.meta["config"], config)
-            fitted("resume", path, snapshot.params, start)
+            fitted("resume", path, snapshot.params, start, "; type the model of that run")
             for name in ("pending", "digest"):  # of another run's log
                 snapshot.state.pop(name, None)
         _refuse_further(path, snapshot.meta["step"], steps)

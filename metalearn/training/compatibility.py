@@ -79,15 +79,17 @@ def _dtype(params: Params) -> torch.dtype:
     return next(iter(params.values())).dtype
 
 
-def _outputs(compute: Callable[[], Tensor], x: Tensor, advice: str = "") -> Tensor:
+def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
     try:
         with torch.no_grad():
             return compute()
     except ConfigError:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
-        shape = tuple(x.shape[2:])
-        raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape}{advice} ({error})") from error
+        reason, advice = str(error).splitlines()[0], why or "; type another dataset, or a model for such inputs"
+        raise ConfigError(
+            f"model: it cannot take this dataset's inputs of shape {tuple(x.shape[2:])} ({reason}){advice}"
+        ) from error
 
 
 def _check_outputs(outputs: Tensor, classes: int | None, query: Batch) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from metalearn.config.check import started_by_launcher
 from metalearn.config.compose import compose_config, search, search_flags
 from metalearn.config.help import help_text
+from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
 from metalearn.program.process import announce, end_with_torchrun, set_up_process, set_up_torch
@@ -30,6 +31,11 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     from hydra._internal.utils import get_args_parser
 
     arguments = get_args_parser().parse_args(argv)
+    for flag, value in (("--config-path", arguments.config_path), ("--config-name", arguments.config_name)):
+        if value is not None:
+            raise ConfigError(
+                f"{flag}={value}: this program composes its own conf; type --config-dir=FOLDER to add yours"
+            )
     search(arguments.config_dir)
     if arguments.help:
         print_to_pipe(help_text())
