@@ -17,7 +17,8 @@ TINY = (
     "logger.plots=false", "logger.report=false", "hydra.run.dir=run",
 )  # fmt: skip
 
-ENDLESS = (*TINY, "trainer.steps=1000000", "trainer.val_every=1000000", "strategy.timeout=6")
+ENDLESS_TIMEOUT = 6
+ENDLESS = (*TINY, "trainer.steps=1000000", "trainer.val_every=1000000", f"strategy.timeout={ENDLESS_TIMEOUT}")
 
 SECONDS = 45.0
 """How long both hosts may take in all; less than the default of strategy.timeout, for which a host would wait that
@@ -83,19 +84,12 @@ def ended(programs: list[Program], seconds: float = SECONDS) -> list[Outcome]:
             program.kill()
 
 
+FAST = (("launcher", "rpc", 2), ("torchrun", "ddp", 1))
+ALL = [(how, strategy, disks) for how in HOW for strategy in ("rpc", "ddp") for disks in (1, 2)]
+
+
 @pytest.mark.parametrize(
-    ("how", "strategy", "disks"),
-    [
-        ("launcher", "rpc", 2),
-        ("torchrun", "ddp", 1),
-        *(
-            pytest.param(how, strategy, disks, marks=slow)
-            for how in HOW
-            for strategy in ("rpc", "ddp")
-            for disks in (1, 2)
-            if (how, strategy, disks) not in (("launcher", "rpc", 2), ("torchrun", "ddp", 1))
-        ),
-    ],
+    ("how", "strategy", "disks"), [pytest.param(*case, marks=() if case in FAST else slow) for case in ALL]
 )
 def test_two_hosts_compute_the_bits_of_one_and_end_together(
     how: str, strategy: str, disks: int, hosts: Hosts, alone: Path, tmp_path: Path
@@ -125,13 +119,22 @@ def test_two_hosts_compute_the_bits_of_one_and_end_together(
     ],
 )
 def test_a_cut_ends_both_hosts_and_each_names_the_missing(how: str, own: str, tmp_path: Path) -> None:
+    """The torchrun of the second host waits for its own store, and ends only when the link is there again, or by hand:
+    so there only what the workers do is checked."""
     with two_hosts() as hosts:
         folders = [tmp_path / "host0", tmp_path / "host1"]
         programs = started(hosts, how, folders, *ENDLESS, *own.split())
-        until(lambda: len(metrics(folders[0] / "run")) >= 3, "step 3")
-        hosts.cut()
-        outcomes = ended(programs, 36 if how == "launcher" else 150)
-        print(outcomes)
-    assert all(outcome.code == 1 for outcome in outcomes), outcomes
-    assert "worker1" in outcomes[0].text and "did not answer within 6 s" in outcomes[0].text, outcomes[0].text
-    assert "worker0" in outcomes[1].text or "rank 0" in outcomes[1].text, outcomes[1].text
+        try:
+            until(lambda: len(metrics(folders[0] / "run")) >= 3, "step 3")
+            hosts.cut()
+            first = programs[0].wait(ENDLESS_TIMEOUT + 15 + 15)
+            until(lambda: names_first(programs[1].said()), "the name of the first host's worker", SECONDS)
+            assert how == "torchrun" or programs[1].wait(SECONDS).code == 1
+        finally:
+            for program in programs:
+                program.kill()
+    assert first.code == 1 and "worker1 did not answer within 6 s" in first.text, first.text
+
+
+def names_first(text: str) -> bool:
+    return "worker0 did not answer" in text or "rank 0" in text
