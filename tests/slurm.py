@@ -1,7 +1,7 @@
 """A stand-in for Slurm: its commands on PATH, whose jobs are real processes, all on this machine.
 
-A job's batch script runs once, and again each time that `scontrol requeue` has been called for it. Every task of `srun` is
-the first of a process group, to which signals go, as Slurm sends them.
+A job's batch script runs once, and again each time that `scontrol requeue` has been called for it. Every task of `srun`
+is the first of a process group, to which signals go, as Slurm sends them.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def srun(arguments: Sequence[str]) -> int:
         own = {"SLURM_NODEID": str(node), "SLURM_PROCID": str(node), "SLURM_LOCALID": "0"}
         own["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"
         name = (options.output or "").replace("%j", JOB).replace("%t", str(node))
-        output = Path(name).open("a") if name else None
+        output = Path(name).open("a") if name else None  # noqa: SIM115 (the task's)
         tasks.append(
             subprocess.Popen(
                 options.command, env=os.environ | own, stdout=output, stderr=subprocess.STDOUT, process_group=0

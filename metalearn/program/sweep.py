@@ -94,8 +94,8 @@ def _check_launcher(overrides: Sequence[str]) -> None:
         raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
     if name == "submitit_slurm" and shutil.which("srun") is None:
         raise ConfigError(
-            "hydra/launcher=submitit_slurm: this host has no srun, so it is no part of a Slurm cluster; type the command on "
-            "a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
+            "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
+            "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
         )
 
 

@@ -43,14 +43,16 @@ NEVER = Stops(lambda: False, nullcontext)
 
 
 class StopSignal:
-    """Notes the first request, so that the run can save before it stops; a second one ends the process. If the first one
-    announces the job's end, a handler that was there before gets it when the run has saved: submitit's requeues the job.
+    """Notes the first request, so that the run can save before it stops; a second one ends the process.
+
+    If the first one announces the job's end, a handler that was there before gets it when the run has saved: submitit's
+    queues the job again.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.exit_code = 0
-        self._number = 0
+        self._first: signal.Signals | None = None
         self._may_raise = False
         self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES if not _is_ignored(number)}
         received, self._waker = socket.socketpair()
@@ -75,17 +77,16 @@ class StopSignal:
         self._waker.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        earlier = self._before.get(self._number) if self._number in PREEMPTIONS else None
-        if callable(earlier):
-            earlier(self._number, None)
+        if self._first in PREEMPTIONS and callable(earlier := self._before[self._first]):
+            earlier(self._first, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             return
         self.requested = True
-        self._number = number
-        self.exit_code = _EXIT_CODES[signal.Signals(number)]
-        log.info("%s: saving, then stopping; a second signal stops at once", signal.Signals(number).name)
+        self._first = signal.Signals(number)
+        self.exit_code = _EXIT_CODES[self._first]
+        log.info("%s: saving, then stopping; a second signal stops at once", self._first.name)
         if self._may_raise:
             raise Interrupted
 
