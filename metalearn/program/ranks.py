@@ -121,14 +121,14 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
 
 
 def dismiss_others(parts: Parts, report: str) -> int:
-    """Rank zero of a run in which nothing is left to do: lets the other ranks end, and prints the report."""
+    """Rank zero of a run in which nothing is left to do: prints the report, and lets the other ranks end."""
+    print(report, flush=True)
     try:
         strategy = connect(parts)
         strategy.share(DONE)
         strategy.close()
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        log.warning("%s", error)  # the run is complete without them
-    print(report)
+        log.debug("%s", error)  # they were not started, or have ended: nothing is lost
     return OK
 
 

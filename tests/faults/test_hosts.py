@@ -17,12 +17,11 @@ TINY = (
     "logger.plots=false", "logger.report=false", "hydra.run.dir=run",
 )  # fmt: skip
 
-ENDLESS_TIMEOUT = 6
-ENDLESS = (*TINY, "trainer.steps=1000000", "trainer.val_every=1000000", f"strategy.timeout={ENDLESS_TIMEOUT}")
+ENDLESS = (*TINY, "trainer.steps=1000000", "trainer.val_every=1000000", "strategy.timeout=6")
 
-SECONDS = 45.0
-"""How long both hosts may take in all; less than the default of strategy.timeout, for which a host would wait that
-nobody has told of the end."""
+SECONDS, TIMEOUT = 120.0, 200
+"""How long both hosts may take in all; and `strategy.timeout`, for which a host would wait that nobody has told of the
+end."""
 
 PORT = 29500
 
@@ -96,7 +95,7 @@ def test_two_hosts_compute_the_bits_of_one_and_end_together(
 ) -> None:
     """A completed run, too: the second host sees no result if it has a disk of its own."""
     folders = [tmp_path / "host0", tmp_path / f"host{disks - 1}"]
-    command = (*TINY, f"strategy={strategy}")
+    command = (*TINY, f"strategy={strategy}", f"strategy.timeout={TIMEOUT}")
     outcomes = ended(started(hosts, how, folders, *command))
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
     assert_same_bytes(folders[0] / "run", alone)
@@ -127,7 +126,7 @@ def test_a_cut_ends_both_hosts_and_each_names_the_missing(how: str, own: str, tm
         try:
             until(lambda: len(metrics(folders[0] / "run")) >= 3, "step 3")
             hosts.cut()
-            first = programs[0].wait(ENDLESS_TIMEOUT + 15 + 15)
+            first = programs[0].wait(6 + 15 + 15)
             until(lambda: names_first(programs[1].said()), "the name of the first host's worker", SECONDS)
             assert how == "torchrun" or programs[1].wait(SECONDS).code == 1
         finally:
