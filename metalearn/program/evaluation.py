@@ -52,7 +52,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     refuse_links(request.output, request.home)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
-    job = to_job(config, request.output, "evaluate", program, arguments)
+    job = to_job(config, request.output, "evaluate", None, program, arguments)
     set_up_torch(config)
     parts = assemble(job)
     params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)

@@ -15,7 +15,7 @@ from metalearn.types import Optimizer, Params
 
 
 class OuterOptimizer(NamedTuple):
-    """`start(params)` makes the optimiser, ours or one of torch's; `rate(step, steps)` is the rate of a step (from 1)."""
+    """`start(params)` makes the optimiser; `rate(step, steps)` is the rate of a step (from 1)."""
 
     start: Callable[[Params], Optimizer]
     rate: Callable[[int, int], float]
@@ -102,7 +102,8 @@ def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: Settings) 
         [params], [grads], buffers, weight_decay=0.0, momentum=settings["momentum"], lr=settings["lr"], dampening=0.0,
         nesterov=False, maximize=False,
     )  # fmt: skip
-    state |= {"momentum_buffer": buffer for buffer in buffers if buffer is not None}
+    if buffers[0] is not None:  # there is momentum
+        state["momentum_buffer"] = buffers[0]
 
 
 def scheduled(

@@ -78,4 +78,5 @@ def run_job(job: Job) -> int:
         state = found_in_folder(job, parts)  # another process may have been in it
         if job.in_sweep:
             return ranks.lead(job, parts, state)
-        return run_by_hydra(lambda config: ranks.lead(job, parts, state), job.run_dir)
+        assert job.whole is not None
+        return run_by_hydra(lambda config: ranks.lead(job, parts, state), job.whole, job.run_dir)
