@@ -66,9 +66,8 @@ class FlatOptimizer:
             ValueError: the state is that of other parameters or of another optimiser.
         """
         (group,), state = state_dict["param_groups"], state_dict["state"]
-        count = max(len(group["params"]), max(state, default=0) + 1)
-        if count != len(self._params):
-            raise ValueError(f"the state is that of {count} parameters; these are {len(self._params)}")
+        if len(group["params"]) != len(self._params) or not state.keys() <= set(range(len(self._params))):
+            raise ValueError(f"the state is that of other parameters than these {len(self._params)}")
         rows = [state.get(i, {}) for i in range(len(self._params))]
         by_name = {name: [row.get(name) for row in rows] for name in self._names}
         missing = [name for name, parts in by_name.items() if any(part is None for part in parts)]
