@@ -44,10 +44,10 @@ class Job(NamedTuple):
     config: DictConfig
     run_dir: Path
     experiment: str
+    whole: DictConfig | None
     program: Program
     arguments: list[str]
     workers: int
-    whole: DictConfig | None = None
     in_sweep: bool = False
     fork: Callable[[Sequence[str]], int] | None = None
 
@@ -68,4 +68,4 @@ def to_job(
     check_top_level(config)
     workers = world_size(config, " ".join([program.name, *arguments]))
     check_network(config)
-    return Job(config, run_dir, experiment, program, list(arguments), workers, whole)
+    return Job(config, run_dir, experiment, whole, program, list(arguments), workers)

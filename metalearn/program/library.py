@@ -200,7 +200,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
         algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
     elif not isinstance(algorithm, Algorithm):
         algorithm = algorithm(model=model)
-    job = Job(config, Path(), "library", installed(), [], workers=1)
+    job = Job(config, Path(), "library", None, installed(), [], workers=1)
     return put_together(job, source, model, algorithm), job
 
 
