@@ -1,4 +1,4 @@
-"""The chart of bench.py: how many times as fast as the loop every way is."""
+"""The chart of bench.py: how many times as fast as the loop every way is, and where our own time goes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,20 +12,32 @@ from matplotlib.axes import Axes
 
 COLORS = {"ours": "#0b6e99", "vmap": "#b8c4ca", "TorchOpt": "#e3b23c", "JAX": "#a05195"}
 LABELS = {"vmap": "vmap of grad over F.conv2d", "TorchOpt": "TorchOpt's MetaSGD", "JAX": "JAX, jit"}
+SHARES = {"kernels": "#0b6e99", "between": "#e3b23c", "outside": "#b8c4ca"}
+SHARE_LABELS = {"kernels": "in the kernels", "between": "between them", "outside": "outside the gradient"}
 INK = "#333333"
+BUDGET_WIDTH = 5.5
+"""Inches."""
 
 
 def chart(measurements: Sequence[dict[str, Any]], path: Path, note: str) -> Path:
-    """Draws a panel for each number of threads, with bars by recipe: medians and quartiles of the ratio to the loop.
+    """Draws a row for each number of threads, with bars by recipe: medians and quartiles of the ratio to the loop; and
+    beside them, if it was measured, the budget of a step.
 
     The note stands below.
     """
     count = max(len(measured["recipes"]) for measured in measurements)
     wide = count > 7
-    size = (max(7.0, 3.0 + 1.15 * count), (0.6 if wide else 1.2) + 3.4 * len(measurements))
-    figure, panels = plt.subplots(len(measurements), 1, figsize=size, squeeze=False, layout="constrained")
-    for axes, measured in zip(panels[:, 0], measurements, strict=True):
-        panel(axes, measured)
+    width, height = max(7.0, 3.0 + 1.15 * count), (0.6 if wide else 1.2) + 3.4 * len(measurements)
+    has_budget = any(recipe["budget_ms"] is not None for measured in measurements for recipe in measured["recipes"])
+    widths = [width, BUDGET_WIDTH] if has_budget else [width]
+    figure, panels = plt.subplots(
+        len(measurements), len(widths), figsize=(sum(widths), height), squeeze=False, layout="constrained",
+        width_ratios=widths,
+    )  # fmt: skip
+    for row, measured in zip(panels, measurements, strict=True):
+        panel(row[0], measured)
+        if has_budget:
+            budget_panel(row[1], measured["recipes"])
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if wide else 2, frameon=False)
     figure.supxlabel(note, fontsize=10, color=INK)
@@ -59,6 +71,33 @@ def panel(axes: Axes, measured: dict[str, Any]) -> None:
                 )  # fmt: skip
     axes.axhline(1, color=INK, linewidth=1, linestyle="--", label="per-task loop of torch.autograd.grad = 1")
     dress(axes, measured)
+
+
+def budget_panel(axes: Axes, recipes: Sequence[dict[str, Any]]) -> None:
+    """The shares of a step's parts, one bar for each recipe, with the milliseconds of the step."""
+    known = [(recipe["name"], recipe["budget_ms"]) for recipe in recipes if recipe["budget_ms"] is not None]
+    done = [0.0] * len(known)
+    for part, color in SHARES.items():
+        shares = [parts[part] / sum(parts.values()) for _, parts in known]
+        axes.barh(range(len(known)), shares, 0.7, left=done, color=color, label=SHARE_LABELS[part])
+        for at, (left, share) in enumerate(zip(done, shares, strict=True)):
+            if share > 0.08:
+                axes.text(left + share / 2, at, f"{share:.0%}", ha="center", va="center", fontsize=8,
+                          color="white" if part == "kernels" else INK)  # fmt: skip
+        done = [left + share for left, share in zip(done, shares, strict=True)]
+    for at, (_, parts) in enumerate(known):
+        whole = sum(parts.values())
+        axes.text(
+            1.01, at, f"{whole:.0f} ms" if whole >= 100 else f"{whole:.3g} ms", va="center", fontsize=8, color=INK
+        )
+    axes.set_yticks(range(len(known)), [name for name, _ in known], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.18)
+    axes.set_xticks([])
+    axes.set_title("our step, by where its time goes", loc="left", fontsize=11, fontweight="bold", color=INK)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.01), ncols=3, frameon=False, fontsize=8)
 
 
 def dress(axes: Axes, measured: dict[str, Any]) -> None:

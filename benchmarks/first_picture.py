@@ -75,7 +75,7 @@ def draw_adaptation(axes: Axes, run_dir: Path, task: int) -> None:
     """A sine wave, the points that are seen of it, and the network's curve before and after inner steps on them."""
     saved = read(run_dir / "checkpoints/best")
     config = changed_config(saved.meta["config"], [], {})
-    parts = assemble(to_job(config, run_dir, "evaluate", script(Path(__file__)), []))
+    parts = assemble(to_job(config, run_dir, "evaluate", None, script(Path(__file__)), []))
     support, query = parts.source.episodes("test", torch.tensor([task]))
     order = query.x[0, :, 0].argsort()
     x = query.x[:, order]

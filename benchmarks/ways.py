@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.omniglot import omniglot
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training.settings import Settings, chunk_size
-from metalearn.types import Batch, Episode, Model, Params, TaskSource
+from metalearn.types import Algorithm, Batch, Episode, Model, Params, TaskSource
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 0
@@ -145,6 +146,14 @@ def model_of(recipe: Recipe, activation: str) -> Model:
     return conv4(ways=recipe.ways, channels=1, image_size=recipe.image_size, filters=filters, activation=activation)
 
 
+def algorithm_of(recipe: Recipe, activation: str) -> Algorithm:
+    """Our MAML of a recipe."""
+    return maml(
+        model=model_of(recipe, activation), inner_lr=recipe.inner_lr, inner_steps=recipe.inner_steps,
+        eval_steps=recipe.inner_steps,
+    )  # fmt: skip
+
+
 def chunk_of(recipe: Recipe, device: torch.device) -> int:
     """The tasks that we compute together with `task_chunk=auto`."""
     settings = Settings(
@@ -174,15 +183,21 @@ def data_root() -> Path:
 def problem(recipe: Recipe, activation: str) -> Problem:
     """Parameters and meta-batch of a recipe: the same at every call, in float32 on the CPU."""
     params = model_of(recipe, activation).init(torch.Generator().manual_seed(SEED))
+    return Problem(recipe, params, episodes_of(recipe)(torch.arange(recipe.tasks)), activation)
+
+
+def episodes_of(recipe: Recipe) -> Callable[[Tensor], Episode]:
+    """From numbers of tasks to these tasks. The random images of ResNet-12 are made here, once for all steps."""
     if recipe.kind == "resnet12":
-        return Problem(recipe, params, _random_images(recipe), activation)
+        images = _random_images(recipe)
+        return lambda indices: Episode(*(Batch(*(v[indices % recipe.tasks] for v in batch)) for batch in images))
     if recipe.kind == "sinusoid":
         source = sinusoid(
             shots=recipe.shots, queries=recipe.queries, eval_queries=recipe.queries, seeds=Seeds(SEED, SEED)
         )
     else:
         source = character_source(recipe.ways, recipe.queries)[1]
-    return Problem(recipe, params, source.episodes("train", torch.arange(recipe.tasks)), activation)
+    return partial(source.episodes, "train")
 
 
 def _random_images(recipe: Recipe) -> Episode:
@@ -207,10 +222,7 @@ def added(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def ours(given: Problem) -> Way:
     """Our algorithm, on chunks of the size of `task_chunk=auto`."""
     recipe = given.recipe
-    algorithm = maml(
-        model=model_of(recipe, given.activation), inner_lr=recipe.inner_lr, inner_steps=recipe.inner_steps,
-        eval_steps=recipe.inner_steps,
-    )  # fmt: skip
+    algorithm = algorithm_of(recipe, given.activation)
     size = chunk_of(recipe, given.episode.query.y.device)
     chunks = [part.episode for part in in_chunks(given, size)]
 

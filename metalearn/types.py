@@ -177,6 +177,19 @@ class NamesClasses(Protocol):
         ...
 
 
+class Optimizer(Protocol):
+    """An outer optimiser, with this much of the interface of torch's: `step` uses the `grad` of the parameters, and the
+    rate `lr` of each of the `param_groups`."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
 class ParameterOwner(Protocol):
     """Keeps and updates the parameters, if a strategy does that outside the training loop. The optimiser's state is a
     `state_dict` over the parameters sorted by name."""

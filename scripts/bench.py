@@ -8,8 +8,9 @@ Every way computes the same second-order gradient of the same episodes from the 
 has its own process, which keeps freed memory as train.py does. There, every round runs every way once. The error of a
 way is the largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The
 limit is the time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution
-reaches in the same process. TorchOpt and JAX are measured if they are installed. `processes` are runs of train.py under
-the strategies.
+reaches in the same process. The budget is that of a step of our training loop: milliseconds in the kernels, between
+them, and outside the gradient (episodes, additions, update). TorchOpt and JAX are measured if they are installed.
+`processes` are runs of train.py under the strategies.
 """
 
 import argparse
@@ -30,6 +31,7 @@ sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchop
 
 import torch  # noqa: E402 (the path comes first, here and below)
 
+from benchmarks.budget import PARTS, budget_of  # noqa: E402
 from benchmarks.chart import chart  # noqa: E402
 from benchmarks.machine import cpu_name, flops_of, rates, timed, versions  # noqa: E402
 from benchmarks.processes import measure as measure_processes  # noqa: E402
@@ -168,7 +170,7 @@ def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[st
         **recipe._asdict(), "chunk": chunk_of(recipe, torch.device(device)), "gflop": flops_of(recipe, plain) / 1e9,
         "activation": plain, "error_activation": smooth,
         "by_way": {name: figures(times[name], times["loop"]) | {"error": errors[name]} for name in makes},
-        "float64_errors": errors64,
+        "float64_errors": errors64, "budget_ms": budget_of(recipe, rounds) if device == "cpu" else None,
     }  # fmt: skip
 
 
@@ -265,12 +267,24 @@ def table(measured: dict[str, Any]) -> list[str]:
                 f"{start} | {way} | {row['median_ms']:.4g} | {low:.4g}–{high:.4g} | {row['ratio']:.2f} | "
                 f"{row['fraction_of_limit']:.1%} | {row['error']:.0e} |"
             )
+    lines += budget_table(measured["recipes"])
     smooth = ", ".join(f"{activation} in {kind}" for kind, activation in SMOOTH.items())
     lines += ["", f"errors: {smooth}; the max pooling of resnet12 stays, which is not smooth"]
     for recipe in measured["recipes"]:
         if errors := [f"{way} {worst:.0e}" for way, worst in recipe["float64_errors"].items()]:
             lines.append(f"errors of {recipe['name']} in float64: {', '.join(errors)}")
     return lines
+
+
+def budget_table(recipes: Sequence[dict[str, Any]]) -> list[str]:
+    """Of every recipe, the time of a step and its parts; no lines where there are no compiled kernels."""
+    rows = [(recipe["name"], recipe["budget_ms"]) for recipe in recipes if recipe["budget_ms"] is not None]
+    lines = ["", f"| recipe | a step of ours, ms | {' | '.join(PARTS)} |", "| --- | --- | --- | --- | --- |"]
+    for name, parts in rows:
+        whole = sum(parts.values())
+        shares = " | ".join(f"{parts[part]:.3g} ({parts[part] / whole:.0%})" for part in PARTS)
+        lines.append(f"| {name} | {whole:.4g} | {shares} |")
+    return lines if rows else []
 
 
 def processes_table(measured: dict[str, Any]) -> list[str]:

@@ -86,6 +86,18 @@ def test_the_plugin_and_the_first_files_of_a_sweep_import_no_optuna() -> None:
     assert run.stdout == "[]\n", run.stdout + run.stderr
 
 
+def test_training_imports_neither_what_draws_nor_what_compiles(tmp_path: Path) -> None:
+    """matplotlib takes half a second, torch._dynamo one: longer than torch itself."""
+    overrides = ["experiment=maml_sinusoid", "trainer.steps=1", "trainer.val_tasks=2", "trainer.test_tasks=2",
+                 "logger.plots=false", "logger.report=false", f"hydra.run.dir={tmp_path}/run"]  # fmt: skip
+    program = (
+        f"import sys; from metalearn.program.commands.train import main; code = main({overrides}); "
+        "print(code, sorted({'torch._dynamo', 'sympy', 'matplotlib'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines()[-1:] == ["0 []"], run.stdout + run.stderr
+
+
 @pytest.mark.parametrize(
     "room", ["metalearn/algorithms", "metalearn/tasks", "metalearn/models", "distributed/strategies"]
 )

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metalearn.config.compose import CONF, nearest
 from metalearn.errors import ConfigError, NotAdmittedError
@@ -58,8 +58,14 @@ def factories(group: str) -> tuple[str, ...]:
     other function is ever called."""
     options = sorted((CONF / group).glob("*.yaml"))
     named = [target for file in options for target in _TARGET.findall(file.read_text())]
-    common = OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), f"{group}._target_")
+    common = OmegaConf.select(_common(), f"{group}._target_")
     return tuple(dict.fromkeys([*named, *([] if common is None else [str(common)])]))
+
+
+@cache
+def _common() -> DictConfig | ListConfig:
+    """What all runs have in common: config.yaml."""
+    return OmegaConf.load(CONF / "config.yaml")
 
 
 def import_plugins(packages: Sequence[str]) -> None:

@@ -104,11 +104,13 @@ def quoted(value: object) -> str:
 
 
 class Composed(NamedTuple):
-    """The whole config, the folder of its run, and the name of the experiment."""
+    """The config, the folder of its run, the name of the experiment, and the `whole` that Hydra has composed, which has
+    the config with its interpolations, and Hydra's own part."""
 
     config: DictConfig
     run_dir: Path
     experiment: str
+    whole: DictConfig
 
 
 class Link(NamedTuple):
@@ -168,10 +170,13 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         choices, values = sorted_out(all_overrides)
         for override in choices:
             check_choice(override)
-        known = keys_of(_without_experiment([override.input_line or "" for override in choices]))
-        for override in values:
-            check_key(override.key_or_group, known)
-        whole = composed_by_hydra(overrides, return_hydra_config=True)
+        try:
+            whole = composed_by_hydra(overrides, return_hydra_config=True)
+        except HydraException:  # a key may be the cause, which our message explains better
+            only_choices = [override.input_line or "" for override in choices]
+            _known_keys(composed_by_hydra(only_choices, return_hydra_config=True), values)
+            raise
+        known = _known_keys(whole, values)
         HydraConfig.instance().set_config(whole)
         chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in groups()}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
@@ -185,7 +190,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         raise ConfigError(f"{str(error).splitlines()[0]}; type ${{KEY}} with a key that exists, or a value") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explained(error)) from error
-    return Composed(config, run_dir, chosen["experiment"])
+    return Composed(config, run_dir, chosen["experiment"], whole)
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -395,10 +400,21 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _without_experiment(choices: list[str]) -> DictConfig:
+def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
+    """The keys that exist with the options that `whole` has chosen.
+
+    Raises:
+        ConfigError: an override of another key.
+    """
+    known = keys_of(_without_experiment(whole.hydra.runtime.choices))
+    for override in values:
+        check_key(override.key_or_group, known)
+    return known
+
+
+def _without_experiment(chosen: DictConfig) -> DictConfig:
     """The chosen options as their own files have them, without the experiment: the keys that exist. Of a group with
     several options at once, which Hydra does not list, those of all its options."""
-    chosen = composed_by_hydra(choices, return_hydra_config=True).hydra.runtime.choices
     known = groups()
     plain = [f"{group}={option}" for group, option in chosen.items() if group in known and option is not None]
     config = composed_by_hydra([*(p for p in plain if not p.startswith("experiment=")), "~experiment"])

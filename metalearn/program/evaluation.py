@@ -60,7 +60,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
-    job = to_job(config, request.output, "evaluate", program, arguments)
+    job = to_job(config, request.output, "evaluate", None, program, arguments)
     set_up_torch(config)
     parts = assemble(job)
     advice = "; leave out what changes the network, such as model=… or algorithm=…"

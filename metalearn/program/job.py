@@ -36,13 +36,15 @@ def installed(*command: str) -> Program:
 class Job(NamedTuple):
     """One run: its config, folder and experiment; the program and arguments that repeat it; and its number of workers.
 
-    `in_sweep` says that it is one of a multirun, for which Hydra has made the folder. `fork` runs the program with new
-    arguments in a fork of this process; it is None where that cannot be done.
+    `whole` is what Hydra has composed, and makes the run folder of; None where it makes none. `in_sweep` says that this
+    is one of a multirun, for which Hydra has made the folder. `fork` runs the program with new arguments in a fork of
+    this process; it is None where that cannot be done.
     """
 
     config: DictConfig
     run_dir: Path
     experiment: str
+    whole: DictConfig | None
     program: Program
     arguments: list[str]
     workers: int
@@ -50,7 +52,14 @@ class Job(NamedTuple):
     fork: Callable[[Sequence[str]], int] | None = None
 
 
-def to_job(config: DictConfig, run_dir: Path, experiment: str, program: Program, arguments: Sequence[str]) -> Job:
+def to_job(
+    config: DictConfig,
+    run_dir: Path,
+    experiment: str,
+    whole: DictConfig | None,
+    program: Program,
+    arguments: Sequence[str],
+) -> Job:
     """The job that a composed config asks for; `program` is what was started.
 
     Raises:
@@ -59,4 +68,4 @@ def to_job(config: DictConfig, run_dir: Path, experiment: str, program: Program,
     check_top_level(config)
     workers = world_size(config, " ".join([program.name, *arguments]))
     check_network(config)
-    return Job(config, run_dir, experiment, program, list(arguments), workers)
+    return Job(config, run_dir, experiment, whole, program, list(arguments), workers)

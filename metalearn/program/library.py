@@ -232,7 +232,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
         algorithm = algorithm(model=model)
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm: gives a {type(algorithm).__name__}, and must give a metalearn.types.Algorithm")
-    job = Job(config, Path(), "library", installed(), [], workers=1)
+    job = Job(config, Path(), "library", None, installed(), [], workers=1)
     return put_together(job, source, model, algorithm), job
 
 

@@ -4,7 +4,6 @@ import importlib
 import pkgutil
 
 import matplotlib
-import torch._dynamo
 import torch.utils.tensorboard
 import torchvision
 

@@ -1,11 +1,14 @@
 """What is set up in every process before it computes: threads, memory, network, torch."""
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from omegaconf import DictConfig
 
@@ -58,6 +61,18 @@ def set_up_process(threads: int) -> None:
         os.environ[variable] = str(threads)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report ourselves that a peer has left
     keep_freed_memory()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Halts the garbage collector while modules are imported. What they make stays; without this, it is searched again
+    and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def set_up_torch(config: DictConfig) -> None:

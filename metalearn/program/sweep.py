@@ -130,7 +130,7 @@ def job_of(config: DictConfig, program: Program) -> Job:
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides.append(f"{key}=false")
             OmegaConf.update(complete, key, False)
-    job = to_job(complete, folder, own.runtime.choices["experiment"], program, overrides)
+    job = to_job(complete, folder, own.runtime.choices["experiment"], None, program, overrides)
     return job._replace(in_sweep=True)
 
 

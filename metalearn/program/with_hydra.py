@@ -1,20 +1,15 @@
 """What Hydra does for a run: it makes the run folder with its `.hydra`, and calls a task for each job of a multirun."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
 from metalearn.config.compose import CONF
 from metalearn.files import writing
 from metalearn.program.outcome import OK
 from metalearn.runs.signals import STOPPED
-
-_RAISE = "HYDRA_FULL_ERROR"
-"""With this variable Hydra raises errors; without it, it prints a traceback and ends the process."""
 
 
 def show_by_hydra() -> int:
@@ -23,29 +18,31 @@ def show_by_hydra() -> int:
     return OK
 
 
-def run_by_hydra(task: Callable[[DictConfig], int], run_dir: Path) -> int:
+def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: Path) -> int:
     """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code.
+
+    This is what `hydra.main` does, but for composing the config, which `whole` is already.
 
     Raises:
         RunError: the folder cannot be written.
     """
-    codes: list[int] = []
-    with _own_errors(), writing(run_dir):
-        _call(lambda config: codes.append(task(config)))
-    return max(codes, default=OK)
+    from hydra import initialize_config_dir
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.utils import configure_log, run_job
+    from hydra.types import HydraContext, RunMode
 
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Lets errors pass through Hydra to whoever called it."""
-    before = os.environ.get(_RAISE)
-    os.environ[_RAISE] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_RAISE]
-        if before is not None:
-            os.environ[_RAISE] = before
+    with read_write(whole.hydra):
+        whole.hydra.mode = RunMode.RUN
+    configure_log(whole.hydra.hydra_logging, whole.hydra.verbose)
+    callbacks = Callbacks(whole)
+    with writing(run_dir), initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        callbacks.on_run_start(config=whole, config_name="config")
+        done = run_job(task, whole, "hydra.run.dir", None, HydraContext(loader, callbacks))
+        callbacks.on_run_end(config=whole, config_name="config", job_return=done)
+        code: int = done.return_value  # or the error of the task
+    return code
 
 
 def run_grid_by_hydra(task: Callable[[DictConfig], int]) -> int:

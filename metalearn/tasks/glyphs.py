@@ -44,6 +44,15 @@ def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
     return points.reshape(len(control), -1, 2)
 
 
+def _distance(places: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far each place [n, 2] is from the nearest of the points [m, 2]: ‖x − p‖² = ‖x‖² + (‖p‖² − 2 x·p), of which
+    one product gives all that depends on p."""
+    ones = np.ones((len(places), 1))
+    of_points = np.hstack([(points**2).sum(-1, keepdims=True), -2 * points]) @ np.hstack([ones, places]).T
+    squares: NDArray[np.float64] = (places**2).sum(-1) + of_points.min(axis=0)
+    return np.sqrt(np.maximum(squares, 0))
+
+
 @cache
 def character(number: int, size: int) -> Images:
     """All drawings of character `number`: ink in [0, 255], [DRAWINGS, size, size]."""
@@ -57,12 +66,11 @@ def character(number: int, size: int) -> Images:
     warp = np.eye(2) + rng.normal(0, 0.1, (DRAWINGS, 2, 2))
     shift = rng.normal(0, 0.1, (DRAWINGS, 1, 2))
     points = _curve(control) @ warp + shift
-    width = rng.uniform(0.05, 0.11, (DRAWINGS, 1, 1))
+    width = rng.uniform(0.05, 0.11, (DRAWINGS, 1))
 
     centre = (np.arange(size) + 0.5) * 2 / size - 1
     grid = np.stack(np.meshgrid(centre, centre, indexing="ij"), axis=-1).reshape(-1, 2)
-    squares = (grid**2).sum(-1)[None, :, None] - 2 * grid @ points.transpose(0, 2, 1) + (points**2).sum(-1)[:, None, :]
-    distance = np.sqrt(np.maximum(squares.min(axis=2), 0))[..., None]
+    distance = np.stack([_distance(grid, drawing) for drawing in points])
     ink = np.clip((width - distance) * size / 2 + 0.5, 0, 1)
     pictures: Images = np.rint(ink * 255).astype(np.uint8)
     return pictures.reshape(DRAWINGS, size, size)

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
@@ -17,11 +16,11 @@ from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import Settings
-from metalearn.types import STATE, ChunkResult, Metrics, Params, Strategy, Unit
+from metalearn.types import STATE, ChunkResult, Metrics, Optimizer, Params, Strategy, Unit
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
-StartOptimizer = Callable[[Params], torch.optim.Optimizer]
+StartOptimizer = Callable[[Params], Optimizer]
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -40,7 +39,7 @@ class Learner(NamedTuple):
     """What a run changes, in place: the meta-parameters and the state of their optimiser."""
 
     params: Params
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
 
 
 class Progress(NamedTuple):
@@ -169,10 +168,11 @@ def advance(
     began = time.perf_counter()
     gradient, change = meta_gradient(run.reduce, results)
     losses = torch.stack([r.metrics["loss"].cpu() for r in results])
-    if not all(torch.isfinite(value).all() for value in (losses, *gradient.values(), *change.values())):
+    numbers = torch.cat([value.flatten() for value in gradient.values()])
+    if not all(value.isfinite().all() for value in (losses, numbers, *change.values())):
         raise not_finite(run, learner, tasks, step)
     update(learner, gradient | change, rate)
-    norm = get_total_norm(list(gradient.values())).item()
+    norm = torch.linalg.vector_norm(numbers).item()
     return results, {"update_seconds": time.perf_counter() - began, "gradient_norm": norm}
 
 

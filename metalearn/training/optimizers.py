@@ -5,15 +5,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.optim.adam import adam as functional_adam
+from torch.optim.sgd import sgd as functional_sgd
 
 from metalearn.checks import fraction, one_of, real_number, whole_number
-from metalearn.types import Params
+from metalearn.training.flat import FlatOptimizer, Settings
+from metalearn.types import Optimizer, Params
 
 
 class OuterOptimizer(NamedTuple):
-    """`start(params)` makes the torch optimiser; `rate(step, steps)` is the rate of a step (from 1)."""
+    """`start(params)` makes the optimiser; `rate(step, steps)` is the rate of a step (from 1)."""
 
-    start: Callable[[Params], torch.optim.Optimizer]
+    start: Callable[[Params], Optimizer]
     rate: Callable[[int, int], float]
 
 
@@ -47,8 +51,9 @@ def adam(
     fraction("beta2", beta2)
     rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, decay=decay, decay_every=decay_every, warmup=warmup)
 
-    def start(params: Params) -> torch.optim.Optimizer:
-        return torch.optim.Adam(params.values(), lr=lr, betas=(beta1, beta2), eps=eps)
+    def start(params: Params) -> Optimizer:
+        settings = {"lr": lr, "betas": (beta1, beta2), "eps": eps}
+        return FlatOptimizer(params, settings, _adam_step, ("step", "exp_avg", "exp_avg_sq"))
 
     return OuterOptimizer(start, rate)
 
@@ -69,10 +74,36 @@ def sgd(
     fraction("momentum", momentum)
     rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, decay=decay, decay_every=decay_every, warmup=warmup)
 
-    def start(params: Params) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params.values(), lr=lr, momentum=momentum)
+    def start(params: Params) -> Optimizer:
+        return FlatOptimizer(params, {"lr": lr, "momentum": momentum}, _sgd_step, ("momentum_buffer",))
 
     return OuterOptimizer(start, rate)
+
+
+def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: Settings) -> None:
+    """Changes `params` [P] and `state` as torch.optim.Adam does."""
+    if not state:
+        state |= {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(params),
+            "exp_avg_sq": torch.zeros_like(params),
+        }
+    beta1, beta2 = settings["betas"]
+    functional_adam(
+        [params], [grads], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], amsgrad=False, beta1=beta1,
+        beta2=beta2, lr=settings["lr"], weight_decay=0.0, eps=settings["eps"], maximize=False,
+    )  # fmt: skip
+
+
+def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: Settings) -> None:
+    """Changes `params` [P] and `state` as torch.optim.SGD does."""
+    buffers = [state.get("momentum_buffer")]
+    functional_sgd(
+        [params], [grads], buffers, weight_decay=0.0, momentum=settings["momentum"], lr=settings["lr"], dampening=0.0,
+        nesterov=False, maximize=False,
+    )  # fmt: skip
+    if buffers[0] is not None:  # there is momentum
+        state["momentum_buffer"] = buffers[0]
 
 
 def scheduled(

@@ -1,10 +1,16 @@
 """The outer optimisers and the schedules of their rate."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from metalearn.training.loop import Progress, new_learner, restore, snapshot, update
-from metalearn.training.optimizers import OuterOptimizer, adam, scheduled, sgd
+from metalearn.runs.checkpoint import Snapshot
+from metalearn.training.loop import Learner, Progress, new_learner, restore, snapshot, update
+from metalearn.training.optimizers import adam, scheduled, sgd
+from metalearn.types import Params
 
 
 @pytest.mark.parametrize(
@@ -34,42 +40,94 @@ def test_warm_up_rises_to_the_schedule() -> None:
     assert [rate(step, 10) for step in range(1, 5)] == pytest.approx([0.2, 0.4, 0.6, 0.6])
 
 
+CONSTANT: dict[str, Any] = {"schedule": "constant", "min_lr": 0, "decay": 0.5, "decay_every": 1, "warmup": 0}
+PAIRS = {
+    "adam": (
+        adam(lr=0.01, beta1=0.8, beta2=0.95, eps=1e-5, **CONSTANT),
+        lambda params: torch.optim.Adam(params.values(), lr=0.01, betas=(0.8, 0.95), eps=1e-5),
+    ),
+    "sgd": (sgd(lr=0.01, momentum=0, **CONSTANT), lambda params: torch.optim.SGD(params.values(), lr=0.01)),
+    "momentum": (
+        sgd(lr=0.01, momentum=0.7, **CONSTANT),
+        lambda params: torch.optim.SGD(params.values(), lr=0.01, momentum=0.7),
+    ),
+}
+"""Our optimisers, and torch's."""
+
+
+def drawn(seed: int, dtype: torch.dtype) -> Params:
+    """Tensors of many sizes, so that vectors of the processor are left half full at many places."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a": (7, 3), "b": (1,), "c": (), "d": (5, 3, 3, 3), "e": (257,)}
+    return {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
+
+
+def steps_of(learner: Learner, first: int, last: int) -> None:
+    """The steps from `first` to `last`, at rates that change."""
+    for step in range(first, last + 1):
+        grads = drawn(step, learner.params["a"].dtype)
+        update(learner, {name: value * learner.params[name].detach() for name, value in grads.items()}, 0.02 / step)
+
+
+def equal(first: Params, second: Params) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_they_compute_what_torch_does_to_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    made, theirs = PAIRS[name]
+    ours, torchs = (new_learner(drawn(0, dtype), start) for start in (made.start, theirs))
+    for learner in (ours, torchs):
+        steps_of(learner, 1, 300)
+    assert equal(ours.params, torchs.params)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("stops", ["torch", "ours"])
+def test_a_state_of_torch_goes_on_here_and_ours_there_to_the_same_bits(name: str, stops: str, tmp_path: Path) -> None:
+    """Earlier checkpoints hold a state of torch's. It goes through a file, as they do."""
+    made, theirs = PAIRS[name]
+    starts = [theirs, made.start] if stops == "torch" else [made.start, theirs]
+    whole, stopped = (new_learner(drawn(0, torch.float32), start) for start in (theirs, starts[0]))
+    steps_of(whole, 1, 20)
+    steps_of(stopped, 1, 10)
+    torch.save(snapshot(stopped, Progress(10), {}, {}).state, tmp_path / "state.pt")
+    saved = Snapshot(stopped.params, torch.load(tmp_path / "state.pt", weights_only=True), {"step": 10})
+    resumed, progress = restore(saved, starts[1])
+    assert progress == Progress(10)
+    steps_of(resumed, 11, 20)
+    assert equal(resumed.params, whole.params)
+
+
 @pytest.mark.parametrize(
-    ("made", "theirs"),
+    ("damage", "message"),
     [
-        (
-            adam(
-                lr=0.1,
-                beta1=0.8,
-                beta2=0.9,
-                eps=1e-3,
-                schedule="constant",
-                min_lr=0,
-                decay=0.5,
-                decay_every=1,
-                warmup=0,
-            ),
-            lambda p: torch.optim.Adam([p], lr=0.1, betas=(0.8, 0.9), eps=1e-3),
-        ),
-        (
-            sgd(lr=0.1, momentum=0.7, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0),
-            lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.7),
-        ),
+        (lambda state: state["state"].pop(1), "lacks .* of some parameters"),
+        (lambda state: state["state"][2].pop("exp_avg"), "lacks exp_avg of some parameters"),
+        (lambda state: state["param_groups"][0]["params"].pop(), "of other parameters than these 5"),
+        (lambda state: state["state"].update({7: {}}), "of other parameters than these 5"),
+        (lambda state: state["state"][3].update(exp_avg=torch.zeros(2)), r"exp_avg has the shape \[2\]"),
+        (lambda state: state["state"][3]["step"].add_(1), "different numbers of steps"),
     ],
-    ids=["adam", "sgd"],
+    ids=["parameter", "tensor", "number", "further", "shape", "steps"],
 )
-def test_they_compute_what_torch_does(made: OuterOptimizer, theirs: object) -> None:
-    assert callable(theirs)
-    values = []
-    for start in (lambda p: made.start({"x": p}), theirs):
-        x = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        optimizer = start(x)
-        for _ in range(3):
-            optimizer.zero_grad()
-            (x**3).sum().backward()
-            optimizer.step()
-        values.append(x.detach())
-    assert torch.equal(*values)
+def test_a_state_that_does_not_fit_is_refused(damage: Callable[[dict[str, Any]], object], message: str) -> None:
+    learner = new_learner(drawn(0, torch.float32), PAIRS["adam"][0].start)
+    steps_of(learner, 1, 2)
+    state = learner.optimizer.state_dict()
+    damage(state)
+    with pytest.raises(ValueError, match=message):
+        learner.optimizer.load_state_dict(state)
+
+
+def test_a_saved_state_does_not_change_with_the_next_step() -> None:
+    learner = new_learner(drawn(0, torch.float32), PAIRS["adam"][0].start)
+    steps_of(learner, 1, 1)
+    saved = learner.optimizer.state_dict()["state"][0]
+    before = {name: value.clone() for name, value in saved.items()}
+    steps_of(learner, 2, 2)
+    assert equal(saved, before)
 
 
 def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_of_the_config() -> None:

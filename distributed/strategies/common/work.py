@@ -31,6 +31,18 @@ class Stage(Protocol):
     def apply(self) -> Callable[[Tensors, Tensor, int], Tensor]: ...
 
 
+class Optimizer(Protocol):
+    """An optimiser, with this much of the interface of torch's."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
 class Pieces(NamedTuple):
     """A network, its loss and its optimiser in pieces that different workers can compute.
 
@@ -45,7 +57,7 @@ class Pieces(NamedTuple):
     outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, Any]]
     values: Callable[[Tensor, str, Tensor], Tensors]
     faults: Callable[[Tensors], Tensors]
-    start: Callable[[Tensors], torch.optim.Optimizer]
+    start: Callable[[Tensors], Optimizer]
     sizes: Mapping[str, int]
 
     def size(self, stage: Stage) -> int:

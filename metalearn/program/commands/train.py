@@ -11,7 +11,7 @@ from metalearn.config.help import help_text
 from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
-from metalearn.program.process import announce, end_with_torchrun, set_up_process, set_up_torch
+from metalearn.program.process import announce, end_with_torchrun, importing, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
 from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
 from metalearn.runs.signals import INTERRUPTED
@@ -53,14 +53,14 @@ def run_job(job: Job) -> int:
     """One run, as its launcher or as one of its ranks; returns the exit code."""
     announce(job)
     set_up_process(job.config.threads)
-    # From here on torch is imported: keys and choices are known to be right, and the threads are set.
-    from metalearn.program import ranks
-    from metalearn.program.parts import assemble, first_tasks
-    from metalearn.program.run import follow, found_in_folder, seen_by
-    from metalearn.program.unseen import check_unseen
-    from metalearn.runs import folder
-    from metalearn.runs.logging import log_to_terminal
-    from metalearn.training.compatibility import check_compatible
+    with importing():  # torch among others: keys and choices are known to be right, and the threads are set
+        from metalearn.program import ranks
+        from metalearn.program.parts import assemble, first_tasks
+        from metalearn.program.run import follow, found_in_folder, seen_by
+        from metalearn.program.unseen import check_unseen
+        from metalearn.runs import folder
+        from metalearn.runs.logging import log_to_terminal
+        from metalearn.training.compatibility import check_compatible
 
     set_up_torch(job.config)
     parts = assemble(job)
@@ -84,4 +84,5 @@ def run_job(job: Job) -> int:
         state = found_in_folder(job, parts)  # another process may have been in it
         if job.in_sweep:
             return ranks.lead(job, parts, state)
-        return run_by_hydra(lambda config: ranks.lead(job, parts, state), job.run_dir)
+        assert job.whole is not None
+        return run_by_hydra(lambda config: ranks.lead(job, parts, state), job.whole, job.run_dir)

@@ -1,0 +1,93 @@
+"""An optimiser whose parameters are updated as one flat tensor, in one pass for all of them.
+
+It stands in place of torch.optim.Adam and torch.optim.SGD: it steps by their functional forms, to the same bits, and
+reads and writes their `state_dict`. But to construct one of torch's imports torch._dynamo, which takes seconds.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalearn.types import Params
+
+Settings = dict[str, Any]
+STEPS = "step"
+"""The name of the number of steps in the state; it is one number for all parameters."""
+
+Step = Callable[[Tensor, Tensor, Params, Settings], None]
+"""From the values and gradients [P] of all parameters, the state and the settings. It changes values and state."""
+
+
+class FlatOptimizer:
+    """An optimiser of parameters of one type, on one device; see `metalearn.types.Optimizer`.
+
+    Args:
+        params: leaves. A step needs the `grad` of each.
+        settings: those of the only parameter group; `lr` is among them.
+        update: one step.
+        names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
+    """
+
+    def __init__(self, params: Params, settings: Settings, update: Step, names: Sequence[str]) -> None:
+        self._params = list(params.values())
+        self._settings, self._update, self._names = list(settings), update, list(names)
+        self.param_groups: list[Settings] = [settings | {"params": self._params}]
+        self._state: Params = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients = [param.grad for param in self._params if param.grad is not None]
+        assert len(gradients) == len(self._params), "every parameter has a gradient"
+        values, grads = _joined(self._params), _joined(gradients)
+        self._update(values, grads, self._state, self.param_groups[0])
+        for param, value in zip(self._params, self._parts(values), strict=True):
+            param.copy_(value)
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """What belongs to each parameter, in its shape. A single number belongs to all."""
+        if flat.dim() == 0:
+            return [flat] * len(self._params)
+        parts = flat.split([param.numel() for param in self._params])
+        return [part.view_as(param) for part, param in zip(parts, self._params, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the state by the parameters' positions, and the settings."""
+        by_name = {name: self._parts(value) for name, value in self._state.items()}
+        numbers = list(range(len(self._params)))
+        state = {i: {name: parts[i].clone() for name, parts in by_name.items()} for i in numbers if by_name}
+        return {"state": state, "param_groups": [self.param_groups[0] | {"params": numbers}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over copies of the state and the settings.
+
+        Raises:
+            ValueError: the state is that of other parameters or of another optimiser.
+        """
+        (group,), state = state_dict["param_groups"], state_dict["state"]
+        if len(group["params"]) != len(self._params) or not state.keys() <= set(range(len(self._params))):
+            raise ValueError(f"the state is that of other parameters than these {len(self._params)}")
+        rows = [state.get(i, {}) for i in range(len(self._params))]
+        by_name = {name: [row.get(name) for row in rows] for name in self._names}
+        missing = [name for name, parts in by_name.items() if any(part is None for part in parts)]
+        if missing and any(part is not None for parts in by_name.values() for part in parts):
+            raise ValueError(f"the state lacks {', '.join(missing)} of some parameters")
+        self._state = {} if missing else {name: self._whole(name, parts) for name, parts in by_name.items()}
+        self.param_groups[0] |= {name: group[name] for name in self._settings}
+
+    def _whole(self, name: str, parts: Sequence[Any]) -> Tensor:
+        """The inverse of `_parts`, in the type of the parameters and on their device."""
+        if name == STEPS:
+            if len({float(part) for part in parts}) > 1:
+                raise ValueError("the state has parameters of different numbers of steps")
+            return torch.tensor(float(parts[0]))
+        for part, param in zip(parts, self._params, strict=True):
+            if part.shape != param.shape:
+                raise ValueError(f"{name} has the shape {list(part.shape)}, its parameter {list(param.shape)}")
+        return _joined([part.to(param) for part, param in zip(parts, self._params, strict=True)]).detach()
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All numbers in one new tensor [P]."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
