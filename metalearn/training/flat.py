@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalearn.types import Params
+from metalearn.types import STATE, Params
 
 Settings = dict[str, Any]
 STEPS = "step"
@@ -24,14 +24,14 @@ class FlatOptimizer:
     """An optimiser of parameters of one type, on one device; see `metalearn.types.Optimizer`.
 
     Args:
-        params: leaves. A step needs the `grad` of each.
+        params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: those of the only parameter group; `lr` is among them.
         update: one step.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
 
     def __init__(self, params: Params, settings: Settings, update: Step, names: Sequence[str]) -> None:
-        self._params = list(params.values())
+        self._params = [param for name, param in params.items() if not name.startswith(STATE)]
         self._settings, self._update, self._names = list(settings), update, list(names)
         self.param_groups: list[Settings] = [settings | {"params": self._params}]
         self._state: Params = {}
