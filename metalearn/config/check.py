@@ -1,12 +1,14 @@
 """Checks of the keys that belong to no component: the program's own, the number of workers, the network."""
 
+import importlib.util
 import os
+import re
 import socket
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.compose import check_key, keys_of
 from metalearn.errors import ConfigError
 
@@ -41,6 +43,7 @@ def check_top_level(config: DictConfig) -> None:
         raise ConfigError(
             f"launch.isolate={config.launch.isolate}: must be auto, true or false; type launch.isolate=auto"
         )
+    _check_ray(config.launch)
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
@@ -50,6 +53,34 @@ def check_top_level(config: DictConfig) -> None:
             allowed = "auto, never or " if key == "resume" else ""
             raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
     _check_changes(config)
+
+
+def _check_ray(launch: DictConfig) -> None:
+    """Checks the keys of launch=ray, and that the package is there."""
+    ray = launch.ray
+    if ray is None:
+        return
+    if not isinstance(ray, DictConfig):
+        raise ConfigError(f"launch.ray={ray}: is a group of keys; type launch=ray")
+    try:
+        real_number("launch.ray.cpus", ray.cpus, above=0)
+        real_number("launch.ray.wait", ray.wait, above=0)
+        if ray.gpus != "auto":
+            real_number("launch.ray.gpus", ray.gpus, at_least=0)
+        true_or_false("launch.ray.spread", ray.spread)
+        true_or_false("launch.ray.grows", ray.grows)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if ray.address not in (None, "auto") and not re.fullmatch(r"[\w.-]+:\d{1,5}", str(ray.address)):
+        raise ConfigError(
+            f"launch.ray.address={ray.address}: must be HOST:PORT, auto, or null for a cluster of this host alone; "
+            "through ray://… a run cannot be started, so start it on a host of the cluster, or by ray job submit"
+        )
+    if launch.nnodes != 1 or launch.isolate is True:
+        key = "nnodes" if launch.nnodes != 1 else "isolate"
+        raise ConfigError(f"launch.{key}={launch[key]}: launch=ray places the workers itself; leave launch.{key} out")
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("launch=ray: the package ray is not installed; type pip install ray, or pip install '.[ray]'")
 
 
 def _check_changes(config: DictConfig) -> None:
@@ -76,6 +107,16 @@ def started_as_rank() -> bool:
 def started_by_launcher() -> bool:
     """Whether `python train.py workers=N` has started this process as one of its ranks."""
     return "DISTRIBUTED_LAUNCHER_PID" in os.environ
+
+
+def launcher_pid() -> int:
+    """In such a rank: the process that has started it, on this host."""
+    return int(os.environ["DISTRIBUTED_LAUNCHER_PID"])
+
+
+def computes_elsewhere(config: DictConfig) -> bool:
+    """Whether this process only has ranks started on a cluster, whose hosts may have GPUs where this one has none."""
+    return config.launch.ray is not None and not started_as_rank()
 
 
 def torchrun_id() -> str:

@@ -10,7 +10,7 @@ from metalearn.config.compose import compose_config, search, search_flags
 from metalearn.config.help import help_text
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
-from metalearn.program.process import announce, end_with_torchrun, set_up_process, set_up_torch
+from metalearn.program.process import announce, end_with_starter, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
 from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
 from metalearn.runs.signals import INTERRUPTED
@@ -18,7 +18,7 @@ from metalearn.runs.signals import INTERRUPTED
 
 def main(argv: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
-    end_with_torchrun()
+    end_with_starter()
     try:
         return exit_code_of(lambda: run_command(argv, program or installed()))
     except KeyboardInterrupt:
