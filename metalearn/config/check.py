@@ -27,6 +27,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("seed", config.seed, at_least=0)
         whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
         whole_number("launch.nnodes", config.launch.nnodes, at_least=1)
+        whole_number("launch.workers_per_host", config.launch.workers_per_host, at_least=1)
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
@@ -130,7 +131,7 @@ def restarted_by_torchrun() -> bool:
 
 
 def world_size(config: DictConfig, command: str) -> int:
-    """The number of workers: as many as torchrun (or our launcher) has started, else `workers`, else 1.
+    """The number of workers: as torchrun (or our launcher) has started them, else `workers`, else those of all hosts.
 
     Args:
         config: the whole config.
@@ -149,8 +150,8 @@ def world_size(config: DictConfig, command: str) -> int:
                 f"or, without torchrun,\n  python {command}"
             )
         return int(started)
-    workers = int(workers or 1)
     launch = config.launch
+    workers = int(workers or launch.nnodes * launch.workers_per_host)
     if workers % launch.nnodes:
         raise ConfigError(
             f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts"

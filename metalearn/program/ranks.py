@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from distributed.engine import on_ray
 from distributed.engine.isolation import CannotIsolateError
@@ -170,8 +171,20 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
     except DivergedError as error:
         folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
         raise
+    hand_out(job)
     print(folder.run_report(job.run_dir, result))
     return OK
+
+
+def hand_out(job: Job) -> None:
+    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    target = job.config.launch.model
+    if target is not None and not job.in_sweep:
+        folder.copy_best(job.run_dir, Path(target))
 
 
 def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:

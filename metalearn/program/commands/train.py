@@ -58,8 +58,11 @@ def run_job(job: Job) -> int:
     set_up_torch(job.config)
     parts = assemble(job)
     log_to_terminal(logging.ERROR if started_by_launcher() or not ranks.leads(job) else logging.INFO)
+    if ranks.leads(job):
+        folder.check_copy(job.config.launch.model)
     state = found_in_folder(job, parts) if ranks.leads(job) else None
     if state is not None and state.result is not None:
+        ranks.hand_out(job)
         print(folder.run_report(job.run_dir, state.result))
         return OK
     if state is None and folder.is_finished(job.run_dir, job.config):
