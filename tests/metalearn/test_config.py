@@ -45,6 +45,7 @@ def nothing_left_over() -> Iterator[None]:
     """Clears Hydra's global state before a test; after it, the environment and the log that `train` has set up."""
     GlobalHydra.instance().clear()
     before = dict(os.environ)
+    os.environ |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}  # for launch=sagemaker
     yield
     os.environ.clear()
     os.environ.update(before)
