@@ -1,7 +1,6 @@
 """Any of our algorithms as a LightningModule: python examples/lightning_module.py DEVICES [OVERRIDE of train.py …]"""
 
 import sys
-from typing import Any
 
 import lightning
 from safetensors.torch import save_file
@@ -50,12 +49,12 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
 if __name__ == "__main__":
     devices, learner = int(sys.argv[1]), MetaLearner(sys.argv[2:])
     loop, chunk, val_chunk = learner.parts.settings, training_chunk(learner.parts), evaluation_chunk(learner.parts)
-    train: Any = [tasks_in_chunks(s * loop.meta_batch_size, loop.meta_batch_size, chunk) for s in range(loop.steps)]
-    val: Any = tasks_in_chunks(0, loop.val_tasks, val_chunk)
+    train = [tasks_in_chunks(s * loop.meta_batch_size, loop.meta_batch_size, chunk) for s in range(loop.steps)]
+    val = tasks_in_chunks(0, loop.val_tasks, val_chunk)
     if len(train[0]) % devices:
         sys.exit(f"trainer.task_chunk={chunk}: {devices} devices cannot share {len(train[0])} chunks a step evenly")
     plan = {"max_epochs": 1, "devices": devices, "use_distributed_sampler": False, "enable_checkpointing": False}
     trainer = lightning.Trainer(**plan, strategy="ddp" if devices > 1 else "auto", logger=False)
-    trainer.fit(learner, DataLoader(train, batch_size=None), DataLoader(val, batch_size=None))
+    trainer.fit(learner, *(DataLoader(data, batch_size=None) for data in (train, val)))  # type: ignore[arg-type]
     if trainer.is_global_zero:
         save_file({name: value.detach().cpu() for name, value in learner.params().items()}, "params.safetensors")
