@@ -144,11 +144,10 @@ def check_copy(target: str | None) -> None:
 
 
 def _is_replaceable(target: Path) -> bool:
-    return (
-        not target.is_symlink()
-        and target.is_dir()
-        and ((target / "manifest.json").exists() or not any(target.iterdir()))
-    )
+    """Whether a folder is empty, or a copy: a checkpoint with a result, which neither a run nor its checkpoints are."""
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return {"manifest.json", "result.json"} <= {entry.name for entry in target.iterdir()} or not any(target.iterdir())
 
 
 def copy_best(run_dir: Path, target: Path) -> None:
