@@ -50,12 +50,44 @@ class Stage(NamedTuple):
     """One part of a network that is a sequence of parts.
 
     `apply(params, h, known)` takes the outputs `h` of the stage before; `params` names the parameters that it uses. If
-    `known` is above 0, normalisation statistics are those of the first `known` samples only.
+    `known` is above 0, normalisation statistics are those of the first `known` samples only. `layers` are those of
+    `metalearn.nn.layers`, if the stage is made of them; then the network can be compiled.
     """
 
     name: str
     params: tuple[str, ...]
     apply: Callable[[Params, Tensor, int], Tensor]
+    layers: tuple[Any, ...] = ()
+
+
+class Network(Protocol):
+    """A network that is compiled as a whole. Its parameters may be packed: one tensor [t, P] in place of many."""
+
+    def computes(self, params: Params) -> bool:
+        """Whether it can compute with these parameters, by their device and type."""
+        ...
+
+    def pack(self, params: Params, tasks: int) -> Params:
+        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks."""
+        ...
+
+    def replaced(self, packed: Params, values: Params) -> Params:
+        """Packed parameters with other values of some of them, which all tasks share."""
+        ...
+
+    def unpack(self, params: Params) -> Params:
+        """Packed parameters, or sums of such [P], by name; and other parameters as they are."""
+        ...
+
+    def metrics(
+        self, params: Params, x: Tensor, y: Tensor, support_x: Tensor | None = None, *, twice: bool = False
+    ) -> Metrics:
+        """Each task's loss and metric; `twice` keeps what the second derivative of the loss needs."""
+        ...
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor, *, twice: bool = False) -> Params:
+        """The gradient of each task's loss by its packed parameters; with `twice`, it has a derivative of its own."""
+        ...
 
 
 class Model(NamedTuple):
@@ -64,7 +96,8 @@ class Model(NamedTuple):
     `activations` counts the floats that a forward pass keeps for one input; `task_chunk=auto` depends on it. A
     network that can be cut has `stages`. `note` says what a user should know about how the network is computed, if
     anything. `features` computes the inputs [t, n, d] of the `head`, the last linear layer; both are None if the
-    network does not end in one. `norms` names the parameters of the normalisation layers.
+    network does not end in one. `norms` names the parameters of the normalisation layers. `network` computes the whole
+    network at once, if it can be compiled.
     """
 
     init: Callable[[Generator], Params]
@@ -76,6 +109,7 @@ class Model(NamedTuple):
     features: Apply | None = None
     head: Stage | None = None
     norms: tuple[str, ...] = ()
+    network: Network | None = None
 
 
 class Adapt(Protocol):

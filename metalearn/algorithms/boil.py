@@ -6,13 +6,13 @@ changes everything.
 
 from collections.abc import Iterator
 
-from torch import Tensor
+import torch
 
-from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.functional import start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, features_and_head, gradient_learner
 from metalearn.checks import true_or_false
-from metalearn.types import Algorithm, Batch, Model, Params
+from metalearn.types import Algorithm, Batch, Model, Params, Stage
 
 
 def boil(
@@ -42,15 +42,15 @@ def boil(
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        theta = per_task(params, support.x.shape[0])
-        start = {name: value for name, value in theta.items() if name not in head.params}
-        whole_loss = support_loss(model, support)
-
-        def loss(adapted: Params, step: int) -> Tensor:
-            return whole_loss(theta | adapted, step)
-
-        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order):
-            yield theta | adapted
+        tasks = support.x.shape[0]
+        start, rates = (start_of(model, values, tasks) for values in (params, _rates(params, inner_lr, head)))
+        loss = SupportLoss(model, support, order)
+        return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order)
 
     order = 1 if first_order else 2
     return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
+
+
+def _rates(params: Params, inner_lr: float, head: Stage) -> Params:
+    """The rate of every parameter: that of the head is zero."""
+    return {name: torch.full_like(p, 0.0 if name in head.params else inner_lr) for name, p in params.items()}

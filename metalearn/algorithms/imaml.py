@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import conjugate_gradient, leaves, objective, per_task, summed
+from metalearn.algorithms.common.functional import by_name, conjugate_gradient, leaves, results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.checks import real_number, whole_number
+from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
 Product = Callable[[Params], Params]
@@ -58,18 +59,18 @@ def imaml(
         real_number("cg_strength", cg_strength, above=0)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = per_task(params, support.x.shape[0])
-        loss = _regularised(support_loss(model, support), start, strength)
+        start = start_of(model, params, support.x.shape[0])
+        loss = _regularised(SupportLoss(model, support, 0), start, strength)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         phi = last(path(params, episode.support, inner_steps, 0))
         values, gradient = _query_gradient(model, phi, episode)
-        curvature = hessian_product(support_loss(model, episode.support), phi)
+        curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
         product = _system(curvature, cg_damping, cg_strength or strength)
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
-        grads = {name: value.sum(dim=0) for name, value in solution.items()}
+        grads = by_name(model, {name: sum_of_tasks(value) for name, value in solution.items()})
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
@@ -95,7 +96,7 @@ def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metric
     (support, query) = episode
     phi = leaves(phi)
     with torch.enable_grad():
-        values = objective(model.apply(phi, query.x, support.x), query.y)
+        values = results(model, phi, query, support.x, twice=False)
         grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()))
     return values, dict(zip(phi, grads, strict=True))
 

@@ -7,9 +7,9 @@ Algorithm 1 and 2: θ′ᵢ = θ − α ∇θ L_support(θ) for each task, one o
 
 from collections.abc import Iterator
 
-from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.functional import start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, gradient_learner, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -40,8 +40,8 @@ def maml(
     true_or_false("first_order", first_order)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = per_task(params, support.x.shape[0])
-        loss = support_loss(model, support)
+        start = start_of(model, params, support.x.shape[0])
+        loss = SupportLoss(model, support, order)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
 
     order = 1 if first_order else 2

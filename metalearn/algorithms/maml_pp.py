@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import Outcome, objective, per_task
+from metalearn.algorithms.common.functional import Outcome, replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
 from metalearn.algorithms.common.learners import (
     RATE,
@@ -100,23 +100,28 @@ def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerSte
     norms = per_step.norms
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        everything = per_task(params, support.x.shape[0])
-        rates = part(RATE, everything)
-        start = {name: value for name, value in everything.items() if not name.startswith(RATE) and name not in norms}
+        tasks, rates = support.x.shape[0], part(RATE, params)
+        weights = {name: value for name, value in params.items() if not name.startswith(RATE)}
+        first = {name: value[0] if name in norms else value for name, value in weights.items()}
 
-        def norms_at(step: int) -> Params:
-            return {name: everything[name][:, per_step.place(step)] for name in norms}
+        def with_norms(adapted: Params, step: int) -> Params:
+            """The parameters with the norms of a step: what the inner steps give for these is not used."""
+            return replaced(model, adapted, {name: params[name][per_step.place(step)] for name in norms})
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return objective(model.apply(adapted | norms_at(step), support.x), support.y)["loss"]
+            return results(model, with_norms(adapted, step), support, twice=order == 2)["loss"]
 
         def learned(step: int) -> Rate:
-            return {name: _broadcast(rates[name][:, per_step.place(step)], start[name]) for name in start}
+            place = per_step.place(step)
+            none = rates[next(iter(rates))].new_zeros(())
+            by_name = {name: (none if name in norms else rates[name][place]).expand_as(p) for name, p in first.items()}
+            return start_of(model, by_name, tasks)
 
+        start = start_of(model, first, tasks)
         rate = learned if per_step.rates else constant(inner_lr)
         adapting = descent(loss, start, optimizer=inner, rate=rate, steps=steps, order=order)
         for done, adapted in enumerate(adapting):
-            yield adapted | norms_at(done - 1)
+            yield with_norms(adapted, done - 1)
 
     return path
 
@@ -133,7 +138,7 @@ def _multi_step_loss(
         values: list[Metrics] = []
         for adapted, weight in zip(path(params, support, inner_steps, order), [0.0, *weights], strict=True):
             if weight:
-                metrics = objective(model.apply(adapted, query.x, support.x), query.y)
+                metrics = results(model, adapted, query, support.x, twice=False)
                 values.append(metrics | {"loss": metrics["loss"] * weight})
         return values[-1] | {"loss": torch.stack([value["loss"] for value in values]).sum(dim=0)}
 
@@ -145,8 +150,3 @@ def step_weights(step: int, inner_steps: int, until: int) -> list[float]:
     remaining = max(0.0, 1 - (step - 1) / until) if until else 0.0
     others = [remaining / inner_steps] * (inner_steps - 1)
     return [*others, 1 - sum(others)]
-
-
-def _broadcast(rates: Tensor, parameter: Tensor) -> Tensor:
-    """[t] → [t, 1, …], with the dimensions of the parameter [t, …]."""
-    return rates.view(-1, *[1] * (parameter.dim() - 1))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Generator
 
-from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.functional import start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, support_loss
+from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, gradient_learner, part, prefixed
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -46,10 +46,10 @@ def meta_sgd(
         return weights | prefixed(RATE, {name: torch.full_like(value, inner_lr) for name, value in weights.items()})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        everything = per_task(params, support.x.shape[0])
-        rates = part(RATE, everything)
-        start = {name: everything[name] for name in rates}
-        loss = support_loss(model, support)
+        tasks, rates = support.x.shape[0], part(RATE, params)
+        start = start_of(model, {name: params[name] for name in rates}, tasks)
+        rates = start_of(model, rates, tasks)
+        loss = SupportLoss(model, support, order)
         return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order)
 
     order = 1 if first_order else 2

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task, summed
+from metalearn.algorithms.common.functional import by_name, results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent
 from metalearn.checks import whole_number
+from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -48,7 +49,7 @@ def reptile(
             whole_number(name, size, at_least=1)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = per_task(params, support.x.shape[0])
+        start = start_of(model, params, support.x.shape[0])
         loss = batch_loss(model, support, eval_batch)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
@@ -57,11 +58,11 @@ def reptile(
         (support, query) = episode
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
-        start = per_task(params, tasks)
+        start = start_of(model, params, tasks)
         loss = batch_loss(model, samples, inner_batch)
         end = last(descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=inner_steps, order=0))
-        grads = {name: (start[name] - end[name]).sum(dim=0) for name in start}
-        return ChunkResult(grads, summed(objective(model.apply(end, query.x, support.x), query.y)), tasks)
+        grads = by_name(model, {name: sum_of_tasks(start[name] - end[name]) for name in start})
+        return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
 
@@ -72,7 +73,7 @@ def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
 
     def loss(params: Params, step: int) -> Tensor:
         batch = batches[step % len(batches)]
-        return objective(model.apply(params, batch.x), batch.y)["loss"]
+        return results(model, params, batch, twice=False)["loss"]
 
     return loss
 

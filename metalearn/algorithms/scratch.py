@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.algorithms.common.functional import objective, per_task, summed
+from metalearn.algorithms.common.functional import results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_loss
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -28,15 +28,15 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = per_task(params, support.x.shape[0])
-        loss = support_loss(model, support)
+        start = start_of(model, params, support.x.shape[0])
+        loss = SupportLoss(model, support, order)
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
         tasks = support.x.shape[0]
-        values = objective(model.apply(per_task(params, tasks), query.x, support.x), query.y)
+        values = results(model, start_of(model, params, tasks), query, support.x, twice=False)
         return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), tasks)
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)

@@ -7,12 +7,12 @@ mean before the head as in Finn et al. 2017 (arXiv 1703.03400), section 5.2 (Omn
 import math
 
 import torch
-import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.models.common.stages import HEAD, draw_head, staged_model
-from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, max_pool2d
+from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
+from metalearn.nn import LINEAR
+from metalearn.nn.layers import Activation, ChannelsLast, Convolution, Flatten, Layer, MaxPool, Mean, Norm
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
@@ -79,20 +79,17 @@ def _draw_blocks(channels: int, filters: int, generator: Generator) -> Params:
 
 def _block(number: int, downsample: str, activation: str) -> Stage:
     """A block; the first one takes images [t, n, c, h, w], the last one gives features [t, n, d]."""
-    weight, scale, shift = names = (f"conv{number}.weight", f"norm{number}.weight", f"norm{number}.bias")
-    stride = 2 if downsample == "stride" else 1
-    slope = 0.0 if activation == "relu" else LINEAR
-
-    def apply(params: Params, x: Tensor, known: int) -> Tensor:
-        h = conv2d(channels_last(x) if number == 1 else x, params[weight], stride=stride, padding=1)
-        h = batch_norm(h, params[scale], params[shift], slope=slope, statistics_of=known or None)
-        h = h if activation == "relu" else F.softplus(h)
-        h = max_pool2d(h, 2) if downsample == "pool" else h
-        if number < BLOCKS:
-            return h
-        return h.mean(dim=(2, 3)) if downsample == "stride" else h.permute(0, 1, 4, 2, 3).flatten(2)
-
-    return Stage(f"block{number}", names, apply)
+    strided, smooth = downsample == "stride", activation == "softplus"
+    layers: list[Layer] = [ChannelsLast()] if number == 1 else []
+    layers.append(Convolution(f"conv{number}.weight", stride=2 if strided else 1, padding=1))
+    layers.append(Norm(f"norm{number}.weight", f"norm{number}.bias", slope=LINEAR if smooth else 0.0))
+    if smooth:
+        layers.append(Activation("softplus"))
+    if not strided:
+        layers.append(MaxPool())
+    if number == BLOCKS:
+        layers.append(Mean() if strided else Flatten())
+    return stage_of(f"block{number}", *layers)
 
 
 def _halved(size: int) -> tuple[list[int], int]:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator
 
 from metalearn.checks import one_of, whole_number
-from metalearn.models.common.stages import staged_model
-from metalearn.nn import linear
+from metalearn.models.common.stages import stage_of, staged_model
+from metalearn.nn.layers import Activation, Flatten, Layer, Linear
 from metalearn.types import Model, Params, Stage
 
 
@@ -33,7 +32,6 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
     for width in hidden:
         whole_number("hidden", width, at_least=1)
     one_of("activation", activation, ("relu", "tanh"))
-    act = F.relu if activation == "relu" else torch.tanh
     widths = [inputs, *hidden, outputs]
 
     def init(generator: Generator) -> Params:
@@ -45,13 +43,12 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
         return params
 
     def layer(number: int) -> Stage:
-        names = (f"layer{number}.weight", f"layer{number}.bias")
-
-        def apply(params: Params, x: Tensor, known: int) -> Tensor:
-            h = linear(x.flatten(2), *(params[name] for name in names))
-            return h if number == len(widths) - 1 else act(h)
-
-        return Stage(f"layer{number}", names, apply)
+        name = f"layer{number}"
+        layers: list[Layer] = [Flatten()] if number == 1 else []
+        layers.append(Linear(f"{name}.weight", f"{name}.bias"))
+        if number < len(widths) - 1:
+            layers.append(Activation("leaky_relu" if activation == "relu" else "tanh"))
+        return stage_of(name, *layers)
 
     stages = tuple(map(layer, range(1, len(widths))))
     return staged_model(init, stages, transductive=False, activations=sum(widths[1:]))

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.models.common.stages import HEAD, draw_head, staged_model
-from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, max_pool2d
+from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
+from metalearn.nn import LINEAR
+from metalearn.nn.layers import Activation, ChannelsLast, Convolution, Layer, MaxPool, Mean, Norm, Residual
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
@@ -94,24 +94,25 @@ def _draw_blocks(channels: int, widths: Sequence[int], generator: Generator) -> 
 
 def _block(number: int, activation: str) -> Stage:
     """A block; the first one takes images [t, n, c, h, w], the last one gives features [t, n, d]."""
-    slope = SLOPES[activation]
+    slope, smooth = SLOPES[activation], activation == "softplus"
 
-    def apply(params: Params, x: Tensor, known: int) -> Tensor:
-        def normed(layer: str, x: Tensor, slope: float) -> Tensor:
-            weight, scale, shift = (params[name] for name in _names(number, layer))
-            h = conv2d(x, weight, padding=0 if layer == "shortcut" else 1)
-            return batch_norm(h, scale, shift, slope=slope, statistics_of=known or None)
+    def normed(layer: str, slope: float) -> tuple[Layer, ...]:
+        weight, scale, shift = _names(number, layer)
+        padding = 0 if layer == "shortcut" else 1
+        return Convolution(weight, padding=padding), Norm(scale, shift, slope=slope)
 
-        def activated(layer: str, x: Tensor) -> Tensor:
-            h = normed(layer, x, slope)
-            return F.softplus(h) if activation == "softplus" else h
+    def activated(layer: str) -> tuple[Layer, ...]:
+        return *normed(layer, slope), *((Activation("softplus"),) if smooth else ())
 
-        x = channels_last(x) if number == 1 else x
-        h = normed("layer3", activated("layer2", activated("layer1", x)), LINEAR) + normed("shortcut", x, LINEAR)
-        h = max_pool2d(F.softplus(h) if activation == "softplus" else F.leaky_relu(h, slope), 2)
-        return h.mean(dim=(2, 3)) if number == BLOCKS else h
-
-    return Stage(f"block{number}", tuple(name for layer in LAYERS for name in _names(number, layer)), apply)
+    main = (*activated("layer1"), *activated("layer2"), *normed("layer3", LINEAR))
+    return stage_of(
+        f"block{number}",
+        *([ChannelsLast()] if number == 1 else []),
+        Residual(main, around=normed("shortcut", LINEAR)),
+        Activation("softplus") if smooth else Activation("leaky_relu", slope),
+        MaxPool(),
+        *([Mean()] if number == BLOCKS else []),
+    )
 
 
 def _names(block: int, layer: str) -> tuple[str, str, str]:

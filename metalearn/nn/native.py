@@ -6,12 +6,14 @@ Without a compiler, or on another device than the CPU, the layers compute the sa
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +41,30 @@ GEOMETRY = Number * 12
 """tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
 
 
+class LAYER(ctypes.Structure):
+    """`struct layer` of network.h."""
+
+    _fields_ = [
+        *((name, Number) for name in (
+            "kind", "from", "other", "height", "width", "channels", "used", "kernel", "stride", "padding", "weight",
+            "bias", "activation",
+        )),
+        ("slope", ctypes.c_double), ("epsilon", ctypes.c_double),
+    ]  # fmt: skip
+
+
+class CALL(ctypes.Structure):
+    """`struct call` of network.h."""
+
+    _fields_ = [
+        *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step")),
+        *((name, Address) for name in (
+            "parameters", "x", "labels", "targets", "cotangent", "direction", "loss", "score", "last", "gradient",
+            "kept", "product",
+        )),
+    ]  # fmt: skip
+
+
 class _NormFields(ctypes.Structure):
     """`struct norm` of norm.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
 
@@ -46,6 +72,7 @@ class _NormFields(ctypes.Structure):
 
 
 _NORM_ADDRESSES = (
+    "windows", "kernels", "g_kernels",
     "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
     "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
 )  # fmt: skip
@@ -67,17 +94,22 @@ class Kernels:
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; without it, one thread computes
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
-        fields = [("epsilon", real), ("slope", real), *((name, Address) for name in _NORM_ADDRESSES)]
+        fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
         self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
-        self._library, self._real = library, real
+        library.new_plan.argtypes = [Address, Number, Address, Number, Number]
+        library.new_plan.restype = Address
+        library.kept_size.argtypes, library.kept_size.restype = [Address], Number
+        for function in (library.network_loss, library.network_product):
+            function.argtypes = [Address, Address, Number]
+        self._library, self.real = library, real
         self.lanes = int(library.lanes())
 
     @functools.cached_property
     def tiles(self) -> "Kernels | None":
         """The same functions, but AMX tiles of `lanes` channels compute float32 convolutions, in bfloat16. None if the
         processor, the compiler or the operating system offers no tiles."""
-        there = self._real is ctypes.c_float and self._library.tiles_there()
-        return Kernels(self._library, self._real, "tiles_") if there else None
+        there = self.real is ctypes.c_float and self._library.tiles_there()
+        return Kernels(self._library, self.real, "tiles_") if there else None
 
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
         """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
@@ -99,23 +131,53 @@ class Kernels:
         arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
 
+    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> int:
+        """The address of a network's plan, which is kept as long as the process lives.
+
+        Args:
+            layers: an array of `LAYER`.
+            image: channels, height and width of an input.
+            parameters: numbers of a task's parameters.
+            samples: inputs of a task.
+
+        Raises:
+            ValueError: the network has too many layers, or its inputs are too large.
+        """
+        address = self._library.new_plan(layers, len(layers), (Number * 3)(*image), parameters, samples)
+        if not address:
+            raise ValueError(f"{samples} inputs of {list(image)} numbers are too many for the compiled network")
+        return int(address)
+
+    def kept_size(self, plan: int) -> int:
+        """How many numbers of a task the product needs."""
+        return int(self._library.kept_size(plan))
+
+    def network_loss(self, plan: int, call: CALL) -> None:
+        """Losses and gradients of all tasks."""
+        self._library.network_loss(plan, ctypes.byref(call), torch.get_num_threads())
+
+    def network_product(self, plan: int, call: CALL) -> None:
+        """Hessian-vector products of all tasks."""
+        self._library.network_product(plan, ctypes.byref(call), torch.get_num_threads())
+
 
 def compiled_for(x: Tensor) -> Kernels | None:
     """The kernels for the type and device of `x`, or None."""
     return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
 
 
-def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """A line for the log: what computes the layers."""
+def describe(device: torch.device, dtype: torch.dtype, *, together: bool = True) -> str:
+    """A line for the log: what computes the layers. `together` says whether the network can be computed as a whole."""
     if device.type != "cpu":
         return f"torch's operations on {device.type}"
     kernels = compiled(dtype)
     if kernels is None:
-        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else "there is no working gcc: install one"
-        return f"torch's operations, two to three times slower than compiled kernels; {why}"
+        missing = "there is no C compiler: install gcc, or type pip install ziglang"
+        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else missing
+        return f"torch's operations, several times slower than compiled kernels; {why}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if not rounds_products():
-        return line
+        return line if together else f"{line}; one by one, since this network has others than those of metalearn.nn"
     return f"{line}, {'convolutions in bf16 by AMX tiles' if kernels.tiles else TORCH_ROUNDS}"
 
 
@@ -142,12 +204,12 @@ def _unwanted() -> bool:
 
 
 def _compiler() -> list[str] | None:
-    """The command of the C compiler: `CC`, else gcc, else cc."""
-    for command in (os.environ.get("CC", ""), "gcc", "cc"):
+    """The command of the C compiler: `CC`, else gcc, cc or clang, else that of the package ziglang."""
+    for command in (os.environ.get("CC", ""), "gcc", "cc", "clang"):
         words = shlex.split(command)
         if words and shutil.which(words[0]):
             return words
-    return None
+    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
 
 
 def _library(compiler: list[str], real: str) -> ctypes.CDLL:

@@ -168,7 +168,8 @@ def make_run(
 def log_start(job: Job, parts: Parts, run: Run) -> None:
     """Logs what is about to be trained, and how it is computed."""
     log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, run.settings.steps, job.workers, *run.training)
-    log.info("the layers are computed by %s", describe(parts.device, next(iter(parts.start.values())).dtype))
+    dtype = next(iter(parts.start.values())).dtype
+    log.info("the layers are computed by %s", describe(parts.device, dtype, together=parts.model.network is not None))
     if parts.model.note:
         log.info("%s", parts.model.note)
 

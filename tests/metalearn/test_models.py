@@ -11,7 +11,7 @@ from torchvision import models
 
 from metalearn.algorithms.common.functional import objective, per_task
 from metalearn.algorithms.common.inner import SGD, constant, descent, last
-from metalearn.algorithms.common.learners import support_loss
+from metalearn.algorithms.common.learners import SupportLoss
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
@@ -278,7 +278,7 @@ def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(na
     }
 
     def after_a_step(theta: Params, order: int) -> Tensor:
-        loss, rate = support_loss(model, support), constant(0.01)
+        loss, rate = SupportLoss(model, support, order), constant(0.01)
         adapted = last(descent(loss, per_task(theta, 1), optimizer=SGD, rate=rate, steps=1, order=order))
         return objective(model.apply(adapted, query.x, support.x), query.y)["loss"].sum()
 

@@ -1,6 +1,7 @@
 """The layers against formulas written out: value, first and second derivative, by compiled kernels and by torch."""
 
 import gc
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -310,6 +311,16 @@ def test_a_compiler_that_fails_is_reported_and_not_needed(
         conv2d(normal(1, 1, 4, 4, 16).float(), normal(1, 16, 16, 3, 3).float())
     finally:
         native.compiled.cache_clear()
+
+
+def test_without_gcc_the_compiler_is_that_of_ziglang_if_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    for there in (None, object()):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, there=there: there)
+        assert native._compiler() == ([sys.executable, "-m", "ziglang", "cc"] if there else None)
 
 
 def test_max_pool2d_takes_the_largest() -> None:

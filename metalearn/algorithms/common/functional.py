@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.nn import laid_out
-from metalearn.types import ChunkResult, Episode, Metrics, Params
+from metalearn.nn.packing import is_packed
+from metalearn.types import Batch, ChunkResult, Episode, Metrics, Model, Params
 
 Outcome = Callable[[Params, Episode, int], Metrics]
 """`outcome(params, episode, step)`: the values per task [t]; their `loss` has a graph."""
@@ -29,6 +30,41 @@ def by_sample(logits: Tensor, y: Tensor) -> Metrics:
     """Cross-entropy as `loss`, and `accuracy`, of every sample [t, n]; `logits` [t, n, ways], `y` [t, n] integers."""
     losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
     return {"loss": losses, "accuracy": (logits.detach().argmax(dim=-1) == y).to(logits.dtype)}
+
+
+def results(model: Model, params: Params, batch: Batch, support_x: Tensor | None = None, *, twice: bool) -> Metrics:
+    """The loss and the metrics, per task [t], of the model's predictions for `batch`; see `objective`.
+
+    Args:
+        model: the network.
+        params: per-task parameters. If they are packed, the compiled network computes all at once.
+        batch: the samples, and what is to be predicted.
+        support_x: the support set, whose statistics normalise if the model is not transductive.
+        twice: whether the loss will be differentiated twice.
+    """
+    if model.network is not None and is_packed(params):
+        return model.network.metrics(params, batch.x, batch.y, support_x, twice=twice)
+    return objective(model.apply(params, batch.x, support_x), batch.y)
+
+
+def start_of(model: Model, params: Params, tasks: int) -> Params:
+    """Where the inner steps of `tasks` tasks start: the parameters in packed form if the model can be compiled, else as
+    `per_task` gives them."""
+    if model.network is not None and model.network.computes(params):
+        return model.network.pack(params, tasks)
+    return per_task(params, tasks)
+
+
+def by_name(model: Model, params: Params) -> Params:
+    """Parameters or their gradients under their own names, if they are packed."""
+    return params if model.network is None else model.network.unpack(params)
+
+
+def replaced(model: Model, params: Params, values: Params) -> Params:
+    """Per-task parameters, packed or by name, with other values [*shape] of some of them; all tasks share these."""
+    if model.network is not None and is_packed(params):
+        return model.network.replaced(params, values)
+    return params | per_task(values, len(next(iter(params.values()))))
 
 
 def per_task(params: Params, tasks: int) -> Params:

@@ -5,7 +5,7 @@ directions and the new state. A step subtracts the rate times the directions.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,8 +14,21 @@ from metalearn.algorithms.common.functional import leaves
 from metalearn.checks import fraction, real_number
 from metalearn.types import Params
 
-TaskLoss = Callable[[Params, int], Tensor]
-"""Per-task losses [t] of per-task parameters, at an inner step (from 0)."""
+
+class TaskLoss(Protocol):
+    def __call__(self, params: Params, step: int, /) -> Tensor:
+        """Per-task losses [t] of per-task parameters, at an inner step (from 0)."""
+        ...
+
+
+@runtime_checkable
+class HasGradient(Protocol):
+    """A loss that may know its gradient."""
+
+    def gradient(self, params: Params, step: int) -> Params | None:
+        """The gradient of the sum of the losses, at an inner step; None: it is not known."""
+        ...
+
 
 Rate = float | Params
 """One rate for all parameters, or one for each, of a shape that broadcasts to the parameter's."""
@@ -124,13 +137,24 @@ def descent(
     for step in range(steps):
         if order == 0:
             params = leaves(params)
-        with torch.enable_grad():
-            total = loss(params, step).sum()
-            grads = torch.autograd.grad(total, list(params.values()), create_graph=order == 2)
+        grads = _gradient(loss, params, step, order)
         with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
-            directions, state = optimizer.direct(dict(zip(params, grads, strict=True)), state, step)
+            directions, state = optimizer.direct(grads, state, step)
             params = _moved(params, directions, rate(step))
         yield params
+
+
+def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
+    """The gradient of the sum of the losses; its graph is kept for `order` 2."""
+    with torch.enable_grad():
+        direct = loss.gradient(params, step) if isinstance(loss, HasGradient) else None
+        if direct is not None:
+            return direct
+        total = loss(params, step).sum()
+        grads = torch.autograd.grad(
+            total, list(params.values()), create_graph=order == 2, allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(params, grads, strict=True))
 
 
 def last(path: Iterator[Params]) -> Params:

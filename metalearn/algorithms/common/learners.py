@@ -1,14 +1,16 @@
 """The kinds of learners: those that adapt by descent, and those that compare features."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import Outcome, gradient_of, objective, total_of
-from metalearn.algorithms.common.inner import TaskLoss, last
+from metalearn.algorithms.common.functional import Outcome, gradient_of, objective, results, total_of
+from metalearn.algorithms.common.inner import last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
+from metalearn.nn.packing import is_packed
 from metalearn.types import Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
 
 RATE = "inner_lr."
@@ -54,7 +56,7 @@ def gradient_learner(
     def after_the_last_step(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
         adapted = last(path(params, support, inner_steps, order))
-        return objective(model.apply(adapted, query.x, support.x), query.y)
+        return results(model, adapted, query, support.x, twice=False)
 
     outcome = outcome or after_the_last_step
     evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
@@ -68,8 +70,7 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
         columns = [
-            objective(model.apply(adapted, query.x, support.x), query.y)
-            for adapted in path(params, support, eval_steps, 0)
+            results(model, adapted, query, support.x, twice=False) for adapted in path(params, support, eval_steps, 0)
         ]
         return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
 
@@ -86,9 +87,23 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
     return evaluate, adapt
 
 
-def support_loss(model: Model, support: Batch) -> TaskLoss:
-    """The inner objective: each task's loss [t] on its own support set."""
-    return lambda params, step: objective(model.apply(params, support.x), support.y)["loss"]
+@dataclass(frozen=True)
+class SupportLoss:
+    """The inner objective: each task's loss [t] on its own support set. `order` as for `descent`."""
+
+    model: Model
+    support: Batch
+    order: int
+
+    def __call__(self, params: Params, step: int) -> Tensor:
+        return results(self.model, params, self.support, twice=self.order == 2)["loss"]
+
+    def gradient(self, params: Params, step: int) -> Params | None:
+        """The gradient of the losses; None if the network is not computed as a whole."""
+        network, (x, y) = self.model.network, self.support
+        if network is None or not is_packed(params):
+            return None
+        return network.gradient(params, x, y, twice=self.order == 2)
 
 
 def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int) -> None:

@@ -5,15 +5,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor
 
-from metalearn.nn import linear
+from metalearn.nn.layers import Layer, Linear, apply_layers, parameters_of
+from metalearn.nn.network import Network
 from metalearn.types import Apply, Model, Params, Stage
 
 
-def _head(params: Params, features: Tensor, known: int) -> Tensor:
-    return linear(features, params["head.weight"], params["head.bias"])
+def stage_of(name: str, *layers: Layer) -> Stage:
+    """A stage made of layers."""
+
+    def apply(params: Params, x: Tensor, known: int) -> Tensor:
+        return apply_layers(layers, params, x, known)
+
+    return Stage(name, tuple(parameters_of(layers)), apply, layers)
 
 
-HEAD = Stage("head", ("head.weight", "head.bias"), _head)
+HEAD = stage_of("head", Linear("head.weight", "head.bias"))
 """A linear head for features [t, n, d]."""
 
 
@@ -56,6 +62,17 @@ def staged_model(
     alone = transductive or not norms
     apply = one_after_the_other(stages, ignores_support=alone)
     features = one_after_the_other(stages[:-1], ignores_support=alone)
-    return Model(
+    model = Model(
         init, apply, transductive, activations, tuple(stages), features=features, head=stages[-1], norms=tuple(norms)
     )
+    return compiled_model(model, alone) if all(stage.layers for stage in stages) else model
+
+
+def compiled_model(model: Model, ignores_support: bool) -> Model:
+    """The same model, whose network is also computed as a whole."""
+    network = Network([layer for stage in model.stages for layer in stage.layers], ignores_support=ignores_support)
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return model.apply(network.unpack(params), x, support_x)
+
+    return model._replace(apply=apply, network=network)

@@ -92,32 +92,6 @@ INLINE void outer_tile(const int rows, const int vectors, int64_t pairs, const R
         EACH(v, vectors) store(c + r * width + v * LANES, sum[r][v]);
 }
 
-/* Calls TILE(rows, vectors) with constants, so that the compiler knows both numbers. */
-#define WITH_ROWS(rows, vectors, TILE)                                                                              \
-    switch (rows) {                                                                                                 \
-        case 1: TILE(1, vectors); break;                                                                            \
-        case 2: TILE(2, vectors); break;                                                                            \
-        case 3: TILE(3, vectors); break;                                                                            \
-        case 4: TILE(4, vectors); break;                                                                            \
-        case 5: TILE(5, vectors); break;                                                                            \
-        default: TILE(6, vectors);                                                                                  \
-    }
-#define WITH_TILE(rows, vectors, TILE)                                                                              \
-    if (vectors == VECTORS) { WITH_ROWS(rows, VECTORS, TILE) }                                                      \
-    else if (vectors == 2) { WITH_ROWS(rows, 2, TILE) }                                                             \
-    else { WITH_ROWS(rows, 1, TILE) }
-
-/* How many vectors the next block of columns has: VECTORS, or 2, or 1. */
-INLINE int vectors_left(int64_t columns) {
-    return columns >= VECTORS * LANES ? VECTORS : columns >= 2 * LANES ? 2 : 1;
-}
-
-/* How many rows the next tile has, if all tiles have nearly the same number. */
-INLINE int next_rows(int64_t left) {
-    int64_t tiles = (left + ROWS - 1) / ROWS;
-    return (int)((left + tiles - 1) / tiles);
-}
-
 /* c[ci] += a[ai] · b over a list of pairs; a row of a has `depth` numbers, a row of c has `width`. */
 static void add_rows(int64_t pairs, int64_t depth, int64_t width, const REAL *a, const int32_t *ai, REAL *c,
                      const int32_t *ci, const REAL *b) {
@@ -229,8 +203,12 @@ void product(const struct geometry *g, const REAL *x, const REAL *weight, int64_
 
 struct transposition { int64_t inputs, outputs; const REAL *from; REAL *to; };
 
-/* Transposes LANES × LANES numbers by exchanging ever smaller squares. */
+/* Transposes LANES × LANES numbers by exchanging ever smaller squares. clang has no shuffle by variable places. */
 INLINE void transpose_square(const REAL *from, int64_t from_width, REAL *to, int64_t to_width) {
+#ifdef __clang__
+    EACH(r, LANES)
+        EACH(c, LANES) to[c * to_width + r] = from[r * from_width + c];
+#else
     vector row[LANES];
     EACH(r, LANES) row[r] = load(from + r * from_width);
     EACH(round, LOG_LANES) {
@@ -248,15 +226,19 @@ INLINE void transpose_square(const REAL *from, int64_t from_width, REAL *to, int
             }
     }
     EACH(r, LANES) store(to + r * to_width, row[r]);
+#endif
+}
+
+void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to) {
+    for (int64_t o = 0; o < outputs; o += LANES)
+        for (int64_t i = 0; i < inputs; i += LANES)
+            transpose_square(from + i * outputs + o, outputs, to + o * inputs + i, inputs);
 }
 
 static void transpose_unit(const void *job, int64_t unit) {
     const struct transposition *t = job;
-    const REAL *from = t->from + unit * t->inputs * t->outputs;
-    REAL *to = t->to + unit * t->inputs * t->outputs;
-    for (int64_t o = 0; o < t->outputs; o += LANES)
-        for (int64_t i = 0; i < t->inputs; i += LANES)
-            transpose_square(from + i * t->outputs + o, t->outputs, to + o * t->inputs + i, t->inputs);
+    int64_t kernel = t->inputs * t->outputs;
+    transpose(t->inputs, t->outputs, t->from + unit * kernel, t->to + unit * kernel);
 }
 
 /* The derivative of ⟨gy, x ∗ w⟩ by x. */

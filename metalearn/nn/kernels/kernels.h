@@ -40,6 +40,35 @@ struct geometry { int64_t tasks, samples, height, width, inputs, out_height, out
 
 INLINE int64_t tap_count(const struct geometry *g) { return g->kernel_height * g->kernel_width; }
 
+/* Calls TILE(rows, vectors) with constants, so that the compiler knows both numbers. */
+#define WITH_ROWS(rows, vectors, TILE)                                                                              \
+    switch (rows) {                                                                                                 \
+        case 1: TILE(1, vectors); break;                                                                            \
+        case 2: TILE(2, vectors); break;                                                                            \
+        case 3: TILE(3, vectors); break;                                                                            \
+        case 4: TILE(4, vectors); break;                                                                            \
+        case 5: TILE(5, vectors); break;                                                                            \
+        default: TILE(6, vectors);                                                                                  \
+    }
+#define WITH_TILE(rows, vectors, TILE)                                                                              \
+    if (vectors == VECTORS) { WITH_ROWS(rows, VECTORS, TILE) }                                                      \
+    else if (vectors == 2) { WITH_ROWS(rows, 2, TILE) }                                                             \
+    else { WITH_ROWS(rows, 1, TILE) }
+
+/* How many vectors the next block of columns has: VECTORS, or 2, or 1. */
+INLINE int vectors_left(int64_t columns) {
+    return columns >= VECTORS * LANES ? VECTORS : columns >= 2 * LANES ? 2 : 1;
+}
+
+/* How many rows the next tile has, if all tiles have nearly the same number. */
+INLINE int next_rows(int64_t left) {
+    int64_t tiles = (left + ROWS - 1) / ROWS;
+    return (int)((left + tiles - 1) / tiles);
+}
+
+/* [inputs][outputs] → [outputs][inputs]; both are multiples of LANES. */
+void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to);
+
 /* Calls body(job, unit) for every unit, on `threads` threads, and returns when all units are done. */
 typedef void (*unit_body)(const void *job, int64_t unit);
 void for_each_unit(int64_t units, int64_t threads, unit_body body, const void *job);

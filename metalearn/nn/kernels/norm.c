@@ -1,24 +1,13 @@
 /* Batch norm with a leaky ReLU behind it, and its first and second derivatives. Statistics are those of all rows of a
  * task, or of its first rows. */
 
-#include "kernels.h"
+#include "norm.h"
 
 /* Rows of a block. Long columns are summed block by block, which keeps the rounding small. */
 enum { BLOCK_ROWS = 32 };
 
 /* Vectors of a row that are computed together: neighbours in memory are read at once. */
 enum { WIDE = 4 };
-
-/* x [task][rows][channels]. With x̂ = (x − mean) · rstd and z = γ x̂ + β, y = z where z > 0, else slope · z: slope 0
- * is the ReLU, slope 1 is no activation. The statistics [task][channels] are those of the first `measured` rows. γ and
- * β of two tasks are scale_step apart; it is 0 if all tasks share them. Below, Σ is a sum over all rows, and Σ′ is a
- * sum over the m measured rows. Terms in braces belong to measured rows only. */
-struct norm {
-    int64_t tasks, rows, measured, channels, scale_step;
-    REAL epsilon, slope;
-    const REAL *x, *scale, *shift, *gy, *v, *v_scale, *v_shift, *scale_gradient, *shift_gradient;
-    REAL *mean, *rstd, *y, *gx, *g_scale, *g_shift, *ggy, *hx, *h_scale;
-};
 
 /* 1 where z > 0, else slope. */
 INLINE vector steepness(vector z, REAL slope) {
@@ -56,19 +45,58 @@ INLINE int64_t block_end(const struct norm *n, int64_t from) {
     return from + BLOCK_ROWS < end ? from + BLOCK_ROWS : end;
 }
 
+/* Some rows and columns of x: where the first row begins, and the distance to the next one. */
+struct rows { const REAL *first; int64_t step; };
+
+/* sum += a few rows of windows, times the kernels' columns. */
+INLINE void window_tile(const int count, const int wide, const struct norm *n, int64_t row, int64_t column, REAL *to) {
+    vector sum[BLOCK_ROWS / 8][WIDE] = {{{0}}};
+    for (int64_t k = 0; k < n->depth; k++)
+        EACH(v, wide) {
+            vector kernel = load(n->kernels + k * n->channels + column + v * LANES);
+            EACH(r, count) sum[r][v] += n->windows[(row + r) * n->depth + k] * kernel;
+        }
+    EACH(r, count)
+        EACH(v, wide) store(to + (r * WIDE + v) * LANES, sum[r][v]);
+}
+
+/* The rows from `from` to `to` of a unit's columns; if they are not stored, they are computed in `block`. */
+INLINE struct rows rows_of(const struct norm *n, const int wide, const struct columns *c, int64_t from, int64_t to,
+                           REAL *block) {
+    if (!n->windows) return (struct rows){n->x + c->at + from * n->channels, n->channels};
+    int64_t row = from;
+    for (; row + 4 <= to; row += 4) window_tile(4, wide, n, row, c->at, block + (row - from) * WIDE * LANES);
+    for (; row < to; row++) window_tile(1, wide, n, row, c->at, block + (row - from) * WIDE * LANES);
+    return (struct rows){block, WIDE * LANES};
+}
+
+/* g_kernels += the products of windows and some rows of x's gradient. */
+INLINE void add_kernel_gradient(const struct norm *n, const int wide, const struct columns *c, int64_t from, int64_t to,
+                                const REAL *gx) {
+    for (int64_t k = 0; k < n->depth; k++) {
+        REAL *g = n->g_kernels + k * n->channels + c->at;
+        vector sum[WIDE];
+        EACH(v, wide) sum[v] = load(g + v * LANES);
+        for (int64_t row = from; row < to; row++)
+            EACH(v, wide) sum[v] += n->windows[row * n->depth + k] * load(gx + ((row - from) * WIDE + v) * LANES);
+        EACH(v, wide) store(g + v * LANES, sum[v]);
+    }
+}
+
 /* Mean and variance block by block (Chan, Golub and LeVeque 1979, equations 2.1). */
 INLINE void norm_columns(const struct norm *n, const int wide, struct columns *c) {
-    const REAL *x = n->x + c->at;
+    REAL block[BLOCK_ROWS * WIDE * LANES];
     vector mean[WIDE] = {{0}}, spread[WIDE] = {{0}};
     for (int64_t from = 0, to; from < n->measured; from = to) {
         to = block_end(n, from);
+        const struct rows x = rows_of(n, wide, c, from, to, block);
         vector sum[WIDE] = {{0}}, squares[WIDE] = {{0}};
-        for (int64_t row = from; row < to; row++)
-            EACH(v, wide) sum[v] += load(x + row * n->channels + v * LANES);
+        for (int64_t row = 0; row < to - from; row++)
+            EACH(v, wide) sum[v] += load(x.first + row * x.step + v * LANES);
         EACH(v, wide) sum[v] /= (REAL)(to - from);
-        for (int64_t row = from; row < to; row++)
+        for (int64_t row = 0; row < to - from; row++)
             EACH(v, wide) {
-                vector d = load(x + row * n->channels + v * LANES) - sum[v];
+                vector d = load(x.first + row * x.step + v * LANES) - sum[v];
                 squares[v] += d * d;
             }
         REAL weight = (REAL)(to - from) / (REAL)to;
@@ -83,27 +111,33 @@ INLINE void norm_columns(const struct norm *n, const int wide, struct columns *c
         store(n->rstd + c->stat + v * LANES, reciprocal_root(spread[v] / (REAL)n->measured + n->epsilon));
     }
     load_columns(n, wide, c);
-    for (int64_t row = 0; row < n->rows; row++)
-        EACH(v, wide) {
-            int64_t i = row * n->channels + v * LANES;
-            vector z = (load(x + i) - c->mean[v]) * c->slant[v] + c->shift[v];
-            store(n->y + c->at + i, z * steepness(z, n->slope));
-        }
+    for (int64_t from = 0, to; from < n->rows; from = to) {
+        to = block_end(n, from);
+        const struct rows x = rows_of(n, wide, c, from, to, block);
+        REAL *y = n->y + c->at + from * n->channels;
+        for (int64_t row = 0; row < to - from; row++)
+            EACH(v, wide) {
+                vector z = (load(x.first + row * x.step + v * LANES) - c->mean[v]) * c->slant[v] + c->shift[v];
+                store(y + row * n->channels + v * LANES, z * steepness(z, n->slope));
+            }
+    }
 }
 
 /* gx = γ rstd (g − {Σ g / m} − {x̂ Σ g x̂ / m}) with g = gy · y′(z); the gradient of γ is Σ g x̂, that of β is Σ g. */
 INLINE void norm_backward_columns(const struct norm *n, const int wide, struct columns *c) {
-    const REAL *x = n->x + c->at, *gy = n->gy + c->at;
+    REAL block[BLOCK_ROWS * WIDE * LANES];
     vector total[WIDE] = {{0}}, total_d[WIDE] = {{0}}, along[WIDE];
     load_columns(n, wide, c);
     for (int64_t from = 0, to; from < n->rows; from = to) {
         to = block_end(n, from);
+        const struct rows x = rows_of(n, wide, c, from, to, block);
+        const REAL *gy = n->gy + c->at + from * n->channels;
         vector sum[WIDE] = {{0}}, sum_d[WIDE] = {{0}};
-        for (int64_t row = from; row < to; row++)
+        for (int64_t row = 0; row < to - from; row++)
             EACH(v, wide) {
-                int64_t i = row * n->channels + v * LANES;
-                vector d = load(x + i) - c->mean[v];
-                vector g = load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
+                vector d = load(x.first + row * x.step + v * LANES) - c->mean[v];
+                vector g = load(gy + row * n->channels + v * LANES);
+                g *= steepness(d * c->slant[v] + c->shift[v], n->slope);
                 sum[v] += g;
                 sum_d[v] += g * d;
             }
@@ -119,14 +153,21 @@ INLINE void norm_backward_columns(const struct norm *n, const int wide, struct c
         total[v] /= (REAL)n->measured;
         along[v] = g_scale / (REAL)n->measured * c->rstd[v];
     }
-    for (int64_t row = 0; row < n->rows; row++)
-        EACH(v, wide) {
-            int64_t i = row * n->channels + v * LANES;
-            vector d = load(x + i) - c->mean[v];
-            vector g = load(gy + i) * steepness(d * c->slant[v] + c->shift[v], n->slope);
-            if (row < n->measured) g = g - total[v] - d * along[v];
-            store(n->gx + c->at + i, c->slant[v] * g);
-        }
+    for (int64_t from = 0, to; from < n->rows; from = to) {
+        to = block_end(n, from);
+        const struct rows x = rows_of(n, wide, c, from, to, block);
+        const REAL *gy = n->gy + c->at + from * n->channels;
+        REAL *gx = n->windows ? block : n->gx + c->at + from * n->channels;
+        for (int64_t row = 0; row < to - from; row++)
+            EACH(v, wide) {
+                vector d = load(x.first + row * x.step + v * LANES) - c->mean[v];
+                vector g = load(gy + row * n->channels + v * LANES);
+                g *= steepness(d * c->slant[v] + c->shift[v], n->slope);
+                if (from < n->measured) g = g - total[v] - d * along[v];
+                store(gx + row * x.step + v * LANES, c->slant[v] * g);
+            }
+        if (n->windows) add_kernel_gradient(n, wide, c, from, to, block);
+    }
 }
 
 /* The backward pass of norm_backward. It takes the cotangents v of gx, v_scale of the gradient of γ and v_shift of that

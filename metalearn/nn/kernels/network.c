@@ -1,0 +1,633 @@
+/* A whole network, task after task, so that a task's numbers stay in the cache.
+ *
+ * The Hessian-vector product follows Pearlmutter 1994: every number of the gradient's computation gets a tangent, its
+ * derivative along the direction. */
+
+#include <stdlib.h>
+#include <string.h>
+#include <tgmath.h>
+
+#include "network.h"
+#include "norm.h"
+#include "taps.h"
+
+enum { MAX_LAYERS = 96 };
+
+/* The places of a value, and of what belongs to it, in a task's memory: kept numbers first, then scratch. `extra` is
+ * the layer's own: the statistics of a norm and its parameters' gradients, or the places of a pool's maxima. `moved` is
+ * the part of the tangent of a norm's input gradient that comes from the tangent of its input. */
+struct place { int64_t size, value, gradient, extra, tangent, change, moved; };
+
+struct plan {
+    int64_t count, samples, parameters, inputs, kept, scratch, kernel, kernels, work;
+    int64_t input[3];
+    struct layer layers[MAX_LAYERS];
+    struct taps taps[MAX_LAYERS];
+    struct place places[MAX_LAYERS + 1];
+};
+
+/* Plans */
+
+static struct geometry geometry_of(const struct plan *p, int64_t i) {
+    const struct layer *l = p->layers + i, *before = l->from ? p->layers + l->from - 1 : NULL;
+    int64_t height = before ? before->height : 1, width = before ? before->width : 1;
+    int64_t inputs = before ? before->channels : p->inputs;
+    if (l->height == 1 && l->width == 1 && l->kernel == 0)  /* a linear layer: all pixels at once */
+        return (struct geometry){1, p->samples, 1, 1, height * width * inputs, 1, 1, l->channels, 1, 1, 1, 0};
+    return (struct geometry){1, p->samples, height, width, inputs, l->height, l->width, l->channels, l->kernel,
+                             l->kernel, l->stride, l->padding};
+}
+
+static int64_t taken(int64_t *used, int64_t count) {
+    int64_t at = *used;
+    *used += (count + LANES - 1) / LANES * LANES;
+    return at;
+}
+
+static int64_t extra_size(const struct layer *l, int64_t size) {
+    return l->kind == NORM ? 4 * l->channels : l->kind == POOL ? size : 0;
+}
+
+/* How many layers read a value. */
+static int readers(const struct plan *p, int64_t value) {
+    int count = 0;
+    for (int64_t i = 0; i < p->count; i++)
+        count += (p->layers[i].from == value) + (p->layers[i].kind == SUM && p->layers[i].other == value);
+    return count;
+}
+
+static void lay_out(struct plan *p) {
+    for (int64_t i = p->count; i > 0; i--) {
+        const struct layer *l = p->layers + i - 1;
+        struct place *place = p->places + i;
+        place->size = p->samples * l->height * l->width * l->channels;
+        place->value = taken(&p->kept, place->size);
+        place->extra = taken(&p->kept, extra_size(l, place->size));
+        if (l->kind == WINDOWS) continue;  /* inputs have no derivatives */
+        if (place->gradient < 0) place->gradient = taken(&p->kept, place->size);
+        if (l->kind == SUM) {  /* both parts of a sum have its gradient */
+            if (l->from && readers(p, l->from) == 1) p->places[l->from].gradient = place->gradient;
+            if (l->other && readers(p, l->other) == 1) p->places[l->other].gradient = place->gradient;
+        }
+    }
+    p->scratch = p->kept;
+    for (int64_t i = p->count; i > 0; i--) {
+        const struct layer *l = p->layers + i - 1;
+        struct place *place = p->places + i;
+        if (l->kind == WINDOWS) continue;
+        place->tangent = taken(&p->scratch, place->size);
+        place->change = taken(&p->scratch, place->size);
+        if (l->kind == NORM) place->moved = taken(&p->scratch, p->places[l->from].size);
+    }
+    int64_t work = 0;
+    for (int64_t i = 0; i < p->count; i++) {
+        if (p->layers[i].kind != CONVOLUTION) continue;
+        const struct geometry *g = &p->taps[i].geometry;
+        int64_t size = tap_count(g) * g->inputs * g->outputs, needed = taps_scratch(p->taps + i);
+        if (size > p->kernel) p->kernel = size;
+        if (needed > work) work = needed;
+    }
+    p->kernels = taken(&p->scratch, 2 * p->kernel);
+    p->work = taken(&p->scratch, work);
+}
+
+static int has_derivative(const struct plan *p, int64_t value) {
+    return value && p->layers[value - 1].kind != WINDOWS;
+}
+
+static void free_plan(struct plan *p) {
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->layers[i].kind == CONVOLUTION) free_taps(p->taps + i);
+    free(p);
+}
+
+struct plan *new_plan(const struct layer *layers, int64_t count, const int64_t *input, int64_t parameters,
+                      int64_t samples) {
+    struct plan *p = count > MAX_LAYERS ? NULL : calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->samples = samples, p->parameters = parameters, p->inputs = input[0] * input[1] * input[2];
+    memcpy(p->input, input, sizeof p->input);
+    memcpy(p->layers, layers, count * sizeof *layers);
+    for (; p->count < count; p->count++) {
+        struct geometry g = geometry_of(p, p->count);
+        if (p->layers[p->count].kind != CONVOLUTION) continue;
+        if (!make_taps(&g, has_derivative(p, layers[p->count].from), p->taps + p->count)) {
+            free_plan(p);
+            return NULL;
+        }
+    }
+    for (int64_t i = 0; i <= count; i++) p->places[i].gradient = -1;
+    lay_out(p);
+    return p;
+}
+
+int64_t kept_size(const struct plan *plan) { return plan->kept; }
+
+/* A task */
+
+struct task {
+    const struct plan *plan;
+    const struct call *call;
+    const REAL *parameters, *x, *direction;
+    const int64_t *labels;
+    const REAL *targets, *cotangent;
+    REAL *kept, *scratch, *kernels, *work;
+};
+
+INLINE REAL *value_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].value; }
+INLINE REAL *gradient_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].gradient; }
+INLINE REAL *extra_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].extra; }
+INLINE REAL *tangent_of(const struct task *t, int64_t v) {
+    return t->scratch + t->plan->places[v].tangent - t->plan->kept;
+}
+INLINE REAL *change_of(const struct task *t, int64_t v) {
+    return t->scratch + t->plan->places[v].change - t->plan->kept;
+}
+INLINE REAL *moved_of(const struct task *t, int64_t v) {
+    return t->scratch + t->plan->places[v].moved - t->plan->kept;
+}
+INLINE const REAL *operand_of(const struct task *t, int64_t v) { return v ? value_of(t, v) : t->x; }
+
+INLINE int64_t pixels_of(const struct task *t, int64_t v) {
+    const struct layer *l = t->plan->layers + v - 1;
+    return t->plan->samples * l->height * l->width;
+}
+
+/* Elementwise layers */
+
+INLINE void add_to(REAL *restrict sum, const REAL *restrict x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] += x[i];
+}
+
+static void set_or_add(REAL *to, const REAL *x, int64_t count, int add) {
+    if (add) add_to(to, x, count);
+    else if (to != x) memcpy(to, x, count * sizeof(REAL));
+}
+
+/* f(x), and its first and second derivative; f is not a leaky ReLU. */
+INLINE void activated(int64_t activation, REAL x, REAL *y, REAL *first, REAL *second) {
+    if (activation == TANH) {
+        *y = tanh(x);
+        *first = 1 - *y * *y;
+        *second = -2 * *y * *first;
+    } else {
+        REAL down = exp(-fabs(x)), sigmoid = (x > 0 ? 1 : down) / (1 + down);
+        *y = (x > 0 ? x : 0) + log1p(down);
+        *first = sigmoid, *second = sigmoid * (1 - sigmoid);
+    }
+}
+
+/* y = f(x). */
+static void activate(const struct layer *l, int64_t size, const REAL *restrict x, REAL *restrict y) {
+    const REAL slope = (REAL)l->slope;
+    REAL first, second;
+    if (l->activation == LEAKY)
+        for (int64_t i = 0; i < size; i++) y[i] = x[i] > 0 ? x[i] : x[i] * slope;
+    else
+        for (int64_t i = 0; i < size; i++) {
+            activated(l->activation, x[i], y + i, &first, &second);
+            if (i % l->channels >= l->used) y[i] = 0;  /* f(0) need not be 0 */
+        }
+}
+
+/* dy = f′(x) dx, or with `add` it is added. It is the tangent of y from that of x, and gx from gy. */
+static void activate_along(const struct layer *l, int64_t size, const REAL *restrict x, const REAL *dx, REAL *dy,
+                           int add) {
+    const REAL slope = (REAL)l->slope;
+    REAL y, first, second;
+    if (l->activation == LEAKY && !add)
+        for (int64_t i = 0; i < size; i++) dy[i] = x[i] > 0 ? dx[i] : dx[i] * slope;
+    else
+        for (int64_t i = 0; i < size; i++) {
+            if (l->activation == LEAKY) first = x[i] > 0 ? 1 : slope;
+            else activated(l->activation, x[i], &y, &first, &second);
+            dy[i] = (i % l->channels < l->used ? first * dx[i] : 0) + (add ? dy[i] : 0);
+        }
+}
+
+/* Adds the part of the tangent of gx that is f″(x) gy times the tangent of x. */
+static void add_bend(const struct layer *l, int64_t size, const REAL *x, const REAL *gy, const REAL *dx, REAL *to) {
+    REAL y, first, second;
+    if (l->activation == LEAKY) return;
+    for (int64_t i = 0; i < size; i++) {
+        activated(l->activation, x[i], &y, &first, &second);
+        if (i % l->channels < l->used) to[i] += second * gy[i] * dx[i];
+    }
+}
+
+/* Layers without parameters */
+
+/* One channel of the pixels that a tap of a kernel sees, for a row of windows; beyond the image they are zero. */
+static void gather_row(const struct plan *p, const struct layer *l, const REAL *image, int64_t row, int64_t tap,
+                       REAL *to) {
+    const int64_t y = row * l->stride + tap / l->kernel - l->padding, shift = tap % l->kernel - l->padding;
+    const int64_t width = y >= 0 && y < p->input[1] ? p->input[2] : 0;
+    int64_t first = shift < 0 ? (-shift + l->stride - 1) / l->stride : 0;
+    int64_t end = width > shift ? (width - shift + l->stride - 1) / l->stride : 0;
+    if (end > l->width) end = l->width;
+    if (first > end) first = end;
+    image += y * p->input[2] + shift;
+    for (int64_t column = 0; column < first; column++) to[column * l->channels] = 0;
+    for (int64_t column = first; column < end; column++) to[column * l->channels] = image[column * l->stride];
+    for (int64_t column = end; column < l->width; column++) to[column * l->channels] = 0;
+}
+
+static void gather_windows(const struct task *t, const struct layer *l, REAL *to) {
+    const int64_t *in = t->plan->input;
+    for (int64_t i = 0; i < t->plan->samples * l->height; i++, to += l->width * l->channels)
+        for (int64_t tap = 0; tap < l->kernel * l->kernel; tap++)
+            for (int64_t c = 0; c < in[0]; c++) {
+                const REAL *image = t->x + (i / l->height * in[0] + c) * in[1] * in[2];
+                gather_row(t->plan, l, image, i % l->height, tap, to + tap * in[0] + c);
+            }
+}
+
+/* The four pixels that a pixel of a pool is the largest of; they begin at `at`. */
+struct window { int64_t at[4]; };
+
+INLINE struct window window_of(const struct task *t, const struct layer *l, int64_t pixel) {
+    const struct layer *before = t->plan->layers + l->from - 1;
+    int64_t column = pixel % l->width * 2, row = pixel / l->width % l->height * 2, c = l->channels;
+    int64_t first = ((pixel / l->width / l->height * before->height + row) * before->width + column) * c;
+    return (struct window){{first, first + c, first + before->width * c, first + (before->width + 1) * c}};
+}
+
+static void pool(const struct task *t, const struct layer *l, int64_t v) {
+    const REAL *x = value_of(t, l->from);
+    REAL *y = value_of(t, v), *place = extra_of(t, v);
+    for (int64_t p = 0; p < pixels_of(t, v); p++, y += l->channels, place += l->channels) {
+        struct window w = window_of(t, l, p);
+        for (int64_t c = 0; c < l->channels; c++) {
+            REAL best = x[w.at[0] + c], where = 0;
+            EACH(k, 4) {
+                REAL other = x[w.at[k] + c];
+                where = other > best ? k : where;
+                best = other > best || other != other ? other : best;
+            }
+            y[c] = best, place[c] = where;
+        }
+    }
+}
+
+/* The tangent of a pool: that of its maxima. */
+static void pool_tangent(const struct task *t, const struct layer *l, int64_t v) {
+    const REAL *dx = tangent_of(t, l->from), *place = extra_of(t, v);
+    REAL *dy = tangent_of(t, v);
+    for (int64_t p = 0; p < pixels_of(t, v); p++, dy += l->channels, place += l->channels) {
+        struct window w = window_of(t, l, p);
+        for (int64_t c = 0; c < l->channels; c++) {
+            REAL sum = 0;
+            EACH(k, 4) sum = place[c] == k ? dx[w.at[k] + c] : sum;
+            dy[c] = sum;
+        }
+    }
+}
+
+static void pool_backward(const struct task *t, const struct layer *l, int64_t v, const REAL *gy, REAL *gx, int add) {
+    const REAL *place = extra_of(t, v);
+    if (!add) memset(gx, 0, t->plan->places[l->from].size * sizeof(REAL));
+    for (int64_t p = 0; p < pixels_of(t, v); p++, gy += l->channels, place += l->channels) {
+        struct window w = window_of(t, l, p);
+        EACH(k, 4)
+            for (int64_t c = 0; c < l->channels; c++) gx[w.at[k] + c] += place[c] == k ? gy[c] : 0;
+    }
+}
+
+/* The mean over a sample's pixels. */
+static void mean(const struct task *t, const struct layer *l, const REAL *x, REAL *y) {
+    const struct layer *before = t->plan->layers + l->from - 1;
+    int64_t pixels = before->height * before->width;
+    for (int64_t s = 0; s < t->plan->samples; s++, y += l->channels) {
+        for (int64_t c = 0; c < l->channels; c++) y[c] = 0;
+        for (int64_t p = 0; p < pixels; p++, x += l->channels)
+            for (int64_t c = 0; c < l->channels; c++) y[c] += x[c];
+        for (int64_t c = 0; c < l->channels; c++) y[c] /= (REAL)pixels;
+    }
+}
+
+static void mean_backward(const struct task *t, const struct layer *l, const REAL *gy, REAL *gx, int add) {
+    const struct layer *before = t->plan->layers + l->from - 1;
+    int64_t pixels = before->height * before->width;
+    for (int64_t s = 0; s < t->plan->samples; s++, gy += l->channels)
+        for (int64_t p = 0; p < pixels; p++, gx += l->channels)
+            for (int64_t c = 0; c < l->channels; c++) gx[c] = gy[c] / (REAL)pixels + (add ? gx[c] : 0);
+}
+
+/* Layers with parameters */
+
+static struct norm norm_of(const struct task *t, const struct layer *l, int64_t v) {
+    int64_t pixels = l->height * l->width, known = t->call->known ? t->call->known : t->plan->samples;
+    REAL *extra = extra_of(t, v);
+    return (struct norm){
+        .tasks = 1, .rows = t->plan->samples * pixels, .measured = known * pixels, .channels = l->channels,
+        .epsilon = (REAL)l->epsilon, .slope = (REAL)l->slope, .x = value_of(t, l->from),
+        .scale = t->parameters + l->weight, .shift = t->parameters + l->bias,
+        .mean = extra, .rstd = extra + l->channels,
+    };
+}
+
+/* If this norm's input is a convolution of windows that nothing else reads, and no product will follow: has the input
+ * computed where it is needed, not stored. Gives the convolution, or NULL. */
+static const struct layer *fuse(const struct task *t, const struct layer *l, struct norm *n) {
+    const struct layer *c = t->plan->layers + l->from - 1;
+    if (t->call->kept || c->kind != CONVOLUTION || !c->from || has_derivative(t->plan, c->from) || c->bias >= 0)
+        return NULL;
+    n->depth = t->plan->layers[c->from - 1].channels;
+    n->windows = value_of(t, c->from), n->kernels = t->parameters + c->weight;
+    return c;
+}
+
+/* Whether a convolution is computed by the norm behind it. */
+static int is_fused(const struct task *t, int64_t v) {
+    const struct layer *next = t->plan->layers + v;
+    struct norm n;
+    return v < t->plan->count && next->kind == NORM && next->from == v && fuse(t, next, &n);
+}
+
+static void add_bias(const struct task *t, const struct layer *l, int64_t v, const REAL *bias, REAL *y) {
+    if (l->bias < 0) return;
+    for (int64_t p = 0; p < pixels_of(t, v); p++) add_to(y + p * l->channels, bias + l->bias, l->channels);
+}
+
+/* The gradient of a bias: the sum over pixels. */
+static void sum_pixels(const struct task *t, const struct layer *l, int64_t v, const REAL *gy, REAL *g) {
+    if (l->bias < 0) return;
+    memset(g + l->bias, 0, l->channels * sizeof(REAL));
+    for (int64_t p = 0; p < pixels_of(t, v); p++) add_to(g + l->bias, gy + p * l->channels, l->channels);
+}
+
+/* The loss */
+
+/* The samples that count in the loss: their rows of a last value, and the number of its channels. */
+struct counted { int64_t first, samples, channels, outputs; };
+
+static struct counted counted_of(const struct task *t) {
+    const struct plan *p = t->plan;
+    return (struct counted){t->call->known, p->samples - t->call->known, p->layers[p->count - 1].channels,
+                            t->call->outputs};
+}
+
+/* The cross-entropy of a sample. The probabilities take the place of `p`; the most probable class is returned. */
+static int64_t cross_entropy(const REAL *z, int64_t ways, int64_t label, REAL *p, REAL *loss) {
+    int64_t best = 0;
+    REAL sum = 0;
+    for (int64_t k = 1; k < ways; k++)
+        if (z[k] > z[best] || (z[k] != z[k] && z[best] == z[best])) best = k;
+    for (int64_t k = 0; k < ways; k++) sum += p[k] = exp(z[k] - z[best]);
+    *loss += log(sum) - (z[label] - z[best]);
+    for (int64_t k = 0; k < ways; k++) p[k] /= sum;
+    return best;
+}
+
+/* Gives the loss and the score of a task, and puts the loss's gradient at the last value's. */
+static void evaluate(const struct task *t, int64_t number) {
+    const struct counted n = counted_of(t);
+    const REAL *z = value_of(t, t->plan->count) + n.first * n.channels;
+    REAL *g = gradient_of(t, t->plan->count), loss = 0, score = 0;
+    memset(g, 0, (n.first + n.samples) * n.channels * sizeof(REAL));
+    g += n.first * n.channels;
+    for (int64_t s = 0; s < n.samples; s++, z += n.channels, g += n.channels) {
+        if (t->labels) {
+            score += cross_entropy(z, n.outputs, t->labels[s], g, &loss) == t->labels[s];
+            g[t->labels[s]] -= 1;
+            for (int64_t k = 0; k < n.outputs; k++) g[k] /= (REAL)n.samples;
+        } else
+            for (int64_t k = 0; k < n.outputs; k++) {
+                REAL away = z[k] - t->targets[s * n.outputs + k];
+                loss += away * away;
+                g[k] = 2 * away / (REAL)(n.samples * n.outputs);
+            }
+    }
+    t->call->loss[number] = loss / (REAL)(t->labels ? n.samples : n.samples * n.outputs);
+    t->call->score[number] = t->labels ? score / (REAL)n.samples : t->call->loss[number];
+}
+
+/* The tangent of the loss's gradient, from that of the last value. */
+static void evaluate_change(const struct task *t) {
+    const struct counted n = counted_of(t);
+    const REAL *g = gradient_of(t, t->plan->count) + n.first * n.channels;
+    const REAL *dz = tangent_of(t, t->plan->count) + n.first * n.channels;
+    REAL *change = change_of(t, t->plan->count);
+    memset(change, 0, (n.first + n.samples) * n.channels * sizeof(REAL));
+    change += n.first * n.channels;
+    for (int64_t s = 0; s < n.samples; s++, g += n.channels, dz += n.channels, change += n.channels) {
+        if (t->labels) {
+            REAL mean = 0;
+            for (int64_t k = 0; k < n.outputs; k++) {
+                change[k] = g[k] + (k == t->labels[s] ? 1 / (REAL)n.samples : 0);  /* probability / samples */
+                mean += change[k] * (REAL)n.samples * dz[k];
+            }
+            for (int64_t k = 0; k < n.outputs; k++) change[k] *= dz[k] - mean;
+        } else
+            for (int64_t k = 0; k < n.outputs; k++) change[k] = 2 * dz[k] / (REAL)(n.samples * n.outputs);
+    }
+}
+
+/* The sweeps */
+
+static void forward(const struct task *t) {
+    for (int64_t v = 1; v <= t->plan->count; v++) {
+        const struct layer *l = t->plan->layers + v - 1;
+        const int64_t size = t->plan->places[v].size;
+        REAL *y = value_of(t, v);
+        if (l->kind == WINDOWS) gather_windows(t, l, y);
+        else if (l->kind == CONVOLUTION) {
+            if (is_fused(t, v)) continue;
+            struct factors f = {1, {operand_of(t, l->from)}, {t->parameters + l->weight}};
+            tap_product(t->plan->taps + v - 1, f, y, 0, t->work);
+            add_bias(t, l, v, t->parameters, y);
+        } else if (l->kind == NORM) {
+            struct norm n = norm_of(t, l, v);
+            fuse(t, l, &n);
+            n.y = y;
+            norm(&n, 1);
+        } else if (l->kind == ACTIVATION) activate(l, size, value_of(t, l->from), y);
+        else if (l->kind == POOL) pool(t, l, v);
+        else if (l->kind == MEAN) mean(t, l, value_of(t, l->from), y);
+        else {
+            memcpy(y, value_of(t, l->from), size * sizeof(REAL));
+            add_to(y, value_of(t, l->other), size);
+        }
+    }
+}
+
+/* From the gradient of the last value to those of all values, and of the parameters, `g`. */
+static void backward(const struct task *t, REAL *g) {
+    char written[MAX_LAYERS + 1] = {0};
+    for (int64_t v = t->plan->count; v > 0; v--) {
+        const struct layer *l = t->plan->layers + v - 1;
+        if (l->kind == WINDOWS) continue;
+        const int wanted = has_derivative(t->plan, l->from), add = written[l->from];
+        const int64_t size = t->plan->places[v].size;
+        const REAL *gy = gradient_of(t, v);
+        REAL *gx = wanted ? gradient_of(t, l->from) : NULL;
+        if (l->kind == CONVOLUTION) {
+            if (is_fused(t, v)) continue;
+            const struct taps *taps = t->plan->taps + v - 1;
+            tap_weight_gradient(taps, (struct factors){1, {operand_of(t, l->from)}, {gy}}, g + l->weight);
+            sum_pixels(t, l, v, gy, g);
+            if (wanted) {
+                transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
+                tap_input_gradient(taps, (struct factors){1, {gy}, {t->kernels}}, gx, add, t->work);
+            }
+        } else if (l->kind == NORM) {
+            struct norm n = norm_of(t, l, v);
+            n.gy = gy, n.gx = gx, n.g_scale = extra_of(t, v) + 2 * l->channels, n.g_shift = n.g_scale + l->channels;
+            const struct layer *convolution = fuse(t, l, &n);
+            if (convolution) {
+                n.g_kernels = g + convolution->weight;
+                memset(n.g_kernels, 0, n.depth * l->channels * sizeof(REAL));
+            }
+            norm_backward(&n, 1);
+            memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
+            memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));
+        } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), gy, gx, add);
+        else if (l->kind == POOL) pool_backward(t, l, v, gy, gx, add);
+        else if (l->kind == MEAN) mean_backward(t, l, gy, gx, add);
+        else {
+            set_or_add(gx, gy, size, add);
+            set_or_add(gradient_of(t, l->other), gy, size, written[l->other]);
+            written[l->other] = 1;
+        }
+        written[l->from] = 1;
+    }
+}
+
+/* The tangents of all values along the direction. */
+static void forward_tangents(const struct task *t, REAL *product) {
+    for (int64_t v = 1; v <= t->plan->count; v++) {
+        const struct layer *l = t->plan->layers + v - 1;
+        if (l->kind == WINDOWS) continue;
+        const int moves = has_derivative(t->plan, l->from);
+        const int64_t size = t->plan->places[v].size;
+        REAL *dy = tangent_of(t, v);
+        const REAL *dx = moves ? tangent_of(t, l->from) : NULL;
+        if (l->kind == CONVOLUTION) {
+            struct factors f = {1 + moves, {operand_of(t, l->from), dx},
+                                {t->direction + l->weight, t->parameters + l->weight}};
+            tap_product(t->plan->taps + v - 1, f, dy, 0, t->work);
+            add_bias(t, l, v, t->direction, dy);
+        } else if (l->kind == NORM) {
+            struct norm n = norm_of(t, l, v);
+            n.gy = gradient_of(t, v), n.v = dx, n.v_scale = t->direction + l->weight;
+            n.v_shift = t->direction + l->bias, n.scale_gradient = extra_of(t, v) + 2 * l->channels;
+            n.shift_gradient = n.scale_gradient + l->channels, n.ggy = dy, n.hx = moved_of(t, v);
+            n.h_scale = product + l->weight;
+            norm_second(&n, 1);
+        } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), dx, dy, 0);
+        else if (l->kind == POOL) pool_tangent(t, l, v);
+        else if (l->kind == MEAN) mean(t, l, dx, dy);
+        else {
+            memcpy(dy, dx, size * sizeof(REAL));
+            add_to(dy, tangent_of(t, l->other), size);
+        }
+    }
+}
+
+/* From the tangent of the last value's gradient to those of all gradients; those of the parameters are the product. */
+static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
+    char written[MAX_LAYERS + 1] = {0};
+    for (int64_t v = t->plan->count; v > 0; v--) {
+        const struct layer *l = t->plan->layers + v - 1;
+        if (l->kind == WINDOWS) continue;
+        const int wanted = has_derivative(t->plan, l->from), add = written[l->from];
+        const int64_t size = t->plan->places[v].size;
+        const REAL *change = change_of(t, v);
+        REAL *to = wanted ? change_of(t, l->from) : NULL;
+        if (l->kind == CONVOLUTION) {
+            const struct taps *taps = t->plan->taps + v - 1;
+            const REAL *gy = gradient_of(t, v), *dx = wanted ? tangent_of(t, l->from) : NULL;
+            struct factors by_kernel = {1 + wanted, {operand_of(t, l->from), dx}, {change, gy}};
+            tap_weight_gradient(taps, by_kernel, product + l->weight);
+            sum_pixels(t, l, v, change, product);
+            if (wanted) {
+                REAL *turned = t->kernels + t->plan->kernel;
+                transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
+                transpose_kernels(&taps->geometry, t->direction + l->weight, turned);
+                struct factors by_image = {2, {change, gy}, {t->kernels, turned}};
+                tap_input_gradient(taps, by_image, to, add, t->work);
+            }
+        } else if (l->kind == NORM) {
+            struct norm n = norm_of(t, l, v);
+            n.gy = change, n.gx = to, n.g_scale = sums, n.g_shift = product + l->bias;
+            norm_backward(&n, 1);
+            add_to(product + l->weight, sums, l->channels);
+            add_to(to, moved_of(t, v), t->plan->places[l->from].size);
+        } else if (l->kind == ACTIVATION) {
+            activate_along(l, size, value_of(t, l->from), change, to, add);
+            add_bend(l, size, value_of(t, l->from), gradient_of(t, v), tangent_of(t, l->from), to);
+        } else if (l->kind == POOL) pool_backward(t, l, v, change, to, add);
+        else if (l->kind == MEAN) mean_backward(t, l, change, to, add);
+        else {
+            set_or_add(to, change, size, add);
+            set_or_add(change_of(t, l->other), change, size, written[l->other]);
+            written[l->other] = 1;
+        }
+        written[l->from] = 1;
+    }
+}
+
+/* Calls */
+
+struct job { const struct plan *plan; const struct call *call; };
+
+/* This thread's memory for a task; it grows as needed, and stays. */
+static REAL *scratch_of(const struct plan *p) {
+    static _Thread_local REAL *memory = NULL;
+    static _Thread_local int64_t size = 0;
+    if (size < p->scratch + 64) {
+        free(memory);
+        size = p->scratch + 64;
+        memory = aligned_alloc(4096, (size * sizeof(REAL) + 4095) / 4096 * 4096);
+        if (!memory) abort();
+    }
+    return memory;
+}
+
+static struct task task_of(const struct job *j, int64_t number) {
+    const struct plan *p = j->plan;
+    const struct call *c = j->call;
+    REAL *scratch = scratch_of(p);
+    int64_t counted = p->samples - c->known, last = p->places[p->count].size;
+    return (struct task){
+        .plan = p, .call = c, .parameters = c->parameters + number * c->parameters_step,
+        .x = c->x + number * p->samples * p->inputs,
+        .direction = c->direction ? c->direction + number * p->parameters : NULL,
+        .labels = c->labels ? c->labels + number * counted : NULL,
+        .targets = c->targets ? c->targets + number * counted * c->outputs : NULL,
+        .cotangent = c->cotangent ? c->cotangent + number * last : NULL,
+        .kept = c->kept ? c->kept + number * p->kept : scratch, .scratch = scratch + p->kept,
+        .kernels = scratch + p->kernels, .work = scratch + p->work,
+    };
+}
+
+static void loss_unit(const void *job, int64_t number) {
+    const struct job *j = job;
+    const struct task t = task_of(j, number);
+    const struct call *c = j->call;
+    int64_t last = j->plan->places[j->plan->count].size;
+    forward(&t);
+    if (c->last) memcpy(c->last + number * last, value_of(&t, j->plan->count), last * sizeof(REAL));
+    if (c->loss) evaluate(&t, number);
+    else if (t.cotangent) memcpy(gradient_of(&t, j->plan->count), t.cotangent, last * sizeof(REAL));
+    if (c->gradient) backward(&t, c->gradient + number * j->plan->parameters);
+}
+
+static void product_unit(const void *job, int64_t number) {
+    const struct job *j = job;
+    const struct task t = task_of(j, number);
+    REAL *product = j->call->product + number * j->plan->parameters;
+    forward_tangents(&t, product);
+    evaluate_change(&t);
+    backward_tangents(&t, product, t.kernels);
+}
+
+void network_loss(const struct plan *plan, const struct call *call, int64_t threads) {
+    const struct job j = {plan, call};
+    for_each_unit(call->tasks, threads, loss_unit, &j);
+}
+
+void network_product(const struct plan *plan, const struct call *call, int64_t threads) {
+    const struct job j = {plan, call};
+    for_each_unit(call->tasks, threads, product_unit, &j);
+}

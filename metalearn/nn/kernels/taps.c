@@ -1,0 +1,284 @@
+/* Convolutions of one task. Pixels that the same taps reach are computed together, in tiles that fill the registers;
+ * each pixel is one sum over taps and channels, in the same order in every tile. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "taps.h"
+#include "winograd.h"
+
+/* What is computed before the next block, so that its operands stay in the cache: numbers of some samples, and pixels of
+ * a kernel gradient. */
+enum { PRODUCT_BLOCK = 65536, JOINT_PIXELS = 128 };
+
+/* Length of a sum in registers; longer sums are continued from memory, so that their kernels stay in the cache. */
+enum { SUM_LENGTH = 1024 };
+
+/* Plans */
+
+/* The taps that reach a pixel: their numbers, and where the operand's pixels begin. */
+struct reached { int taps; int32_t tap[MAX_TAPS], at[MAX_TAPS]; };
+
+static struct reached reach_of_output(const struct geometry *g, int64_t row, int64_t column) {
+    struct reached r = {0};
+    for (int64_t tap = 0; tap < tap_count(g); tap++) {
+        int64_t y = row * g->stride + tap / g->kernel_width - g->padding;
+        int64_t x = column * g->stride + tap % g->kernel_width - g->padding;
+        if (y < 0 || y >= g->height || x < 0 || x >= g->width) continue;
+        r.tap[r.taps] = (int32_t)tap;
+        r.at[r.taps++] = (int32_t)((y * g->width + x) * g->inputs);
+    }
+    return r;
+}
+
+static struct reached reach_of_input(const struct geometry *g, int64_t row, int64_t column) {
+    struct reached r = {0};
+    for (int64_t tap = 0; tap < tap_count(g); tap++) {
+        int64_t y = row + g->padding - tap / g->kernel_width, x = column + g->padding - tap % g->kernel_width;
+        if (y < 0 || x < 0 || y % g->stride || x % g->stride) continue;
+        y /= g->stride, x /= g->stride;
+        if (y >= g->out_height || x >= g->out_width) continue;
+        r.tap[r.taps] = (int32_t)tap;
+        r.at[r.taps++] = (int32_t)((y * g->out_width + x) * g->outputs);
+    }
+    return r;
+}
+
+static int same_reach(const struct reach *group, const struct reached *r) {
+    if (group->taps != r->taps) return 0;
+    for (int k = 0; k < r->taps; k++)
+        if (group->tap[k] != r->tap[k] || group->shift[k] != r->at[k] - r->at[0]) return 0;
+    return 1;
+}
+
+/* An empty group of pixels that are reached like `r`, with room for `pixels`. */
+static int new_reach(struct reach *group, const struct reached *r, int64_t pixels) {
+    int32_t *memory = malloc((2 * MAX_TAPS + 2 * pixels) * sizeof(int32_t));
+    if (!memory) return 0;
+    *group = (struct reach){0, r->taps, memory, memory + MAX_TAPS, memory + 2 * MAX_TAPS,
+                            memory + 2 * MAX_TAPS + pixels};
+    for (int k = 0; k < r->taps; k++) {
+        group->tap[k] = r->tap[k];
+        group->shift[k] = r->at[k] - r->at[0];
+    }
+    return 1;
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Groups the pixels of one direction, block of samples by block. Returns the number of groups, or −1. */
+static int64_t make_reaches(const struct geometry *g, int backward, struct reach **result) {
+    int64_t in = g->height * g->width * g->inputs, out = g->out_height * g->out_width * g->outputs;
+    int64_t rows = backward ? g->height : g->out_height, columns = backward ? g->width : g->out_width;
+    int64_t width = backward ? g->inputs : g->outputs, from_size = backward ? out : in, to_size = backward ? in : out;
+    int64_t block = smaller(larger(PRODUCT_BLOCK / (in + out), 1), g->samples), count = 0, room = 0;
+    *result = NULL;
+    for (int64_t first = 0; first < g->samples; first += block) {
+        int64_t begin = count, last = smaller(first + block, g->samples);
+        for (int64_t i = 0; i < (last - first) * rows * columns; i++) {
+            int64_t sample = first + i / (rows * columns), row = i / columns % rows, column = i % columns;
+            struct reached r = backward ? reach_of_input(g, row, column) : reach_of_output(g, row, column);
+            int64_t group = begin;
+            while (group < count && !same_reach(*result + group, &r)) group++;
+            if (group == count) {
+                if (count == room) {
+                    struct reach *grown = realloc(*result, (room = 2 * room + 16) * sizeof(struct reach));
+                    if (!grown) return -1;
+                    *result = grown;
+                }
+                if (!new_reach(*result + count, &r, block * rows * columns)) return -1;
+                count++;
+            }
+            struct reach *to = *result + group;
+            to->from[to->pixels] = (int32_t)(sample * from_size + (r.taps ? r.at[0] : 0));
+            to->to[to->pixels++] = (int32_t)(sample * to_size + (row * columns + column) * width);
+        }
+    }
+    return count;
+}
+
+/* The pairs of every block of output pixels and tap. Returns their number, or −1. */
+static int64_t make_joints(const struct geometry *g, struct joint **result) {
+    int64_t pixels = g->out_height * g->out_width, all = g->samples * pixels, taps = tap_count(g), count = 0;
+    *result = calloc((all + JOINT_PIXELS - 1) / JOINT_PIXELS * taps, sizeof(struct joint));
+    if (!*result) return -1;
+    for (int64_t first = 0; first < all; first += JOINT_PIXELS)
+        for (int64_t tap = 0; tap < taps; tap++) {
+            int32_t *memory = malloc(2 * JOINT_PIXELS * sizeof(int32_t));
+            if (!memory) return -1;
+            struct joint *j = *result + count++;
+            *j = (struct joint){(int32_t)tap, 0, memory, memory + JOINT_PIXELS};
+            for (int64_t i = first; i < smaller(first + JOINT_PIXELS, all); i++) {
+                int64_t y = i % pixels / g->out_width * g->stride + tap / g->kernel_width - g->padding;
+                int64_t x = i % g->out_width * g->stride + tap % g->kernel_width - g->padding;
+                if (y < 0 || y >= g->height || x < 0 || x >= g->width) continue;
+                j->in[j->pairs] = (int32_t)(((i / pixels * g->height + y) * g->width + x) * g->inputs);
+                j->out[j->pairs++] = (int32_t)(i * g->outputs);
+            }
+        }
+    return count;
+}
+
+int make_taps(const struct geometry *g, int backward, struct taps *t) {
+    *t = (struct taps){.geometry = *g};
+    int64_t in = g->height * g->width * g->inputs, out = g->out_height * g->out_width * g->outputs;
+    if (tap_count(g) > MAX_TAPS || g->samples * larger(in, out) > INT32_MAX) return 0;
+    const int directly = !winograd_fits(g);
+    t->forward_count = directly ? make_reaches(g, 0, &t->forward) : 0;
+    t->backward_count = directly && backward ? make_reaches(g, 1, &t->backward) : 0;
+    t->joint_count = make_joints(g, &t->joints);
+    return t->forward_count >= 0 && t->backward_count >= 0 && t->joint_count >= 0;
+}
+
+void free_taps(struct taps *t) {
+    for (int64_t i = 0; i < t->forward_count; i++) free(t->forward[i].tap);
+    for (int64_t i = 0; i < t->backward_count; i++) free(t->backward[i].tap);
+    for (int64_t i = 0; i < t->joint_count; i++) free(t->joints[i].in);
+    free(t->forward), free(t->backward), free(t->joints);
+}
+
+/* Sums of products */
+
+/* Some pixels of a group, and the taps whose products are added to them. */
+struct part { const struct reach *reach; int64_t pixel, first_tap, end_tap, depth, width, column; };
+
+INLINE void reach_tile(const int rows, const int vectors, const struct part *p, const struct factors *f, REAL *result,
+                       int add) {
+    const struct reach *reach = p->reach;
+    vector sum[ROWS][VECTORS];
+    EACH(r, rows)
+        EACH(v, vectors)
+            sum[r][v] = add ? load(result + reach->to[p->pixel + r] + p->column + v * LANES) : (vector){0};
+    for (int s = 0; s < f->sources; s++)
+        for (int64_t k = p->first_tap; k < p->end_tap; k++) {
+            const REAL *row[ROWS], *b = f->right[s] + reach->tap[k] * p->depth * p->width + p->column;
+            EACH(r, rows) row[r] = f->left[s] + reach->from[p->pixel + r] + reach->shift[k];
+            for (int64_t i = 0; i < p->depth; i++, b += p->width) {
+                vector operand[VECTORS];
+                EACH(v, vectors) operand[v] = load(b + v * LANES);
+                EACH(r, rows)
+                    EACH(v, vectors) sum[r][v] += row[r][i] * operand[v];
+            }
+        }
+    EACH(r, rows)
+        EACH(v, vectors) store(result + reach->to[p->pixel + r] + p->column + v * LANES, sum[r][v]);
+}
+
+static void add_reaches(const struct reach *reaches, int64_t count, int64_t depth, int64_t width, struct factors f,
+                        REAL *result, int add) {
+    const int64_t taps_at_once = larger(SUM_LENGTH / depth, 1);
+    for (int64_t g = 0; g < count; g++) {
+        struct part p = {.reach = reaches + g, .depth = depth, .width = width};
+        while (p.column < width) {
+            const int vectors = vectors_left(width - p.column);
+            p.first_tap = 0;
+            do {
+                p.end_tap = smaller(p.first_tap + taps_at_once, p.reach->taps);
+                for (p.pixel = 0; p.pixel < p.reach->pixels;) {
+                    const int rows = next_rows(p.reach->pixels - p.pixel);
+#define TILE(R, V) reach_tile(R, V, &p, &f, result, add || p.first_tap)
+                    WITH_TILE(rows, vectors, TILE)
+#undef TILE
+                    p.pixel += rows;
+                }
+                p.first_tap = p.end_tap;
+            } while (p.first_tap < p.reach->taps);
+            p.column += vectors * LANES;
+        }
+    }
+}
+
+int64_t taps_scratch(const struct taps *t) { return winograd_fits(&t->geometry) ? winograd_scratch(&t->geometry) : 0; }
+
+void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch) {
+    const struct geometry *g = &t->geometry;
+    if (winograd_fits(g)) winograd(g, f, g->inputs, g->outputs, 0, result, add, scratch);
+    else add_reaches(t->forward, t->forward_count, g->inputs, g->outputs, f, result, add);
+}
+
+void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch) {
+    const struct geometry *g = &t->geometry;
+    if (winograd_fits(g)) winograd(g, f, g->outputs, g->inputs, 1, result, add, scratch);
+    else add_reaches(t->backward, t->backward_count, g->outputs, g->inputs, f, result, add);
+}
+
+/* Some rows of a matrix product. */
+INLINE void row_tile(const int rows, const int vectors, const struct factors *f, int64_t row, int64_t column,
+                     int64_t depth, int64_t width, REAL *result) {
+    vector sum[ROWS][VECTORS];
+    EACH(r, rows)
+        EACH(v, vectors) sum[r][v] = (vector){0};
+    for (int s = 0; s < f->sources; s++) {
+        const REAL *a = f->left[s] + row * depth, *b = f->right[s] + column;
+        for (int64_t i = 0; i < depth; i++, b += width) {
+            vector operand[VECTORS];
+            EACH(v, vectors) operand[v] = load(b + v * LANES);
+            EACH(r, rows)
+                EACH(v, vectors) sum[r][v] += a[r * depth + i] * operand[v];
+        }
+    }
+    EACH(r, rows)
+        EACH(v, vectors) store(result + (row + r) * width + column + v * LANES, sum[r][v]);
+}
+
+void multiply(int64_t rows, int64_t depth, int64_t width, struct factors f, REAL *result) {
+    for (int64_t column = 0; column < width;) {
+        const int vectors = vectors_left(width - column);
+        for (int64_t row = 0; row < rows;) {
+            const int now = next_rows(rows - row);
+#define TILE(R, V) row_tile(R, V, &f, row, column, depth, width, result)
+            WITH_TILE(now, vectors, TILE)
+#undef TILE
+            row += now;
+        }
+        column += vectors * LANES;
+    }
+}
+
+/* Some rows and columns of the kernel gradient of a tap. */
+INLINE void joint_tile(const int rows, const int vectors, const struct joint *j, const struct factors *f, int64_t row,
+                       int64_t column, REAL *result, int64_t width, int add) {
+    vector sum[ROWS][VECTORS];
+    EACH(r, rows)
+        EACH(v, vectors) sum[r][v] = add ? load(result + r * width + v * LANES) : (vector){0};
+    for (int s = 0; s < f->sources; s++) {
+        const REAL *a = f->left[s] + row, *b = f->right[s] + column;
+        for (int32_t p = 0; p < j->pairs; p++) {
+            const REAL *left = a + j->in[p], *right = b + j->out[p];
+            vector operand[VECTORS];
+            EACH(v, vectors) operand[v] = load(right + v * LANES);
+            EACH(r, rows)
+                EACH(v, vectors) sum[r][v] += left[r] * operand[v];
+        }
+    }
+    EACH(r, rows)
+        EACH(v, vectors) store(result + r * width + v * LANES, sum[r][v]);
+}
+
+void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result) {
+    const int64_t height = t->geometry.inputs, width = t->geometry.outputs;
+    for (int64_t i = 0; i < t->joint_count; i++) {
+        const struct joint *j = t->joints + i;
+        const int add = i >= tap_count(&t->geometry);  /* not the first block of pixels */
+        for (int64_t column = 0; column < width;) {
+            const int vectors = vectors_left(width - column);
+            for (int64_t row = 0; row < height;) {
+                const int rows = next_rows(height - row);
+                REAL *to = result + (j->tap * height + row) * width + column;
+#define TILE(R, V) joint_tile(R, V, j, &f, row, column, to, width, add)
+                WITH_TILE(rows, vectors, TILE)
+#undef TILE
+                row += rows;
+            }
+            column += vectors * LANES;
+        }
+    }
+}
+
+void transpose_kernels(const struct geometry *g, const REAL *weight, REAL *transposed) {
+    for (int64_t tap = 0; tap < tap_count(g); tap++) {
+        int64_t place = tap * g->inputs * g->outputs;
+        transpose(g->inputs, g->outputs, weight + place, transposed + place);
+    }
+}

@@ -1,0 +1,51 @@
+/* Convolutions of one task, by a plan of the pixels that each tap of a kernel joins. */
+
+#ifndef TAPS_H
+#define TAPS_H
+
+#include "kernels.h"
+
+enum { MAX_TAPS = 49 };
+
+/* Pixels of a result that the same taps reach. The operand's pixel of tap k begins at from[pixel] + shift[k], and the
+ * result's at to[pixel]. */
+struct reach { int32_t pixels, taps, *tap, *shift, *from, *to; };
+
+/* The pairs (input pixel, output pixel) that a tap joins, in a block of output pixels. */
+struct joint { int32_t tap, pairs, *in, *out; };
+
+/* A convolution of some samples: what reaches each output pixel, what reaches each input pixel, and the joints. */
+struct taps {
+    struct geometry geometry;
+    int64_t forward_count, backward_count, joint_count;
+    struct reach *forward, *backward;
+    struct joint *joints;
+};
+
+/* Two factors of a sum of products; or one, if sources is 1. */
+struct factors { int sources; const REAL *left[2], *right[2]; };
+
+/* Makes the plan; `backward` says whether the input gradient is needed. Returns 0 if memory or 32 bits do not do. */
+int make_taps(const struct geometry *g, int backward, struct taps *t);
+void free_taps(struct taps *t);
+
+/* How many numbers of scratch memory the next two functions need. */
+int64_t taps_scratch(const struct taps *t);
+
+/* Σ over sources of images ∗ kernels; `left` are images, `right` kernels. With `add`, it is added to the result. */
+void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch);
+
+/* Σ over sources of the derivatives by images; `left` are output gradients, `right` kernels transposed by
+ * `transpose_kernels`. */
+void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch);
+
+/* Σ over sources of the derivatives by kernels; `left` are images, `right` output gradients. */
+void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result);
+
+/* Σ over sources of left [rows][depth] · right [depth][width] → result [rows][width]. */
+void multiply(int64_t rows, int64_t depth, int64_t width, struct factors f, REAL *result);
+
+/* Kernels [tap][input][output] → [tap][output][input]. */
+void transpose_kernels(const struct geometry *g, const REAL *weight, REAL *transposed);
+
+#endif

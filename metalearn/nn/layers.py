@@ -1,0 +1,123 @@
+"""Networks as sequences of layers that name their parameters.
+
+The layers of a network say everything about it. So they can be applied one by one, as here, or compiled as a whole
+(`metalearn.nn.network`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.nn.conv import conv2d
+from metalearn.nn.layout import channels_last
+from metalearn.nn.linear import linear
+from metalearn.nn.norm import LINEAR, batch_norm
+from metalearn.nn.pool import max_pool2d
+
+Params: TypeAlias = dict[str, Tensor]
+
+
+class ChannelsLast(NamedTuple):
+    """Images [t, n, c, h, w] → [t, n, h, w, c]."""
+
+
+class Convolution(NamedTuple):
+    """Convolution without a bias. `weight` names the kernels [o, i, kh, kw]."""
+
+    weight: str
+    stride: int = 1
+    padding: int = 0
+
+
+class Norm(NamedTuple):
+    """Batch norm with a leaky ReLU behind it. `scale` and `shift` name parameters [c]."""
+
+    scale: str
+    shift: str
+    slope: float = LINEAR
+
+
+class Activation(NamedTuple):
+    """`leaky_relu` with its slope below 0, `softplus` or `tanh`."""
+
+    name: str
+    slope: float = 0.0
+
+
+class MaxPool(NamedTuple):
+    """The largest of every 2×2 pixels."""
+
+
+class Mean(NamedTuple):
+    """The mean over the pixels: [t, n, h, w, c] → [t, n, c]."""
+
+
+class Flatten(NamedTuple):
+    """[t, n, h, w, c] → [t, n, c h w]; numbers of other shapes → [t, n, d]."""
+
+
+class Linear(NamedTuple):
+    """The affine map; `weight` names [o, i], `bias` [o]."""
+
+    weight: str
+    bias: str
+
+
+class Residual(NamedTuple):
+    """The sum of two branches with the same input."""
+
+    main: "tuple[Layer, ...]"
+    around: "tuple[Layer, ...]"
+
+
+Layer = ChannelsLast | Convolution | Norm | Activation | MaxPool | Mean | Flatten | Linear | Residual
+
+
+def parameters_of(layers: Sequence[Layer]) -> Iterator[str]:
+    """The names of the parameters, in the order of the layers."""
+    for layer in layers:
+        match layer:
+            case Convolution(weight):
+                yield weight
+            case Norm(scale, shift):
+                yield from (scale, shift)
+            case Linear(weight, bias):
+                yield from (weight, bias)
+            case Residual(main, around):
+                yield from parameters_of(main)
+                yield from parameters_of(around)
+
+
+def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, known: int = 0) -> Tensor:
+    """Applies the layers one by one; per-task parameters have a leading task dimension. If `known` is above 0, the
+    statistics of norms are those of the first `known` samples."""
+    for layer in layers:
+        x = _applied(layer, params, x, known)
+    return x
+
+
+def _applied(layer: Layer, params: Params, x: Tensor, known: int) -> Tensor:
+    match layer:
+        case ChannelsLast():
+            return channels_last(x)
+        case Convolution(weight, stride, padding):
+            return conv2d(x, params[weight], stride=stride, padding=padding)
+        case Norm(scale, shift, slope):
+            return batch_norm(x, params[scale], params[shift], slope=slope, statistics_of=known or None)
+        case Activation(name, slope):
+            if name == "leaky_relu":
+                return F.leaky_relu(x, slope) if slope else F.relu(x)
+            return F.softplus(x) if name == "softplus" else torch.tanh(x)
+        case MaxPool():
+            return max_pool2d(x, 2)
+        case Mean():
+            return x.mean(dim=(2, 3))
+        case Flatten():
+            return (x.permute(0, 1, 4, 2, 3) if x.dim() == 5 else x).flatten(2)
+        case Linear(weight, bias):
+            return linear(x, params[weight], params[bias])
+        case Residual(main, around):
+            return apply_layers(main, params, x, known) + apply_layers(around, params, x, known)

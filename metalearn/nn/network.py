@@ -1,0 +1,242 @@
+"""A network of known layers, compiled: the loss of every task, its gradient and its Hessian-vector product.
+
+The parameters of a task are one row of a tensor [t, P], the *packed* form of `Params`, a dictionary of one tensor. So
+inner optimisers, which compute elementwise, need one operation for all parameters. Each task is computed by itself,
+from the first layer to the last (`kernels/network.c`), and its numbers do not depend on the other tasks of the chunk.
+
+The loss can be differentiated twice. Third and higher derivatives are those of the layers, one by one.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
+from metalearn.nn.native import CALL, compiled_for
+from metalearn.nn.packing import PACKED, is_packed
+from metalearn.nn.plans import Shaped
+from metalearn.nn.precision import rounds_products
+
+Metrics = dict[str, Tensor]
+
+
+class Network:
+    """A sequence of layers that is compiled when it is used."""
+
+    def __init__(self, layers: Sequence[Layer], *, ignores_support: bool = False) -> None:
+        """With `ignores_support`, the statistics of norms are always those of the batch."""
+        self.layers = tuple(layers)
+        self._ignores_support = ignores_support
+        self._names = tuple(parameters_of(layers))
+        self._shaped: dict[tuple[tuple[int, ...], ...], Shaped] = {}
+        self._packed: dict[str, Shaped] = {}
+        self._making = threading.Lock()
+
+    def computes(self, params: Params) -> bool:
+        """Whether the compiled network can compute with these parameters: it needs the kernels, on the CPU, and
+        products in full precision."""
+        first = params.get(self._names[0])
+        return first is not None and not rounds_products() and compiled_for(first) is not None
+
+    def pack(self, params: Params, tasks: int) -> Params:
+        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks."""
+        values = [params[name] for name in self._names]
+        shaped = self._of(values)
+        return {shaped.key: shaped.layout.rows(values, tasks)}
+
+    def replaced(self, packed: Params, values: Params) -> Params:
+        """Packed parameters with the `values` [*shape] of some of them, which all tasks share."""
+        if not values:
+            return packed
+        ((key, row),) = packed.items()
+        return {key: self._packed[key].layout.replaced(row, values)}
+
+    def unpack(self, packed: Params) -> Params:
+        """Packed parameters, or sums of such [P], by name; and other parameters as they are."""
+        if not is_packed(packed):
+            return packed
+        ((key, row),) = packed.items()
+        return dict(zip(self._names, self._packed[key].layout.unpack(row), strict=True))
+
+    def metrics(
+        self, params: Params, x: Tensor, y: Tensor, support_x: Tensor | None = None, *, twice: bool = False
+    ) -> Metrics:
+        """Each task's `loss` [t], and its `accuracy` for classes `y` [t, n], or `mse` for numbers `y` [t, n, d].
+
+        Args:
+            params: packed.
+            x: [t, n, …].
+            y: the targets.
+            support_x: the support set whose statistics normalise; None: those of `x`.
+            twice: keep what the second derivative of the loss needs.
+        """
+        ((key, row),) = params.items()
+        tasks = _Tasks(self._packed[key], row, x, y, None if self._ignores_support else support_x, twice)
+        if torch.is_grad_enabled() and row.requires_grad:
+            loss, score = _Loss.apply(row, tasks)
+        else:
+            loss, score, _, _ = tasks.loss(row, gradient=False)
+        return {"loss": loss, "mse" if y.is_floating_point() else "accuracy": score}
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor, *, twice: bool = False) -> Params:
+        """The gradient of each task's loss by its packed parameters, in packed form. With `twice`, it has a derivative
+        of its own. It is what `torch.autograd.grad` gives for the loss of `metrics`, in one call."""
+        ((key, row),) = params.items()
+        tasks = _Tasks(self._packed[key], row, x, y, None, twice)
+        _, _, gradient, kept = tasks.loss(row.detach(), gradient=True)
+        return {key: _Gradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
+
+    def _of(self, values: Sequence[Tensor]) -> Shaped:
+        """The network for the shapes of these parameters."""
+        shapes = tuple([tuple(value.shape) for value in values])
+        if shapes not in self._shaped:
+            with self._making:
+                by_name = dict(zip(self._names, shapes, strict=True))
+                shaped = self._shaped.get(shapes) or Shaped(self.layers, by_name, f"{PACKED}{len(self._shaped)}")
+                self._packed[shaped.key] = self._shaped[shapes] = shaped
+        return self._shaped[shapes]
+
+
+class _Tasks:
+    """The samples of some tasks, as the kernels take them."""
+
+    def __init__(
+        self, shaped: Shaped, row: Tensor, x: Tensor, y: Tensor, support_x: Tensor | None, twice: bool
+    ) -> None:
+        """Raises ValueError if samples, targets and parameters do not fit."""
+        self.shaped, self.known, self.twice = shaped, 0 if support_x is None else support_x.shape[1], twice
+        self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
+        self.y = y.contiguous()
+        if (self.x.dtype, self.x.device) != (row.dtype, row.device):
+            raise ValueError(
+                f"inputs {self.x.dtype} on {self.x.device}: must be as the parameters, {row.dtype} on {row.device}"
+            )
+        kernels = compiled_for(row)
+        assert kernels is not None
+        self._plan = shaped.plan(kernels, self.x.shape[1], tuple(self.x.shape[2:]))
+        self._check(row)
+
+    def _check(self, row: Tensor) -> None:
+        """Raises ValueError if kernels would read beyond their memory."""
+        tasks, samples, outputs = *self.x.shape[:2], self._plan.outputs
+        numbers = self.y.is_floating_point()
+        wanted = (tasks, samples - self.known, *((outputs,) if numbers else ()))
+        if self.y.shape != wanted or row.shape != (tasks, self.shaped.layout.size):
+            raise ValueError(
+                f"targets {list(self.y.shape)} and parameters of {row.shape[0]} tasks: targets must be {list(wanted)}, "
+                f"for inputs {list(self.x.shape)}"
+            )
+        if numbers and self.y.dtype != row.dtype:
+            raise ValueError(f"targets {self.y.dtype}: must be {row.dtype}, as the parameters")
+        if not numbers:
+            least, most = torch.aminmax(self.y)
+            if least < 0 or most >= outputs:
+                raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")
+
+    def _call(self, row: Tensor) -> CALL:
+        call = CALL(
+            tasks=row.shape[0], known=self.known, outputs=self._plan.outputs, parameters_step=row.stride(0),
+            parameters=row.data_ptr(), x=self.x.data_ptr(),
+        )  # fmt: skip
+        if self.y.is_floating_point():
+            call.targets = self.y.data_ptr()
+        else:
+            call.labels = self.y.data_ptr()
+        return call
+
+    def loss(self, row: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Loss and score [t]; with `gradient`, the gradient [t, P] too, and what the product needs."""
+        row, tasks = _rows(row), row.shape[0]
+        loss, score = row.new_empty(tasks), row.new_empty(tasks)
+        call = self._call(row)
+        call.loss, call.score = loss.data_ptr(), score.data_ptr()
+        grad = kept = None
+        if gradient:
+            grad = row.new_empty(row.shape)
+            call.gradient = grad.data_ptr()
+            if self.twice:
+                kept = row.new_empty(tasks, self._plan.kept)
+                call.kept = kept.data_ptr()
+        self._plan.kernels.network_loss(self._plan.address, call)
+        return loss, score, grad, kept
+
+    def product(self, row: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
+        """The product of each task's Hessian with its direction [t, P]."""
+        row, direction = _rows(row), direction.contiguous()
+        product = torch.empty_like(direction)
+        call = self._call(row)
+        call.kept, call.direction, call.product = kept.data_ptr(), direction.data_ptr(), product.data_ptr()
+        self._plan.kernels.network_product(self._plan.address, call)
+        return product
+
+    def by_layers(self, row: Tensor) -> Tensor:
+        """The loss [t], by the layers one by one: it can be differentiated any number of times."""
+        params = dict(zip(parameters_of(self.shaped.layers), self.shaped.layout.unpack(row), strict=True))
+        outputs = apply_layers(self.shaped.layers, params, self.x, self.known)[:, self.known :]
+        if self.y.is_floating_point():
+            return (outputs - self.y).square().mean(dim=(1, 2))
+        losses = F.cross_entropy(outputs.flatten(0, 1), self.y.flatten(), reduction="none")
+        return losses.view(self.y.shape).mean(dim=1)
+
+
+def _rows(row: Tensor) -> Tensor:
+    """Rows that are dense, or one row for all."""
+    return row if row.stride(1) == 1 and row.stride(0) in (0, row.shape[1]) else row.contiguous()
+
+
+class _Loss(Function):
+    """(rows, tasks) → loss and score [t]. The gradient is computed at once, while a task's numbers are in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, tasks: _Tasks) -> tuple[Tensor, Tensor]:
+        loss, score, gradient, kept = tasks.loss(row, gradient=True)
+        ctx.save_for_backward(row, gradient, kept)
+        ctx.tasks = tasks
+        ctx.mark_non_differentiable(score)
+        return loss, score
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        row, gradient, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gradient = _Gradient.apply(row, gradient, kept, ctx.tasks)
+        return _times(grads[0], gradient), None
+
+
+class _Gradient(Function):
+    """(rows, their gradient) → the gradient [t, P] with its own derivative, a product with the Hessian."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, gradient: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
+        ctx.save_for_backward(row, kept)
+        ctx.tasks = tasks
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        row, kept = ctx.saved_tensors
+        if torch.is_grad_enabled() or kept is None:
+            return _product_by_layers(ctx.tasks, row, grads[0]), None, None, None
+        return ctx.tasks.product(row, kept, grads[0]), None, None, None
+
+
+def _times(factors: Tensor, gradient: Tensor) -> Tensor:
+    """Each task's gradient times its factor; the gradient itself if all factors are the constant 1."""
+    if not factors.requires_grad and bool((factors == 1).all()):
+        return gradient
+    return factors.unsqueeze(1) * gradient
+
+
+def _product_by_layers(tasks: _Tasks, row: Tensor, direction: Tensor) -> Tensor:
+    """The Hessian's product with `direction`, with a graph of its own if one is wanted."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        at = row.view_as(row) if row.requires_grad else row.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(tasks.by_layers(at).sum(), at, create_graph=True)
+        (product,) = torch.autograd.grad(slope, at, direction, create_graph=keep)
+    return product

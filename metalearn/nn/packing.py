@@ -1,0 +1,164 @@
+"""Parameters in packed form: those of a task are one row of numbers, in the order in which the kernels read them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from metalearn.nn.layers import Convolution, Layer, Linear, Norm, Params, Residual
+
+PACKED = "packed."
+"""The prefix of the name of the one tensor [t, P] of packed parameters; a number follows, that of its layout."""
+
+MULTIPLE = 16
+"""Channels are filled with zeros up to a multiple of this, the widest vector of the kernels. They stay zero: their
+gradients are zero."""
+
+
+def is_packed(params: Params) -> bool:
+    """Whether these are packed parameters."""
+    return len(params) == 1 and next(iter(params)).startswith(PACKED)
+
+
+def filled(channels: int) -> int:
+    """The channels with the zeros behind them."""
+    return -(-channels // MULTIPLE) * MULTIPLE
+
+
+class Place(NamedTuple):
+    """Where a parameter lies in a row: as a strided view of `shape`. The sizes are those of its own dimensions, but a
+    flattened image in a linear layer's inputs has two: channels and pixels."""
+
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def of(self, row: Tensor) -> Tensor:
+        """The parameter in a dense `row` [P], a view."""
+        return row.as_strided(self.shape, self.stride, self.offset)
+
+
+class Layout:
+    """The places of all parameters in a row, from the layers and the parameters' shapes.
+
+    Attributes:
+        places: by name, in the order of the layers.
+        size: numbers of a row.
+    """
+
+    def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.places: dict[str, Place] = {}
+        self.size = 0
+        self._shapes = shapes
+        self._add(layers, None)
+        self._numbers = [math.prod(place.sizes) for place in self.places.values()]
+        self._to_row, self._to_parameters = self._orders()
+        self._at: dict[tuple[str, ...], Tensor] = {}
+
+    def _add(self, layers: Sequence[Layer], channels: int | None) -> int | None:
+        """Places the layers' parameters. `channels` are those of the input; None: they are not filled with zeros."""
+        for layer in layers:
+            match layer:
+                case Convolution(weight):
+                    shape = outputs, inputs, height, width = self._shapes[weight]
+                    depth, to = inputs if channels is None else filled(inputs), filled(outputs)
+                    self._place(weight, shape, (1, to, width * depth * to, depth * to), height * width * depth * to)
+                    channels = outputs
+                case Norm(scale, shift):
+                    for name in (scale, shift):
+                        self._place(name, self._shapes[name], (1,), filled(*self._shapes[name]))
+                case Linear(weight, bias):
+                    outputs, inputs = self._shapes[weight]
+                    used = inputs if channels is None else channels
+                    depth, to = inputs if channels is None else filled(used), filled(outputs)
+                    pixels = inputs // used
+                    self._place(weight, (outputs, used, pixels), (1, to, depth * to), pixels * depth * to)
+                    self._place(bias, (outputs,), (1,), to)
+                    channels = outputs
+                case Residual(main, around):
+                    after = self._add(main, channels)
+                    self._add(around, channels)
+                    channels = after
+        return channels
+
+    def _place(self, name: str, shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> None:
+        self.places[name] = Place(self.size, shape, stride, self._shapes[name])
+        self.size += size
+
+    def _orders(self) -> tuple[Tensor, Tensor]:
+        """For every number of a row its place in the parameters, one after the other with a zero at the end; and for
+        every number of the parameters its place in a row."""
+        total = sum(self._numbers)
+        to_row, first = torch.full((self.size,), total), 0
+        for place, count in zip(self.places.values(), self._numbers, strict=True):
+            place.of(to_row).copy_(torch.arange(first, first + count).view(place.shape))
+            first += count
+        places = torch.arange(self.size)
+        return to_row, torch.cat([place.of(places).flatten() for place in self.places.values()])
+
+    def rows(self, params: Sequence[Tensor], tasks: int) -> Tensor:
+        """Parameters in the order of the places as rows [t, P], which share memory."""
+        result: Tensor = _Rows.apply(self, tasks, *params)
+        return result
+
+    def pack(self, params: Sequence[Tensor]) -> Tensor:
+        """The parameters as one row [P]."""
+        return torch.cat([*(value.reshape(-1) for value in params), params[0].new_zeros(1)])[self._to_row]
+
+    def replaced(self, row: Tensor, values: Params) -> Tensor:
+        """Rows [t, P] with other values of some parameters, which all tasks share."""
+        names = tuple(name for name in self.places if name in values)
+        if names not in self._at:
+            numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
+            self._at[names] = torch.cat([numbers[name] for name in names])
+        flat = torch.cat([values[name].reshape(-1) for name in names])
+        result: Tensor = _Replaced.apply(row, flat, self._at[names])
+        return result
+
+    def unpack(self, row: Tensor) -> list[Tensor]:
+        """Rows […, P] as the parameters in the order of the places."""
+        parts = row.index_select(-1, self._to_parameters).split(self._numbers, dim=-1)
+        return [
+            part.view(*row.shape[:-1], *place.sizes) for part, place in zip(parts, self.places.values(), strict=True)
+        ]
+
+
+def sum_of_tasks(values: Tensor) -> Tensor:
+    """The sum over the tasks of [t, …], added in pairs: neighbours first, then pairs of pairs. Chunks are added in the
+    same way, so the sum over all tasks has the same bits for chunks of 1, 2, 4, 8, … tasks."""
+    while len(values) > 1:
+        even = len(values) // 2 * 2
+        pairs = values[0:even:2] + values[1:even:2]
+        values = pairs if even == len(values) else torch.cat([pairs, values[even:]])
+    return values[0]
+
+
+class _Rows(Function):
+    """(layout, tasks, parameters) → rows."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, tasks: int, *params: Tensor) -> Tensor:
+        ctx.layout = layout
+        return layout.pack(params).expand(tasks, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return (None, None, *ctx.layout.unpack(sum_of_tasks(grads[0])))
+
+
+class _Replaced(Function):
+    """(rows, values, their places) → rows with the values."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, values: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        return row.index_copy(1, at, values.expand(len(row), -1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (at,) = ctx.saved_tensors
+        return grads[0].index_fill(1, at, 0), sum_of_tasks(grads[0].index_select(1, at)), None

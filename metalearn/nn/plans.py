@@ -1,0 +1,143 @@
+"""Plans of the compiled network: its layers as kernels/network.c takes them, for one shape of inputs."""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from metalearn.nn.layers import (
+    Activation,
+    ChannelsLast,
+    Convolution,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool,
+    Mean,
+    Norm,
+    Residual,
+)
+from metalearn.nn.native import LAYER, Kernels
+from metalearn.nn.norm import EPSILON
+from metalearn.nn.packing import Layout, filled
+
+
+class Value(NamedTuple):
+    """A value between layers: its number, and the size of its images. Only `used` of its channels are not zero."""
+
+    number: int
+    height: int
+    width: int
+    channels: int
+    used: int
+
+
+class Plan(NamedTuple):
+    """A network for one shape of inputs: what computes it, how many numbers a task keeps for its product, and the
+    channels of the last value."""
+
+    kernels: Kernels
+    address: int
+    kept: int
+    outputs: int
+
+
+class _Compiler:
+    """Turns layers into those of kernels/network.c, for one shape of inputs."""
+
+    WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
+    ACTIVATIONS = ("leaky_relu", "softplus", "tanh")
+
+    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._layout, self._shapes = layout, shapes
+        self.layers: list[dict[str, float]] = []
+
+    def add(self, layers: Sequence[Layer], value: Value) -> Value:
+        """Adds the layers behind `value`; gives the last value."""
+        for layer in layers:
+            value = self._added(layer, value)
+        return value
+
+    def _added(self, layer: Layer, x: Value) -> Value:
+        match layer:
+            case ChannelsLast() | Flatten():
+                return x
+            case Convolution(weight, stride, padding):
+                return self._convolution(weight, stride, padding, x)
+            case Norm(scale, shift, slope):
+                places = self._at(weight=scale, bias=shift)
+                return self._new(self.NORM, x, x, slope=slope, epsilon=EPSILON, **places)
+            case Activation(name, slope):
+                return self._new(self.ACTIVATION, x, x, activation=self.ACTIVATIONS.index(name), slope=slope)
+            case MaxPool():
+                return self._new(self.POOL, x, x._replace(height=x.height // 2, width=x.width // 2))
+            case Mean():
+                return self._new(self.MEAN, x, x._replace(height=1, width=1))
+            case Linear(weight, bias):
+                outputs, inputs = self._shapes[weight]
+                if inputs != x.used * x.height * x.width:
+                    raise ValueError(f"{x.used * x.height * x.width} numbers do not fit {weight}, which takes {inputs}")
+                to = Value(0, 1, 1, filled(outputs), outputs)
+                return self._new(self.CONVOLUTION, x, to, **self._at(weight=weight, bias=bias))
+            case Residual(main, around):
+                first, second = self.add(main, x), self.add(around, x)
+                return self._new(self.SUM, first, first, other=second.number)
+
+    def _convolution(self, weight: str, stride: int, padding: int, x: Value) -> Value:
+        outputs, inputs, kernel, _ = self._shapes[weight]
+        if inputs != x.used or min(x.height, x.width) + 2 * padding < kernel:
+            raise ValueError(
+                f"images of {x.used} channels and {x.height}×{x.width} pixels do not fit kernels {weight} of {inputs} "
+                f"channels and {kernel}×{kernel} pixels"
+            )
+        height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (x.height, x.width))
+        if x.number == 0:  # of images, the windows are gathered first
+            seen = x.used * kernel**2
+            x = self._new(
+                self.WINDOWS, x, Value(0, height, width, seen, seen), kernel=kernel, stride=stride, padding=padding
+            )
+            kernel, stride, padding = 1, 1, 0
+        to = Value(0, height, width, filled(outputs), outputs)
+        return self._new(
+            self.CONVOLUTION, x, to, kernel=kernel, stride=stride, padding=padding, **self._at(weight=weight)
+        )
+
+    def _at(self, **names: str) -> dict[str, int]:
+        return {field: self._layout.places[name].offset for field, name in names.items()}
+
+    def _new(self, kind: int, before: Value, to: Value, **fields: float) -> Value:
+        sizes = {"height": to.height, "width": to.width, "channels": to.channels, "used": to.used}
+        self.layers.append({"kind": kind, "from": before.number, "bias": -1, **sizes, **fields})
+        return to._replace(number=len(self.layers))
+
+
+class Shaped:
+    """A network whose parameters have known shapes: how they are packed, and the plans for shapes of inputs."""
+
+    def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]], key: str) -> None:
+        self.layers, self.key = tuple(layers), key
+        self.layout = Layout(layers, shapes)
+        self._shapes = shapes
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._making = threading.Lock()
+
+    def plan(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
+        """The plan for tasks of `samples` inputs; it is made once.
+
+        Raises:
+            ValueError: the inputs are too large for the offsets of the kernels.
+        """
+        key = (kernels.real, samples, input_shape)
+        plan = self._plans.get(key)
+        if plan is None:
+            with self._making:
+                plan = self._plans[key] = self._plans.get(key) or self._made(kernels, samples, input_shape)
+        return plan
+
+    def _made(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
+        image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
+        compiler = _Compiler(self.layout, self._shapes)
+        last = compiler.add(self.layers, Value(0, image[1], image[2], image[0], image[0]))
+        layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
+        address = kernels.plan(layers, image, self.layout.size, samples)
+        return Plan(kernels, address, kernels.kept_size(address), last.used)

@@ -1,0 +1,241 @@
+"""The compiled network: the same numbers as its layers one by one, task by task, and nothing beyond its memory."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from distributed.tree_sum import tree_sum
+from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.reptile import reptile
+from metalearn.models.conv4 import conv4
+from metalearn.models.mlp import mlp
+from metalearn.models.resnet12 import resnet12
+from metalearn.nn.native import compiled
+from metalearn.nn.network import Network
+from metalearn.nn.packing import is_packed
+from metalearn.types import Batch, Episode, Model, Params
+
+pytestmark = pytest.mark.skipif(compiled(torch.float64) is None, reason="there is no C compiler")
+
+TASKS, WAYS = 3, 5
+
+
+class Case(NamedTuple):
+    """A factory of networks for classes, its options, and the images that they take."""
+
+    factory: Callable[..., Model]
+    channels: int
+    size: int
+    options: dict[str, Any]
+
+    def model(self, transductive: bool = True) -> Model:
+        return self.factory(
+            ways=WAYS, channels=self.channels, image_size=self.size, transductive=transductive, **self.options
+        )
+
+
+CASES = {
+    "conv4": Case(conv4, 1, 28, {"filters": 16}),
+    "conv4, smooth, odd sizes": Case(conv4, 2, 13, {"filters": 20, "activation": "softplus"}),
+    "conv4, pooled": Case(conv4, 3, 21, {"filters": 24, "downsample": "pool"}),
+    "resnet12": Case(resnet12, 3, 17, {"widths": (4, 16, 20, 8)}),
+    "resnet12, smooth": Case(resnet12, 1, 16, {"widths": (4, 8, 8, 8), "activation": "softplus"}),
+}
+SMALL, SMOOTH = CASES["conv4"], Case(conv4, 1, 28, {"filters": 16, "activation": "softplus"})
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def network_of(model: Model) -> Network:
+    assert isinstance(model.network, Network)
+    return model.network
+
+
+def start(model: Model, dtype: torch.dtype = torch.float64) -> Params:
+    """Parameters that differ between all layers and channels."""
+    generator = torch.Generator().manual_seed(1)
+    params = model.init(generator)
+    return {
+        name: (value + 0.1 * torch.randn(value.shape, generator=generator)).to(dtype) for name, value in params.items()
+    }
+
+
+def images(case: Case, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Images and classes of all tasks."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (TASKS, count, case.channels, case.size, case.size)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return x, torch.randint(WAYS, (TASKS, count), generator=generator)
+
+
+def two_orders(loss: Callable[[Params, bool], Tensor], theta: Params) -> list[Tensor]:
+    """The losses, the gradient of their weighted sum, and the derivative of that gradient's square."""
+    losses = loss(theta, True)
+    weights = torch.arange(1, TASKS + 1).to(losses)
+    grads = torch.autograd.grad((losses * weights).sum(), list(theta.values()), create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in grads), list(theta.values()))
+    return [losses.detach(), *(grad.detach() for grad in grads), *second]
+
+
+def both(model: Model, theta: Params, x: Tensor, y: Tensor, support_x: Tensor | None) -> list[list[Tensor]]:
+    """`two_orders` of the layers, and of the compiled network."""
+    network = network_of(model)
+
+    def by_layers(theta: Params, twice: bool) -> Tensor:
+        return objective(model.apply(per_task(theta, TASKS), x, support_x), y)["loss"]
+
+    def as_a_whole(theta: Params, twice: bool) -> Tensor:
+        return network.metrics(network.pack(theta, TASKS), x, y, support_x, twice=twice)["loss"]
+
+    leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
+    return [two_orders(loss, leaves) for loss in (by_layers, as_a_whole)]
+
+
+@pytest.mark.parametrize("transductive", (True, False))
+@every_case
+def test_loss_and_two_derivatives_are_those_of_the_layers(case: Case, transductive: bool) -> None:
+    model = case.model(transductive)
+    theirs, ours = both(model, start(model), *images(case, 7), images(case, 5, seed=9)[0])
+    for expected, value in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("activation", ("relu", "tanh"))
+def test_regression_has_the_derivatives_of_the_layers(activation: str) -> None:
+    model = mlp(inputs=2, outputs=3, hidden=(20, 7), activation=activation)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(TASKS, 7, size, generator=generator, dtype=torch.float64) for size in (2, 3))
+    theirs, ours = both(model, start(model), x, y, None)
+    for expected, value in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_float32_is_as_near_to_float64_as_the_layers_are() -> None:
+    model, (x, y) = SMOOTH.model(), images(SMOOTH, 7)
+    exact, _ = both(model, start(model), x, y, None)
+    theirs, ours = both(model, start(model, torch.float32), x.float(), y, None)
+    for value, by_layers, right in zip(ours, theirs, exact, strict=True):
+        error = max(float((by_layers - right).abs().max()), 1e-6 * float(right.abs().max()))
+        assert float((value - right).abs().max()) <= 3 * error
+
+
+def test_the_third_derivative_is_that_of_the_layers() -> None:
+    model = conv4(ways=WAYS, channels=1, image_size=8, filters=4, activation="softplus")
+    network, params = network_of(model), start(model)
+    x = torch.rand(TASKS, 5, 1, 8, 8, dtype=torch.float64)
+    y = torch.arange(5).repeat(TASKS, 1)
+    results = []
+    for whole in (False, True):
+        theta = {name: value.clone().requires_grad_() for name, value in params.items()}
+
+        def loss(theta: Params, whole: bool = whole) -> Tensor:
+            if whole:
+                return network.metrics(network.pack(theta, TASKS), x, y, twice=True)["loss"].sum()
+            return objective(model.apply(per_task(theta, TASKS), x), y)["loss"].sum()
+
+        first = torch.autograd.grad(loss(theta), list(theta.values()), create_graph=True)
+        square = sum((grad.square().sum() for grad in first), torch.zeros(()))
+        second = torch.autograd.grad(square, list(theta.values()), create_graph=True)
+        cubes = sum((grad.pow(3).sum() for grad in second), torch.zeros(()))
+        results.append(torch.autograd.grad(cubes, list(theta.values())))
+    for expected, value in zip(*results, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("transductive", (True, False))
+@every_case
+def test_a_gradient_that_keeps_nothing_has_the_same_bits(case: Case, transductive: bool) -> None:
+    model = case.model(transductive)
+    network, (x, y), (support_x, _) = network_of(model), images(case, 7), images(case, 5, seed=9)
+    packed = network.pack(start(model), TASKS)
+    ((key, row),) = packed.items()
+    row = row.contiguous().requires_grad_()
+    keeps, keeps_nothing = (
+        torch.autograd.grad(network.metrics({key: row}, x, y, support_x, twice=twice)["loss"].sum(), row)[0]
+        for twice in (True, False)
+    )
+    assert torch.equal(keeps, keeps_nothing)
+
+
+def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_threads() -> None:
+    model = SMALL.model()
+    network, theta = network_of(model), start(model, torch.float32)
+    x, y = images(SMALL, 7)
+    x = x.float()
+
+    def gradient(chunk: slice) -> Tensor:
+        ((key, row),) = network.pack(theta, len(x[chunk])).items()
+        row = row.contiguous().requires_grad_()
+        loss = network.metrics({key: row}, x[chunk], y[chunk], twice=True)["loss"]
+        (first,) = torch.autograd.grad(loss.sum(), row, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), row)
+        return torch.cat([loss.detach().unsqueeze(1), first.detach(), second], dim=1)
+
+    threads, whole = torch.get_num_threads(), gradient(slice(None))
+    assert torch.equal(whole, torch.cat([gradient(slice(task, task + 1)) for task in range(TASKS)]))
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(whole, gradient(slice(None)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("algorithm", (maml, reptile))
+def test_the_gradient_of_a_batch_has_the_same_bits_for_chunks_of_1_2_4_and_8(algorithm: Any) -> None:
+    model = SMALL.model()
+    options = {"inner_batch": None, "eval_batch": None} if algorithm is reptile else {}
+    learner = algorithm(model=model, inner_lr=0.4, inner_steps=2, eval_steps=2, **options)
+    generator, theta = torch.Generator().manual_seed(3), start(model, torch.float32)
+    batches = [
+        Batch(torch.rand(11, WAYS, 1, 28, 28, generator=generator), torch.arange(WAYS).repeat(11, 1)) for _ in range(2)
+    ]
+
+    def gradient(size: int) -> list[Tensor]:
+        chunks = [Episode(*(Batch(*part) for part in parts)) for parts in zip(
+            *(zip(batch.x.split(size), batch.y.split(size), strict=True) for batch in batches), strict=True
+        )]  # fmt: skip
+        return list(tree_sum([learner.meta_grad(theta, chunk, 1).grads for chunk in chunks]).values())
+
+    alone = gradient(1)
+    assert all(all(map(torch.equal, gradient(size), alone)) for size in (2, 4, 8, 16))
+
+
+@every_case
+def test_packed_parameters_come_back_and_what_fills_them_up_stays_zero(case: Case) -> None:
+    model = case.model()
+    network, theta = network_of(model), start(model)
+    packed = network.pack(theta, 2)
+    assert is_packed(packed) and not is_packed(theta)
+    for key, value in network.unpack(packed).items():
+        assert all(torch.equal(part, theta[key]) for part in value)
+    (row,) = packed.values()
+    row = row.contiguous().requires_grad_()
+    x, y = images(case, 7)
+    loss = network.metrics({next(iter(packed)): row}, x[:2], y[:2], twice=True)["loss"]
+    (first,) = torch.autograd.grad(loss.sum(), row, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), row)
+    used = sum(value.numel() for value in theta.values())
+    for values in (row, first, second):
+        assert (values[0] != 0).sum() <= used
+    assert row.shape[1] >= used and row.shape[1] % 16 == 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = SMALL.model()
+    network, theta = network_of(model), start(model)
+    x, y = images(SMALL, 6)
+    packed = network.pack(theta, TASKS)
+    wrong: dict[str, tuple[Tensor, Tensor]] = {
+        "must be from 0 to 4": (x, y + 1),
+        "must be \\[3, 6\\]": (x, y[:, :5]),
+        "of 3 tasks": (x[:2], y[:2]),
+        "must be as the parameters": (x.float(), y),
+        "do not fit kernels conv1.weight of 1 channels": (x.repeat(1, 1, 2, 1, 1), y),
+        "must be \\[3, 6, 5\\]": (x, y.double()),
+    }
+    for message, (inputs, targets) in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            network.metrics(packed, inputs, targets)
