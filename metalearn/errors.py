@@ -5,6 +5,15 @@ class ConfigError(ValueError):
     """Wrong config or usage, reported before anything is started: exit code 2."""
 
 
+class NotAdmittedError(ConfigError):
+    """A config names a factory that may be one of `package`, which nobody has admitted."""
+
+    def __init__(self, reason: str, package: str) -> None:
+        super().__init__(f"{reason}. If {package} is a package of your own, type 'plugins=[{package}]'")
+        self.reason = reason
+        self.package = package
+
+
 class DataError(ValueError):
     """Data that is missing, damaged or of a wrong kind: exit code 2 before the start, else 1."""
 

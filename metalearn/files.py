@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from metalearn.errors import RunError
+from metalearn.errors import ConfigError, RunError
 
 STANDS = "what was saved before stands, and the same command resumes the run"
 
@@ -111,6 +111,32 @@ def lines_of(path: Path) -> Iterator[bytes]:
             if len(line) > LARGEST_LINE:
                 raise RefusedFileError(f"{path}: has a line of more than {LARGEST_LINE:,} bytes")
             yield line
+
+
+def is_folder(path: Path) -> bool:
+    """Whether this is a folder. A name that the system refuses, such as one that is too long, is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+@contextmanager
+def creating(key: str, path: Path) -> Iterator[None]:
+    """Makes a failure to write `path`, the output folder or file that `key` names, a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{key}={path}: cannot be written: {error.strerror or error}; type another {key}, where you may write"
+        ) from error
+
+
+def refuse_used(key: str, folder: Path) -> None:
+    """Raises ConfigError if the output folder that `key` names is there already, and is not an empty folder."""
+    with creating(key, folder):
+        if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+            raise ConfigError(f"{key}={folder}: is there already, and not an empty folder; type another name")
 
 
 @contextmanager

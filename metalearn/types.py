@@ -1,13 +1,17 @@
 """The types that every part of the program shares."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
 Params = dict[str, Tensor]
 """Parameters by name. Meta-parameters are plain leaves without a graph; inside an inner loop every
 tensor carries one more leading dimension, the tasks of the chunk."""
+
+STATE = "state."
+"""The prefix of meta-parameters that are no weights but a state, carried from step to step. Their gradient is, for each
+task, the old value minus the new one. Its mean over the tasks is subtracted, and no outer optimiser touches them."""
 
 Metrics = dict[str, Tensor]
 
@@ -128,6 +132,7 @@ class Algorithm(NamedTuple):
 
     A learner may be trained on single samples (`trained_on`). Then it takes one episode whose queries are the samples
     of a micro-batch, and every per-task value above is a per-sample value. `evaluated_on` says the same of evaluation.
+    `classify` gives the logits of such samples, if they are not the outputs of the model.
     """
 
     init: Callable[[Generator], Params]
@@ -138,6 +143,7 @@ class Algorithm(NamedTuple):
     outcome: Callable[[Params, Episode, int], Metrics] | None = None
     trained_on: Unit = "tasks"
     evaluated_on: Unit = "tasks"
+    classify: Apply | None = None
 
 
 class TaskSource(Protocol):
@@ -159,6 +165,15 @@ class TaskSource(Protocol):
 
     def size(self, split: str) -> int | None:
         """The number of tasks or samples to evaluate on; None: there is no limit."""
+        ...
+
+
+@runtime_checkable
+class NamesClasses(Protocol):
+    """What a task source may have beside: it says which classes a split is drawn from."""
+
+    def identities(self, split: str) -> Sequence[str]:
+        """The identities of the split's classes: texts without blanks, the same for a class wherever it appears."""
         ...
 
 

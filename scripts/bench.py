@@ -51,6 +51,7 @@ from benchmarks.ways import (  # noqa: E402
 from distributed.engine.memory import share_arena  # noqa: E402
 from metalearn.nn.native import describe  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
+from metalearn.program.arguments import whole  # noqa: E402
 from metalearn.program.process import keep_freed_memory  # noqa: E402
 
 PROCESSES = "processes"
@@ -77,7 +78,6 @@ def main() -> int:
         "cpu": cpu_name(), "cores": os.cpu_count(), "gpu": gpu_name(options.device), "versions": versions(),
         "rounds": options.rounds, "measurements": measurements, **of_processes(options, characters),
     }  # fmt: skip
-    options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
     print("\n".join(report(results)))
     if measurements:
@@ -91,8 +91,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="few tasks and rounds: checks that all works")
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
-    parser.add_argument("--rounds", type=positive, help="runs of every way (7; in short mode 2)")
-    parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
+    parser.add_argument("--rounds", type=whole(1), help="runs of every way (7; in short mode 2)")
+    parser.add_argument("--threads", type=whole(1), nargs="+", default=[1, 2], help="numbers of threads (1 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours, loop and vmap on a GPU")
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of ours; float32 if unset")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "bench", help="folder of the results")
@@ -100,16 +100,16 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU here; type --device cpu")
+    if options.child is None:
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(
+                f"argument --output: {options.output}: cannot be written ({error.strerror}); type another folder"
+            )
     options.only = options.only or (QUICK if options.short else NAMES)
     options.rounds = options.rounds or (2 if options.short else 7)
     return options
-
-
-def positive(text: str) -> int:
-    """A number of threads or rounds."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
-    return int(text)
 
 
 def recipes_of(options: argparse.Namespace) -> list[Recipe]:

@@ -67,9 +67,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def amount(text: str) -> float:
     """A number that is not negative."""
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise ValueError
+    number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else -1.0
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number that is not negative; type 30")
     return number
 
 

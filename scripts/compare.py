@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from metalearn.runs.plots import Curve, comparison, curve_of  # noqa: E402 (the path comes first)
+from metalearn.files import creating  # noqa: E402 (the path comes first)
+from metalearn.runs.plots import Curve, comparison, curve_of  # noqa: E402
 
 OK, BAD_USAGE = 0, 2
 
@@ -32,13 +33,15 @@ def main(arguments: Sequence[str]) -> int:
         if len(metrics) > 1:
             names = " and ".join(sorted(metrics))
             raise ValueError(f"{' '.join(options.runs)}: have different metrics, {names}; draw each by itself")
+        with creating("--output", options.output):
+            drawn = comparison(curves, options.output)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
     for curve in curves:
         if curve.seconds is None:
             print(f"{curve.name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
-    print(comparison(curves, options.output))
+    print(drawn)
     return OK
 
 

@@ -21,18 +21,17 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from distributed.doctor import Check, Report, diagnose  # noqa: E402 (the path and the threads come first)
 from distributed.engine.launch import LaunchConfig, launch  # noqa: E402
+from metalearn.program.arguments import real, whole  # noqa: E402
 from metalearn.program.process import end_with_starter  # noqa: E402
 
 
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=1, help="ranks to start on this host")
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds that one operation may take")
+    parser.add_argument("--workers", type=whole(1), default=1, help="ranks to start on this host")
+    parser.add_argument("--timeout", type=real, default=30.0, help="seconds that one operation may take")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args()
-    if options.workers < 1 or options.timeout <= 0:
-        parser.error("--workers and --timeout must be above 0")
     if "RANK" not in os.environ and options.workers > 1:
         command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
         return launch(command, LaunchConfig(options.workers), say=lambda text: print(text, file=sys.stderr))

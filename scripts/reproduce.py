@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from metalearn.errors import ConfigError  # noqa: E402
+from metalearn.files import creating  # noqa: E402
+from metalearn.program.arguments import whole  # noqa: E402
 from metalearn.runs.plots import comparison  # noqa: E402
 from scripts import reproduction  # noqa: E402 (the path comes first)
 from scripts.reproduction import Row, Table  # noqa: E402
@@ -70,10 +72,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         tables = reproduction.read_tables(options.tables)
         rows = _chosen(tables, options.only)
+        places = _places(options)
+        if not options.list:
+            with creating("--output", places.page.parent):
+                places.page.parent.mkdir(parents=True, exist_ok=True)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
-    places = _places(options)
     changes = list(QUICK) if options.quick else []
     every = _chosen(tables, None)
     jobs = [_job(row, seed, every, places, changes) for row in rows for seed in _seeds(row, options)]
@@ -112,20 +117,15 @@ def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list shows all")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="these seeds instead of the row's")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--seeds", nargs="+", type=whole(0), metavar="SEED", help="these seeds instead of the row's")
+    parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, in another folder")
     parser.add_argument("--output", type=_absolute, metavar="FOLDER", help="folder of runs, results and page")
     parser.add_argument("--tables", type=_absolute, metavar="FOLDER", default=reproduction.TABLES, help="other tables")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="show the runs, and run nothing")
     instead.add_argument("--render", action="store_true", help="draw the page, and run nothing")
-    options = parser.parse_args(arguments)
-    if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs}: must be at least 1; type --jobs 1")
-    if options.seeds and min(options.seeds) < 0:
-        parser.error(f"--seeds {min(options.seeds)}: must be at least 0; type --seeds 0")
-    return options
+    return parser.parse_args(arguments)
 
 
 def _absolute(path: str) -> Path:
@@ -275,7 +275,6 @@ def render(tables: Sequence[Table], places: Places) -> None:
         if curves:
             comparison(curves, places.results / f"{table.name}.png")
             plots[table.name] = f"{places.results.name}/{table.name}.png"
-    places.page.parent.mkdir(parents=True, exist_ok=True)
     places.page.write_text(reproduction.page(tables, results, plots))
     print(places.page)
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
-from metalearn.checks import one_of
+from metalearn.checks import one_of, real_number
 from metalearn.config.compose import CONF
 from metalearn.config.foreign import read_config
 from metalearn.errors import ConfigError
@@ -86,16 +88,25 @@ def read_tables(folder: Path) -> list[Table]:
 
 
 def _table(path: Path) -> Table:
-    content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         assert isinstance(content, dict)
         metric = str(content.get("metric", "accuracy"))
         one_of("metric", metric, METRICS)
         common = str(content.get("all", "")).split()
         rows = [_row(str(name), metric, common, fields) for name, fields in content["rows"].items()]
         return Table(path.stem, str(content["title"]), rows)
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: does not describe a table ({error!r}); see the other files beside it") from error
+    except (
+        AssertionError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OmegaConfBaseException,
+        YAMLError,
+    ) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"{path}: does not describe a table ({reason}); see the other files beside it") from error
 
 
 def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -> Row:
@@ -104,6 +115,9 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
         raise ValueError(f"{name}: {', '.join(sorted(unknown))}")
     paper = fields.get("paper")
     values = paper if isinstance(paper, Mapping) else {LAST: paper}
+    for value in (*values.values(), fields.get("ci95")):
+        if value is not None:
+            real_number(name, value)
     return Row(
         name=name,
         of=fields.get("of"),

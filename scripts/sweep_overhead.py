@@ -33,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each kind, one after the other in turn")
     options = parser.parse_args(arguments)
+    if options.repeat < 1:
+        parser.error(f"--repeat {options.repeat}: must be at least 1; type --repeat 5")
     print("| ranks | cold run, CPU s | warm trial, CPU s | warm of cold |\n| --- | --- | --- | --- |")
     for ranks in (1, 2):
         cold, warm = [], []

@@ -10,7 +10,9 @@ import pytest
 from metalearn.config.compose import compose_config, to_container
 from metalearn.program.job import script, to_job
 from metalearn.program.parts import Parts, assemble
+from metalearn.program.unseen import seen_in
 from metalearn.runs.checkpoint import write
+from metalearn.runs.seen import KEY, to_meta
 from metalearn.training.loop import Progress, new_learner, snapshot
 from tests.runs import ROOT
 
@@ -21,14 +23,16 @@ MARKER = "executed"
 """The name of the file that hostile content makes if it runs."""
 
 
-def saved_run(run_dir: Path, *overrides: str) -> Parts:
-    """Makes the run folder, with one checkpoint, to which `best` points; returns what the run is made of."""
+def saved_run(run_dir: Path, *overrides: str, seen: bool = False) -> Parts:
+    """Makes the run folder, with one checkpoint, to which `best` points; returns what the run is made of. The
+    checkpoint names its classes if `seen`; earlier versions did not."""
     composed = compose_config([*overrides, f"hydra.run.dir={run_dir}"])
     parts = assemble(to_job(*composed, script(ROOT / "train.py"), []))
     learner = new_learner(parts.start, parts.outer.start)
     (run_dir / ".hydra").mkdir(parents=True)
     (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
-    checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), to_container(composed.config), {}))
+    meta = {"config": to_container(composed.config)} | ({KEY: to_meta(seen_in(parts.source))} if seen else {})
+    checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), meta, {}))
     (run_dir / "checkpoints/best").symlink_to(checkpoint.name)
     return parts
 

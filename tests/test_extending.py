@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,12 @@ from tests.runs import ROOT, Program
 
 FILE = re.compile(r"^`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-OWN = ["--config-dir=my_conf", "plugins=[my_parts]", "experiment=square_waves"]
+PAGE = (ROOT / "docs/extending.md").read_text()
+
+COMMAND = shlex.split(re.findall(r"^python /path/to/train.py (.*)$", PAGE, re.MULTILINE)[0])
+"""The arguments of the command on that page."""
+
+OWN = [word for word in COMMAND if not word.startswith("workers=")]
 SHORT = ["trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "trainer.test_tasks=4", "logger.plots=false"]
 
 
@@ -26,8 +32,9 @@ SHORT = ["trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "train
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of docs/extending.md."""
     folder = tmp_path_factory.mktemp("home")
-    files = FILE.findall((ROOT / "docs/extending.md").read_text())
-    assert len(files) == 12
+    files = FILE.findall(PAGE)
+    assert len(files) == 12 and PAGE.count("```bash") == 1, "every block of the page is run here"
+    assert PAGE.count("```python") == sum(name.endswith(".py") for name, _ in files)
     for name, content in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -52,7 +59,7 @@ def run(home: Path, *arguments: str, program: str = "train.py") -> tuple[int, st
 @pytest.fixture(scope="module")
 def trained(home: Path) -> Path:
     """The run folder of all these parts on two workers."""
-    code, text = run(home, *OWN, *SHORT, "workers=2")
+    code, text = run(home, *COMMAND, *SHORT)
     assert code == 0, text
     return home / "outputs/square_waves/seed0"
 

@@ -131,3 +131,12 @@ def test_importing_the_package_imports_no_torch() -> None:
     program = "import sys, metalearn; print({'torch', 'hydra', 'numpy'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.stdout == "set()\n", run.stderr
+
+
+@pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot"])
+def test_what_is_trained_on_samples_is_evaluated_on_tasks(name: str) -> None:
+    tasks = metalearn.named("glyph_pretraining", train_classes=20)
+    sizes = {"meta_batch_size": 30, "task_chunk": 15, "val_tasks": 4, "test_tasks": 4}
+    network = metalearn.named("conv4", filters=8, ways=20)
+    learned = metalearn.train(metalearn.named(name), network, tasks, steps=2, progress=False, **sizes)
+    assert learned.evaluate()["tasks"] == 4

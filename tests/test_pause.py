@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 import train
 from tests.runs import ROOT, Program, metrics, slow
@@ -71,6 +72,24 @@ def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
     assert params_of(folder) == params_of(whole)
     assert result_of(folder)["test"] == result_of(whole)["test"] and result_of(folder)["status"] == "completed"
     assert losses_of(folder) == losses_of(whole)  # the line of step 40 covers the steps before the pause too
+
+
+def test_a_carried_state_has_the_same_bits_after_a_pause_and_on_any_number_of_workers(tmp_path: Path) -> None:
+    """Reptile's Adam, which goes on from step to step: one worker at once; two workers by remote calls, then two by
+    all-reduce."""
+    carried = (
+        "algorithm=reptile", "inner=adam", "inner.beta1=0", "optimizer=sgd", "optimizer.schedule=constant",
+        "optimizer.lr=0.5", "algorithm.inner_state=carried", "algorithm.inner_steps=3", "trainer.steps=20",
+    )  # fmt: skip
+    run(tmp_path / "whole", *carried)
+    run(tmp_path / "parts", *carried, "pause_after=10", "workers=2", "strategy=rpc")
+    run(tmp_path / "parts", *carried, "workers=2", "strategy=ddp")
+    assert params_of(tmp_path / "parts") == params_of(tmp_path / "whole")
+    assert result_of(tmp_path / "parts")["test"] == result_of(tmp_path / "whole")["test"]
+    saved = load_file(tmp_path / "parts/checkpoints/last/params.safetensors")
+    assert saved["state.steps"].item() == 20 * 8 * 3
+    moments = [value for name, value in saved.items() if name.startswith("state.v.")]
+    assert len(moments) == 6 and all((value >= 0).all() and value.max() > 0 for value in moments)
 
 
 def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_names(whole: Path, tmp_path: Path) -> None:

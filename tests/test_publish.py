@@ -379,7 +379,7 @@ def test_folders_that_cannot_be_used_are_named(
     refused("1 pictures lie in no class folder: loose.png")
     (copy / "support/loose.png").unlink()
     refused("broken.png: cannot be read: not recognised as a picture")
-    refused("--threads=0: must be a whole number", "--threads", "0")
+    refused("--threads=5000: must be a whole number", "--threads", "5000")
     (copy / "support/bet$a").rename(copy / "support/label")
     refused("the class label has the name of a column")
     shutil.rmtree(copy / "support")
@@ -441,4 +441,4 @@ def test_the_programs_take_a_real_run_all_the_way(folders: Path, tmp_path: Path)
     assert again["params"] == hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()
     assert content_of(tmp_path / "model")["test"]["accuracy"] == of_run["test"]["accuracy"]
     outcome = run(*adapting)
-    assert outcome.code == 2 and outcome.text.startswith("error: --out out: is there already"), outcome.text
+    assert outcome.code == 2 and outcome.text.startswith("error: --out=out: is there already"), outcome.text

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,20 +18,32 @@ from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Program
 
 LOADS = {"script", "link", "iframe", "object", "embed", "base", "form"}
+VOID = {"meta", "img", "br", "hr"}
+"""Tags that hold nothing, and so have no end."""
+
 NAME = "a<b>&c"
 
 
 class Page(HTMLParser):
-    """The tags of a page, its headings and its text."""
+    """The tags of a page, its headings and its text. Every tag must end, inside the tag that it began in."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self.headings = "", []
-        self.feed(path.read_text())
+        self.text, self.headings, self.open = "", [], []
+        self.source = path.read_text()
+        self.feed(self.source)
+        self.close()
+        assert self.open == [], f"no end of {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"{tag}: an attribute twice"
         self.tags.append((tag, dict(attrs)))
+        self.open += [tag] if tag not in VOID else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"line {self.getpos()[0]}: </{tag}> ends what has not begun here"
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -43,6 +56,12 @@ class Page(HTMLParser):
 
 def assert_stands_alone(page: Page) -> None:
     assert not LOADS & {tag for tag, _ in page.tags}
+    policies = [tag["content"] for _, tag in page.tags if tag.get("http-equiv") == "Content-Security-Policy"]
+    assert len(policies) == 1 and "default-src 'none'" in str(policies[0])
+    assert not re.search(r"url\(|@import|https?://", page.source)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert page.source.isascii() and page.source.startswith("<!DOCTYPE html>")
     for tag, attributes in page.tags:
         assert not any(name.startswith("on") or name == "href" for name in attributes), (tag, attributes)
     for image in page.images():

@@ -195,8 +195,8 @@ def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rows: {}", "KeyError('title')"),
-        ("title: x\nrows:\n  a: {method: M}", "KeyError('run')"),
+        ("rows: {}", "KeyError: 'title'"),
+        ("title: x\nrows:\n  a: {method: M}", "KeyError: 'run'"),
         ("title: x\nrows:\n  a: {method: M, run: b, papper: 1}", "a: papper"),
         ("title: x\nmetric: f1\nrows: {}", "metric='f1': must be one of accuracy, mse"),
     ],

@@ -8,11 +8,16 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import by_sample, gradient_of, objective, per_task, total_of
+from metalearn.algorithms.common.functional import objective, per_task
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, features_and_head
+from metalearn.algorithms.common.learners import (
+    check_descent,
+    evaluated_by_descent,
+    features_and_head,
+    trained_on_samples,
+)
 from metalearn.checks import true_or_false, whole_number
-from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
+from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def finetune(
@@ -42,10 +47,6 @@ def finetune(
     true_or_false("whole", whole)
     features, head = features_and_head(model)
 
-    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
-        query = episode.query
-        return {name: v[0] for name, v in by_sample(model.apply(per_task(params, 1), query.x), query.y).items()}
-
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         theta = per_task(params, support.x.shape[0])
         new_head = {name: theta[name].new_zeros(len(support.x), ways, *params[name].shape[1:]) for name in head.params}
@@ -59,7 +60,4 @@ def finetune(
         for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
             yield theta | adapted
 
-    evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
-    return Algorithm(
-        model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, trained_on="samples"
-    )
+    return trained_on_samples(model.apply, model.init, *evaluated_by_descent(model, path, eval_steps))

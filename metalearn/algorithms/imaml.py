@@ -3,7 +3,8 @@
 Inner steps solve φ(θ) = argmin L_support(φ) + λ/2 ‖φ − θ‖². The meta-gradient needs no graph of these steps: since
 dφ/dθ = (I + ∇²L_support(φ) / λ)⁻¹ (lemma 1), it is the solution g of (I + ∇²L_support(φ) / λ) g = ∇L_query(φ).
 Conjugate gradient solves this system (Algorithm 2), if its matrix is positive definite. The matrix of a network need
-not be. So `cg_damping` c and `cg_strength` μ change it to (1 + c) I + ∇²L_support(φ) / μ, as the authors' code does.
+not be. A task where it is not keeps the g at which that shows; the first g is ∇L_query(φ), as in first-order MAML.
+`cg_damping` c and `cg_strength` μ change the matrix to (1 + c) I + ∇²L_support(φ) / μ, as the authors' code does.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from torch import Tensor
 from metalearn.algorithms.common.functional import by_name, conjugate_gradient, leaves, results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
-from metalearn.checks import real_number, whole_number
+from metalearn.checks import one_of, real_number, whole_number
 from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
+
+SPRINGS = ("every_step", "after")
 
 Product = Callable[[Params], Params]
 """v ↦ A v, where each task has its own A and v."""
@@ -30,12 +33,13 @@ def imaml(
     inner_steps: int,
     eval_steps: int,
     strength: float,
+    eval_strength: float | None = None,
+    spring: str = "every_step",
     cg_steps: int,
     cg_damping: float = 0.0,
     cg_strength: float | None = None,
 ) -> Algorithm:
     """MAML with implicit gradients. Its metric `cg_residual` is ‖A g − b‖ / ‖b‖ of a task's linear system A g = b.
-    Above 1, g is worse than zero.
 
     Args:
         model: the network to be adapted.
@@ -43,7 +47,10 @@ def imaml(
         inner_lr: the rate of the inner steps on the regularised loss.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
-        strength: λ, the strength of the term that pulls φ to the meta-parameters.
+        strength: λ, the strength of the spring, the term that pulls φ to the meta-parameters.
+        eval_strength: λ in validation and test, which may be 0; None: as in training.
+        spring: `every_step`: the inner steps descend on the regularised loss. `after`: they descend on the plain loss,
+            and one step of gradient descent on the spring alone comes after them, as in the authors' code.
         cg_steps: steps of conjugate gradient.
         cg_damping: c, which is added to the diagonal of the linear system; the paper's is 0.
         cg_strength: μ, the λ of the linear system; None: λ itself.
@@ -53,19 +60,26 @@ def imaml(
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     real_number("strength", strength, above=0)
+    one_of("spring", spring, SPRINGS)
+    if eval_strength is not None:
+        real_number("eval_strength", eval_strength, at_least=0)
     whole_number("cg_steps", cg_steps, at_least=1)
     real_number("cg_damping", cg_damping, at_least=0)
     if cg_strength is not None:
         real_number("cg_strength", cg_strength, above=0)
 
-    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = start_of(model, params, support.x.shape[0])
-        loss = _regularised(SupportLoss(model, support, 0), start, strength)
-        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+    def path(params: Params, support: Batch, steps: int, pull: float) -> Iterator[Params]:
+        start, plain = start_of(model, params, support.x.shape[0]), SupportLoss(model, support, 0)
+        loss = _regularised(plain, start, pull) if spring == "every_step" else plain
+        for phi in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
+            yield phi if spring == "every_step" else _pulled(phi, start, inner_lr * pull)
+
+    def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        return path(params, support, steps, strength if eval_strength is None else eval_strength)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
-        phi = last(path(params, episode.support, inner_steps, 0))
+        phi = last(path(params, episode.support, inner_steps, strength))
         values, gradient = _query_gradient(model, phi, episode)
         curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
         product = _system(curvature, cg_damping, cg_strength or strength)
@@ -73,7 +87,7 @@ def imaml(
         grads = by_name(model, {name: sum_of_tasks(value) for name, value in solution.items()})
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
-    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
+    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)
 
 
 def _regularised(plain: TaskLoss, start: Params, strength: float) -> TaskLoss:
@@ -84,6 +98,11 @@ def _regularised(plain: TaskLoss, start: Params, strength: float) -> TaskLoss:
         return plain(phi, step) + strength / 2 * torch.stack(away).sum(dim=0)
 
     return loss
+
+
+def _pulled(phi: Params, start: Params, share: float) -> Params:
+    """φ after a step of gradient descent on λ/2 ‖φ − θ‖²; `share` is the rate times λ."""
+    return {name: torch.lerp(value, start[name], share) for name, value in phi.items()}
 
 
 def _system(curvature: Product, damping: float, strength: float) -> Product:

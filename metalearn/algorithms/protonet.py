@@ -7,7 +7,14 @@ softmax over its negative squared distances to these means (equation 2).
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.algorithms.common.learners import (
+    class_means,
+    comparing_learner,
+    features_and_head,
+    one_hot,
+    squared_distances,
+    without_head,
+)
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -25,13 +32,7 @@ def protonet(*, model: Model) -> Algorithm:
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         theta = per_task(params, support.x.shape[0])
         known = features(theta, support.x)
-        classes = one_hot(support, known.dtype)
-        prototypes = classes.transpose(1, 2) @ known / classes.sum(dim=1).unsqueeze(2)
+        prototypes = class_means(known, one_hot(support, known.dtype))
         return -squared_distances(features(theta, x, support.x), prototypes)
 
     return comparing_learner(model, compare, without_head(model))
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖aᵢ − bⱼ‖² for `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
-    return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)

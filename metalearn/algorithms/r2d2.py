@@ -1,9 +1,9 @@
 """R2-D2, Bertinetto et al. 2019 (arXiv 1805.08136).
 
-The head of every task is a ridge regression from the features X of the support set to its classes Y, as one-hot rows.
-Its Woodbury form W = Xᵀ (X Xᵀ + λ I)⁻¹ Y is a linear system of the size of the support set. The logits of a query are
-a X′ W. λ and a are learned with the network. The paper also adds one number b to all logits of a query; it does not
-change the softmax and is left out.
+The head of every task is a ridge regression from the features X of the support set to its classes Y, as one-hot rows:
+W = (Xᵀ X + λ I)⁻¹ Xᵀ Y, a linear system of the number of features, or, in its Woodbury form W = Xᵀ (X Xᵀ + λ I)⁻¹ Y, of
+the size of the support set. The smaller one is solved. The logits of a query are a X′ W. λ and a are learned with the
+network. The paper also adds one number b to all logits of a query; it does not change the softmax and is left out.
 """
 
 import math
@@ -17,6 +17,9 @@ from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"
+
+_FLOOR = 4
+"""Roundings. With 1/2, 4 of 2000 systems of float32 with equal samples and λ = 0 had no Cholesky root; with 1, none."""
 
 
 def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
@@ -49,9 +52,17 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
 
 
 def ridge(x: Tensor, y: Tensor, strength: Tensor) -> Tensor:
-    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k]."""
-    within = x @ x.transpose(1, 2) + strength * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    weights: Tensor = x.transpose(1, 2) @ torch.linalg.solve(within, y)
+    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k].
+
+    Below `_FLOOR` roundings of the sum of the squares in x, λ does not count: that is the value taken then.
+    """
+    across, woodbury = x.transpose(1, 2), x.shape[1] <= x.shape[2]
+    products = x @ across if woodbury else across @ x
+    squares = products.detach().diagonal(dim1=1, dim2=2).sum(dim=1).view(-1, 1, 1)
+    floored = torch.maximum(strength, _FLOOR * torch.finfo(x.dtype).eps * squares)
+    system = products + floored * torch.eye(products.shape[1], dtype=x.dtype, device=x.device)
+    root = torch.linalg.cholesky(system)
+    weights: Tensor = across @ torch.cholesky_solve(y, root) if woodbury else torch.cholesky_solve(across @ y, root)
     return weights
 
 

@@ -2,19 +2,33 @@
 
 Algorithm 2: φᵢ = k inner steps on task i from θ, then θ ← θ + ε (1/n) Σᵢ (φᵢ − θ). Here the sum of θ − φᵢ takes the
 place of the gradient; `optimizer=sgd` with rate ε then does that step. There is no graph of the inner steps.
+
+The authors carry one inner optimiser through all tasks of a run and into every test task. With `inner_state=carried`
+its state s (Adam's v) and its number of steps T are meta-parameters, too. All n tasks of a meta-step start from the
+same s and T, so that they can be computed side by side. If a step multiplies s by β, task i ends with sᵢ, and has added
+Sᵢ = sᵢ − βᵏ s. Then s ← βⁿᵏ s + (1 − βⁿᵏ) / (1 − βᵏ) · mean Sᵢ and T ← T + n k, as if the n tasks had come one after
+the other and each had added that mean. For n = 1 it is what the authors do.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import by_name, results, start_of, summed
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent
-from metalearn.checks import whole_number
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed
+from metalearn.checks import one_of, whole_number
+from metalearn.errors import ConfigError
 from metalearn.nn.packing import sum_of_tasks
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
+from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
+
+INNER_STATES = ("fresh", "carried")
+
+DONE = f"{STATE}steps"
+"""T, the number of steps of the carried optimiser."""
 
 
 def reptile(
@@ -26,6 +40,8 @@ def reptile(
     eval_steps: int,
     inner_batch: int | None,
     eval_batch: int | None,
+    inner_state: str = "fresh",
+    meta_batch: int = 1,
 ) -> Algorithm:
     """Learns a start that is near to the ends of many trainings.
 
@@ -33,64 +49,177 @@ def reptile(
 
     Args:
         model: the network to be adapted.
-        inner: the optimiser of the inner steps, with a fresh state for every task.
+        inner: the optimiser of the inner steps.
         inner_lr: the rate of the inner steps.
         inner_steps: inner steps in meta-training, one mini-batch each.
         eval_steps: inner steps in validation and test.
         inner_batch: most samples of a mini-batch in meta-training; None: all.
         eval_batch: most samples of a mini-batch in validation and test; None: all.
+        inner_state: `fresh`: every task begins with a new state of `inner`; `carried`: with the state of the run.
+        meta_batch: n, the tasks of a meta-step, for `carried`.
 
     Raises:
-        ValueError: a rate that is not above 0, a negative number of steps, or an empty mini-batch.
+        ValueError: a rate that is not above 0, a number of steps or tasks out of range, or an empty mini-batch.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     for name, size in (("inner_batch", inner_batch), ("eval_batch", eval_batch)):
         if size is not None:
             whole_number(name, size, at_least=1)
+    one_of("inner_state", inner_state, INNER_STATES)
+    whole_number("meta_batch", meta_batch, at_least=1)
+    carries = inner_state == "carried"
+    whole_number("inner_steps", inner_steps, at_least=1 if carries else 0)
 
-    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = start_of(model, params, support.x.shape[0])
-        loss = batch_loss(model, support, eval_batch)
-        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+    def init(generator: Generator) -> Params:
+        weights = model.init(generator)
+        return weights | (first_state(inner, weights) if carries else {})
+
+    def path(
+        start: Params, samples: Batch, size: int | None, steps: int, optimizer: InnerOptimizer
+    ) -> Iterator[Params]:
+        loss = batch_loss(model, samples, size)
+        return descent(loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=0)
+
+    def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        tasks = len(support.x)
+        optimizer = continued(inner, model, params, tasks)[0] if carries else inner
+        return path(start_of(model, weights_of(params), tasks), support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
-        start = start_of(model, params, tasks)
-        loss = batch_loss(model, samples, inner_batch)
-        end = last(descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=inner_steps, order=0))
-        grads = by_name(model, {name: sum_of_tasks(start[name] - end[name]) for name in start})
+        optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
+        start = start_of(model, weights_of(params), tasks)
+        end = last(path(start, samples, inner_batch, inner_steps, optimizer))
+        grads = by_name(model, _summed({name: start[name] - end[name] for name in start}))
+        if carries:
+            ends = {key: by_name(model, _summed(values)) for key, values in latest().items()}
+            grads |= change_of_state(params, ends, inner.decays, tasks, inner_steps, meta_batch)
         return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
-    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
+    return Algorithm(init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)
+
+
+# The carried state
+
+
+def weights_of(params: Params) -> Params:
+    """The meta-parameters without the state."""
+    return {name: value for name, value in params.items() if not name.startswith(STATE)}
+
+
+def first_state(inner: InnerOptimizer, weights: Params) -> Params:
+    """The state before the first task, as meta-parameters. What a step forgets altogether is not carried.
+
+    Raises:
+        ConfigError: an optimiser that does not name the decays of its state.
+    """
+    state = inner.start(weights)
+    if state.keys() != inner.decays.keys():
+        raise ConfigError(
+            "algorithm.inner_state=carried: this inner optimiser does not name the decays of its state "
+            f"({', '.join(state)}); type algorithm.inner_state=fresh"
+        )
+    kept = {key: values for key, values in state.items() if inner.decays[key]}
+    parts = (prefixed(f"{STATE}{key}.", values) for key, values in kept.items())
+    return functools.reduce(dict.__or__, parts, {DONE: torch.zeros(1)})
+
+
+def continued(
+    inner: InnerOptimizer, model: Model, params: Params, tasks: int
+) -> tuple[InnerOptimizer, Callable[[], State]]:
+    """The inner optimiser that goes on from the state in `params` in every task, and a function that gives its state
+    after its latest step."""
+    done = int(params[DONE])
+    states: list[State] = []
+
+    def start(weights: Params) -> State:
+        carried = {key: part(f"{STATE}{key}.", params) for key in inner.decays}
+        return inner.start(weights) | {key: start_of(model, values, tasks) for key, values in carried.items() if values}
+
+    def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
+        directions, new = inner.direct(grads, state, done + step)
+        states[:] = [new]
+        return directions, new
+
+    return InnerOptimizer(start, direct, inner.decays), lambda: states[0]
+
+
+def change_of_state(
+    params: Params, ends: State, decays: Mapping[str, float], tasks: int, steps: int, meta_batch: int
+) -> Params:
+    """The old state minus the new one, summed over the tasks, from the sums `ends` of the states after their steps."""
+    change = {DONE: torch.full_like(params[DONE], -tasks * meta_batch * steps)}
+    for key, decay in decays.items():
+        forgotten, once = 1 - decay ** (meta_batch * steps), 1 - decay**steps
+        for name, old in part(f"{STATE}{key}.", params).items():
+            added = ends[key][name] - decay**steps * tasks * old
+            change[f"{STATE}{key}.{name}"] = forgotten * (tasks * old - added / once)
+    return change
+
+
+def _summed(values: Params) -> Params:
+    return {name: sum_of_tasks(value) for name, value in values.items()}
+
+
+# Mini-batches
 
 
 def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
-    """The inner objective: each task's loss [t] on one mini-batch per step, in turn."""
-    batches = mini_batches(samples, size)
+    """The inner objective: each task's loss [t] on one mini-batch per step."""
+    batch_of = mini_batches(samples, size)
 
     def loss(params: Params, step: int) -> Tensor:
-        batch = batches[step % len(batches)]
-        return results(model, params, batch, twice=False)["loss"]
+        return results(model, params, batch_of(step), twice=False)["loss"]
 
     return loss
 
 
-def mini_batches(samples: Batch, size: int | None) -> list[Batch]:
-    """The samples in mini-batches of at most `size`, as even as possible; the classes take turns.
+def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
+    """The mini-batch of an inner step: at most `size` samples, without replacement, as even as possible in each pass.
 
-    Support and query samples each come sorted by class. So the samples are put in the order of how often their class
-    has come before.
+    The classes take turns. If a mini-batch cannot have all classes, a task shuffles its samples anew for each pass: in
+    a fixed order, the same labels would always be learned last.
     """
     if size is None:
-        return [samples]
-    x, y = samples
-    if not y.is_floating_point():
-        earlier = (y.unsqueeze(2) == y.unsqueeze(1)).tril(-1).sum(dim=2)
-        order = (earlier * (y.max() + 1) + y).argsort(dim=1)
-        rows = torch.arange(len(y), device=y.device).unsqueeze(1)
-        x, y = x[rows, order], y[rows, order]
-    count = -(-y.shape[1] // size)
-    return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
+        return lambda step: samples
+    count = -(-samples.y.shape[1] // size)
+    real = samples.y.is_floating_point()
+    shuffles = not real and size <= int(samples.y.max())
+    seeds = contents(samples.x) if shuffles else []
+    fixed = samples if real else ordered(samples, by_turn(samples.y))
+
+    @functools.lru_cache(maxsize=1)
+    def one_pass(number: int) -> list[Batch]:
+        x, y = ordered(samples, shuffled(seeds, number, samples.y)) if shuffles else fixed
+        return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
+
+    return lambda step: one_pass(step // count)[step % count]
+
+
+def ordered(samples: Batch, order: Tensor) -> Batch:
+    """The samples of each task in the order [t, n]."""
+    rows = torch.arange(len(order), device=order.device).unsqueeze(1)
+    return Batch(samples.x[rows, order], samples.y[rows, order])
+
+
+def by_turn(y: Tensor) -> Tensor:
+    """The order in which the classes take turns. Support and query samples each come sorted by class; so they are put
+    in the order of how often their class has come before."""
+    earlier = (y.unsqueeze(2) == y.unsqueeze(1)).tril(-1).sum(dim=2)
+    return (earlier * (y.max() + 1) + y).argsort(dim=1)
+
+
+def shuffled(seeds: list[int], number: int, y: Tensor) -> Tensor:
+    """A random order [t, n] for pass `number`, for each task by its own seed."""
+    orders = [np.random.default_rng((seed, number)).permutation(y.shape[1]) for seed in seeds]
+    return torch.from_numpy(np.stack(orders)).to(y.device)
+
+
+def contents(x: Tensor) -> list[int]:
+    """A number for each task, the same wherever it is computed: the sum of its inputs' bits. Like its inputs it follows
+    from the task's number in the run; a task of a user's own has no other."""
+    bits = x.flatten(1).view(torch.int64 if x.element_size() == 8 else torch.int32)
+    return [total & (2**63 - 1) for total in bits.sum(dim=1).tolist()]

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, get_type_hints
@@ -11,12 +12,15 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.config.compose import CONF, nearest
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, NotAdmittedError
 
 _TARGET = re.compile(r"^_target_: *(\S+)", re.MULTILINE)
 
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
 """Parts that some objects have no use for, and the `_target_` of each part's default."""
+
+_NO_PLUGINS = {"metalearn", "distributed", "sweeps", *sys.stdlib_module_names}
+"""Packages that no message advises to admit."""
 
 Parameters = Mapping[str, inspect.Parameter]
 Bundles = Mapping[str, Any]
@@ -79,20 +83,19 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
 
     Raises:
         ConfigError: it is neither a factory of the group nor one that an admitted package defines.
+        NotAdmittedError: it may be one of a package that is not admitted.
     """
     key = f"{group}._target_={target}"
     allowed = factories(group)
     admitting = next((name for name in plugins if target.startswith(f"{name}.")), None)
     if target not in allowed and admitting is None:
+        reason = f"{key}: is no factory of {group}{nearest(target, allowed)}; allowed: {', '.join(allowed)}"
         package = target.partition(".")[0]
-        raise ConfigError(
-            f"{key}: is no factory of {group}{nearest(target, allowed)}; allowed: {', '.join(allowed)}. If {package} "
-            f"is a package of your own, type 'plugins=[{package}]'"
-        )
+        raise ConfigError(reason) if package in _NO_PLUGINS else NotAdmittedError(reason, package)
     try:
         factory: Callable[..., Any] = get_object(target)
     except Exception as error:  # whatever a package's code raises
-        raise ConfigError(f"{key}: is not found ({str(error).splitlines()[0]}); type package.module.name") from error
+        raise ConfigError(f"{key}: is not found ({' '.join(str(error).split())}); type package.module.name") from error
     if target not in allowed and not _defines(str(admitting), factory):
         raise ConfigError(f"{key}: must be a function or class that {admitting} defines; type package.module.name")
     return factory

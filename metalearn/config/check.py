@@ -4,12 +4,12 @@ import importlib.util
 import os
 import re
 import socket
-from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.compose import check_key, keys_of
+from metalearn.config.saved import check_checkpoint
 from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -23,6 +23,9 @@ def check_top_level(config: DictConfig) -> None:
     Raises:
         ConfigError: a value that is not allowed.
     """
+    for key in OmegaConf.missing_keys(config):
+        if "." not in key or key.startswith("launch."):
+            raise ConfigError(f"{key}=???: needs a value; type {key}=VALUE")
     try:
         whole_number("seed", config.seed, at_least=0)
         whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
@@ -32,6 +35,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
         true_or_false("init_strict", config.init_strict)
+        one_of("seen_classes", config.seen_classes, ("refuse", "report"))
         one_of("device", config.device, DEVICES)
         one_of("precision", config.precision, PRECISIONS)
         if config.pause_after is not None:
@@ -48,11 +52,10 @@ def check_top_level(config: DictConfig) -> None:
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
-    for key, words in (("init_from", [None]), ("resume", ["auto", "never"])):
-        path = config[key]
-        if path not in words and not (isinstance(path, str) and Path(path).is_dir()):
-            allowed = "auto, never or " if key == "resume" else ""
-            raise ConfigError(f"{key}={path}: must be {allowed}the folder of a checkpoint, such as …/checkpoints/best")
+    if config.init_from is not None:
+        check_checkpoint("init_from", config.init_from)
+    if config.resume not in ("auto", "never"):
+        check_checkpoint("resume", config.resume, published=False)
     _check_changes(config)
 
 
@@ -154,10 +157,14 @@ def world_size(config: DictConfig, command: str) -> int:
     workers = int(workers or launch.nnodes * launch.workers_per_host)
     if workers % launch.nnodes:
         raise ConfigError(
-            f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts"
+            f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts; "
+            f"type workers={-(-workers // launch.nnodes) * launch.nnodes}"
         )
     if launch.node_rank >= launch.nnodes:
-        raise ConfigError(f"launch.node_rank={launch.node_rank}: must be below launch.nnodes={launch.nnodes}")
+        raise ConfigError(
+            f"launch.node_rank={launch.node_rank}: must be below launch.nnodes={launch.nnodes}; type "
+            "launch.node_rank=0 on the first host, 1 on the next"
+        )
     if launch.nnodes > 1 and not launch.master_port:
         raise ConfigError(
             f"launch.nnodes={launch.nnodes}: several hosts need one port, and the network interface that they share; "

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from metalearn.config import sagemaker
 from metalearn.errors import ConfigError
@@ -128,7 +128,7 @@ def search(folder: str | None) -> None:
     _own.clear()
     if folder is None:
         return
-    if not Path(folder).is_dir():
+    if not folder or not Path(folder).is_dir():
         raise ConfigError(f"--config-dir={folder}: must be a folder that holds yamls, such as algorithm/mine.yaml")
     for group, options in groups().items():
         for file in (Path(folder) / group / f"{option}.yaml" for option in options):
@@ -189,7 +189,7 @@ def own_error(error: Exception) -> ConfigError:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigError):
         cause = cause.__cause__ or cause.__context__
-    return cause or ConfigError(str(error))
+    return cause or ConfigError(_explained(error))
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -221,7 +221,20 @@ def compose_sweeper(overrides: Sequence[str]) -> dict[str, Any]:
     try:
         return to_container(composed_by_hydra(fixed, return_hydra_config=True).hydra.sweeper)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(_explained(error)) from error
+
+
+def _explained(error: Exception) -> str:
+    """The message of an error of Hydra's or OmegaConf's, with its cause, or the key that it is about."""
+    first = str(error).splitlines()[0]
+    key = getattr(error, "full_key", None)
+    if key:
+        return f"{key}: {first}; type {key}=VALUE"
+    if isinstance(error, InterpolationResolutionError):
+        return f"{first}; type a value in place of ${{…}}"
+    cause = error.__cause__
+    lists = "python train.py --cfg hydra lists Hydra's keys"
+    return f"{first.rstrip('.')}: {str(cause).splitlines()[0]}; {lists}" if cause else str(error)
 
 
 def groups() -> dict[str, list[str]]:

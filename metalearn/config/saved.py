@@ -21,6 +21,7 @@ from metalearn.config.compose import (
 )
 from metalearn.config.foreign import check_saved
 from metalearn.errors import ConfigError
+from metalearn.files import is_folder
 
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 """Groups that get their defaults: an evaluation may run on another machine than the training."""
@@ -28,20 +29,31 @@ OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
 """Where a run starts, and where it pauses."""
 
-TRUST = ("plugins",)
+TRUST = ("plugins", "seen_classes")
 """What only the command line of an evaluation may say."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
 
-LINKS = {"dataset.seed": "${seed}", "dataset.eval_seed": "${trainer.eval_seed}", "algorithm.ways": "${dataset.ways}"}
+LINKS = {
+    "dataset.seed": "${seed}",
+    "dataset.eval_seed": "${trainer.eval_seed}",
+    "algorithm.ways": "${dataset.ways}",
+    "algorithm.meta_batch": "${trainer.meta_batch_size}",
+}
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins", "seen_classes",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+
+FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh"}
+"""Keys that earlier versions had not, and the values that stand for what they did. A key that is off is not named."""
+
+MANIFEST, DESCRIPTION = "manifest.json", "model.json"
+"""Files by which the folders of a checkpoint and of a published model are known."""
 
 NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""
@@ -156,17 +168,34 @@ def _find_data(config: DictConfig) -> None:
     if root is None or root == own:
         return
     downloads = "download" in config.dataset
-    if not _is_folder(str(root)) and (downloads or "METALEARN_DATA" in os.environ):
+    if not is_folder(Path(str(root))) and (downloads or "METALEARN_DATA" in os.environ):
         config.dataset.root = own
     elif downloads:
         config.dataset.download = False
 
 
-def _is_folder(path: str) -> bool:
-    try:
-        return Path(path).is_dir()
-    except OSError:  # such as a name that is too long
-        return False
+def check_checkpoint(key: str, path: object, *, published: bool = True) -> None:
+    """Checks that `key` names the folder of a checkpoint or, if that will do, of a `published` model.
+
+    Raises:
+        ConfigError: it is something else. The message says what to type in its place.
+    """
+    if not isinstance(path, str) or not path or not is_folder(Path(path)):
+        raise ConfigError(f"{key}={path}: must be the folder of a checkpoint; type {key}=…/checkpoints/best")
+    folder = Path(path)
+    is_published = (folder / DESCRIPTION).exists()
+    if (folder / MANIFEST).exists() or (is_published and published):
+        return
+    if is_published:
+        raise ConfigError(
+            f"{key}={path}: is a published model, which has no state to go on from; type init_from={path}, which "
+            "begins with its parameters"
+        )
+    names = ["checkpoints/best", "checkpoints/last"] if published else ["checkpoints/last", "checkpoints/best"]
+    inside = next((name for name in names if is_folder(folder / name)), None)
+    if inside is not None:
+        raise ConfigError(f"{key}={path}: is the folder of a run; type {key}={folder / inside}")
+    raise ConfigError(f"{key}={path}: holds no complete checkpoint; type {key}=…/checkpoints/best")
 
 
 def run_folder_of(checkpoint: Path) -> Path:

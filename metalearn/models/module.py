@@ -33,7 +33,7 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
     try:
         factory = get_object(target)
     except (ImportError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).split())
         raise ValueError(
             f"network._target_={target}: is not found ({reason}); type the class as package.module.Name, and put its "
             "folder in PYTHONPATH"

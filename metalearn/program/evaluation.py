@@ -1,29 +1,35 @@
 """The evaluation of a checkpoint on validation or test tasks, by one worker or several."""
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.files import creating, is_folder
 from metalearn.program import ranks
 from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
 from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
 from metalearn.program.process import set_up_torch
+from metalearn.program.unseen import UNKNOWN, check_unseen
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, refuse_links, write_result
 from metalearn.runs.logging import log_to_terminal
 from metalearn.runs.metrics import summary, write_table
+from metalearn.runs.seen import from_meta
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
 from metalearn.use import published
+
+log = logging.getLogger("metalearn")
 
 ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
 """Short names of keys. `tasks` is another: the number of tasks of the split."""
@@ -46,23 +52,41 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     Returns the exit code.
 
     Raises:
-        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or a link in the output folder.
+        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
+            a run, that has a link, or that cannot be written.
     """
     saved = published.named("checkpoint", request.checkpoint)
     refuse_links(request.output, request.home)
+    check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
     job = to_job(config, request.output, "evaluate", program, arguments)
     set_up_torch(config)
     parts = assemble(job)
-    params = fitted("checkpoint", request.checkpoint, saved.params, parts.start)
+    advice = "; leave out what changes the network, such as model=… or algorithm=…"
+    params = fitted("checkpoint", request.checkpoint, saved.params, parts.start, advice)
     check_tasks(parts, params, request.split)
+    counted = check_unseen(from_meta(saved.meta), parts.source, request.split, config.seen_classes)
+    rank = int(os.environ.get("RANK", 0))
+    if rank == 0:
+        with creating("output", request.output):
+            request.output.mkdir(parents=True, exist_ok=True)
     if ranks.to_be_started(job):
         return ranks.start_ranks(job, arguments, max_restarts=0)
-    if int(os.environ.get("RANK", 0)) > 0:
+    if rank > 0:
         return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
-    return lead(request, job, parts, saved, params)
+    if not from_meta(saved.meta).complete:
+        log.warning("checkpoint=%s: %s", request.checkpoint, UNKNOWN)
+    return lead(request, job, parts, saved, params, counted)
+
+
+def check_output(output: Path) -> None:
+    """Raises ConfigError for the folder of a run, whose result would be lost."""
+    if any(is_folder(output / name) for name in (".hydra", "checkpoints")):
+        raise ConfigError(
+            f"output={output}: is the folder of a run, and its result.json would be lost; type output={output}/mine"
+        )
 
 
 def check_tasks(parts: Parts, params: Params, split: str) -> None:
@@ -76,15 +100,15 @@ def check_tasks(parts: Parts, params: Params, split: str) -> None:
         raise ConfigError(f"{what}; type {advice}" if advice else what) from error
 
 
-def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params) -> int:
-    """Rank zero: evaluates, writes and prints; returns the exit code."""
+def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params, counted: dict[str, Any]) -> int:
+    """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
     try:
-        request.output.mkdir(parents=True, exist_ok=True)
         strategy = connect(parts)
         try:
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split)
-            report(request, job, parts, saved, values, time.perf_counter() - began)
+            figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
+            report(request, job, saved, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
             strategy.close(failure=error)
             raise
@@ -100,9 +124,10 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> M
     return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)))
 
 
-def report(request: Request, job: Job, parts: Parts, saved: Snapshot, values: Metrics, seconds: float) -> None:
+def report(
+    request: Request, job: Job, saved: Snapshot, values: Metrics, figures: dict[str, Any], seconds: float
+) -> None:
     """Writes and prints the results."""
-    figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
     digest = hashlib.sha256(published.parameters_in(request.checkpoint).read_bytes()).hexdigest()
     write_table(request.output / f"{request.split}.csv", values)
     step = saved.meta["step"]

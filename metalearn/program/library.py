@@ -1,9 +1,8 @@
 """Training without a command line, a run folder and other processes: `metalearn.train`."""
 
 import copy
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from distributed.strategies.common.work import join
+from metalearn.checks import one_of, whole_number
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level
 from metalearn.config.plain import Named, plain_config
@@ -24,10 +24,12 @@ from metalearn.nn.precision import compute_with
 from metalearn.program.job import Job, installed
 from metalearn.program.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
 from metalearn.program.run import make_run
+from metalearn.program.unseen import REFUSE, REPORT, check_unseen, seen_in
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.loggers.protocol import Window
 from metalearn.runs.logging import SILENT, bar_log
 from metalearn.runs.metrics import summary
+from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_compatible, check_evaluation
@@ -91,7 +93,7 @@ def train(
     window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
     log = bar_log(window) if progress else SILENT
     kept: list[Snapshot] = []
-    run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER)
+    run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER, Seen())
     try:
         reached = fit(run, new_learner(parts.start, parts.outer.start), Progress())
     finally:
@@ -103,26 +105,42 @@ def train(
 class Learned:
     """What a training has learned: the meta-parameters of the best validation, and its figures."""
 
-    params: Params
+    params: Params = field(repr=False)
     validation: dict[str, Any]
-    _parts: Parts
-    _config: DictConfig
+    _parts: Parts = field(repr=False)
+    _config: DictConfig = field(repr=False)
 
-    def evaluate(self, tasks: Tasks | None = None, *, split: str = "test", count: int | None = None) -> dict[str, Any]:
+    def evaluate(
+        self,
+        tasks: Tasks | None = None,
+        *,
+        split: str = "test",
+        count: int | None = None,
+        seen_classes: str = "refuse",
+    ) -> dict[str, Any]:
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
-        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others.
+        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"` they have
+        `seen_classes`, which counts the split's classes that it was trained on.
 
         Raises:
-            ValueError: a name that does not exist, or tasks that do not fit the network.
+            ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
+                that it was trained on.
         """
-        parts = self._parts
+        one_of("split", split, ("train", "val", "test"))
+        one_of("seen_classes", seen_classes, (REFUSE, REPORT))
+        if count is not None:
+            whole_number("count", count, at_least=2)
+        parts, seen = self._parts, seen_in(self._parts.source)
         if tasks is not None:
+            _check_kinds({"dataset": tasks})
             parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))
         check_evaluation(parts.algorithm, parts.model, self.params, parts.source, split)
         dtype = next(iter(self.params.values())).dtype
         evaluate = chunk_functions(parts.algorithm, parts.source, parts.device, dtype).evaluate
         numbers = tasks_in_chunks(0, count or parts.settings.test_tasks, evaluation_chunk(parts))
-        return summary(join([evaluate(self.params, split, chunk) for chunk in numbers]), parts.algorithm.evaluated_on)
+        counted = check_unseen(seen, parts.source, split, seen_classes)
+        values = join([evaluate(self.params, split, chunk) for chunk in numbers])
+        return summary(values, parts.algorithm.evaluated_on) | counted
 
     def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "Task":
         """Adapts to one task.
@@ -135,11 +153,13 @@ class Learned:
         Raises:
             ValueError: inputs of another shape, or more labels than the network has outputs.
         """
-        inputs, targets, labels = self._inputs(x), torch.as_tensor(y), None
+        if steps is not None:
+            whole_number("steps", steps, at_least=0)
+        inputs, targets, labels = self._inputs("x", x), _tensor("y", y), None
         if len(targets) != inputs.shape[1]:
             raise ValueError(f"y: has {len(targets)} targets for {inputs.shape[1]} inputs; give one for each")
         if targets.is_floating_point():
-            targets = self._inputs(targets.reshape(len(targets), -1))
+            targets = self._inputs("y", targets.reshape(len(targets), -1))
         else:
             labels, places = targets.unique(return_inverse=True)
             targets = places.unsqueeze(0).to(self._parts.device)
@@ -148,12 +168,21 @@ class Learned:
             predict = self._parts.algorithm.adapt(params, Batch(inputs, targets), steps)
         except (IndexError, RuntimeError) as error:
             raise ValueError(f"x, y: this network cannot learn such a task ({error})") from error
-        flat = labels is None and torch.as_tensor(y).ndim == 1
-        return Task(lambda inputs: predict(self._inputs(inputs))[0].cpu(), labels, flat)
+        flat = labels is None and _tensor("y", y).ndim == 1
 
-    def _inputs(self, values: ArrayLike | Tensor) -> Tensor:
+        def outputs(x: ArrayLike | Tensor) -> Tensor:
+            inputs = self._inputs("x", x)
+            try:
+                return predict(inputs)[0].cpu()
+            except (IndexError, RuntimeError) as error:
+                shape = list(inputs.shape[1:])
+                raise ValueError(f"x: this network does not take inputs of shape {shape} ({error})") from error
+
+        return Task(outputs, labels, flat)
+
+    def _inputs(self, name: str, values: ArrayLike | Tensor) -> Tensor:
         like = next(iter(self.params.values()))
-        return torch.as_tensor(values).to(self._parts.device, like.dtype).unsqueeze(0)
+        return _tensor(name, values).to(self._parts.device, like.dtype).unsqueeze(0)
 
 
 @dataclass(frozen=True)
@@ -180,6 +209,7 @@ class Task:
 
 
 def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) -> tuple[Parts, Job]:
+    _check_kinds(chosen)
     described: dict[str, Named | dict[str, Any]] = {
         group: _as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
@@ -200,8 +230,33 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
         algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
     elif not isinstance(algorithm, Algorithm):
         algorithm = algorithm(model=model)
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"algorithm: gives a {type(algorithm).__name__}, and must give a metalearn.types.Algorithm")
     job = Job(config, Path(), "library", installed(), [], workers=1)
     return put_together(job, source, model, algorithm), job
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "algorithm": (
+        "algorithm", lambda part: callable(part) or isinstance(part, Algorithm),
+        "a function of `model`, or a metalearn.types.Algorithm"),
+    "model": (
+        "model", lambda part: callable(part) or isinstance(part, Model),
+        "an nn.Module, a class of one, or a metalearn.types.Model"),
+    "dataset": (
+        "tasks", lambda part: hasattr(part, "episodes"), "an object with the methods of metalearn.types.TaskSource"),
+    "inner": ("inner", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
+    "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
+}  # fmt: skip
+"""Of each group, the argument; whether something that is no name can be its value; and what such things are."""
+
+
+def _check_kinds(chosen: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an argument of a kind that no part is of."""
+    for group, part in chosen.items():
+        argument, fits, what = _KINDS[group]
+        if not isinstance(part, str | Named) and not fits(part):
+            raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {what}")
 
 
 def _as_named(part: str | Named) -> Named:
@@ -226,6 +281,21 @@ def _shape(source: TaskSource) -> tuple[int, ...]:
     return tuple(source.episodes("train", torch.tensor([0])).query.x.shape[2:])
 
 
+def _tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
+    """The values of an argument, at least one dimension.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: must be an array of numbers; {error}") from error
+    if not tensor.ndim:
+        raise ValueError(f"{name}={values!r}: must be an array, of one dimension or more; give [{name}]")
+    return tensor
+
+
 def _facts(source: TaskSource) -> dict[str, Any]:
     """What models take from the keys of a dataset: the number of classes, and the sizes of a picture."""
     shape, classes = _shape(source), source.classes("train")
@@ -236,7 +306,13 @@ def _facts(source: TaskSource) -> dict[str, Any]:
 def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool) -> Model:
     of = type(network) if isinstance(network, nn.Module) else network
     name = str(getattr(of, "__name__", "model"))
-    make = functools.partial(copy.deepcopy, network) if isinstance(network, nn.Module) else network
+
+    def make() -> nn.Module:
+        made = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"model: {name} gives a {type(made).__name__}, and must give an nn.Module")
+        return made
+
     advice = "give a network that takes the inputs of the tasks"
     return model_of(make, name=name, shape=_shape(source), transductive=transductive, advice=advice)
 

@@ -14,8 +14,10 @@ from metalearn.config.check import computes_elsewhere
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
+from metalearn.program.unseen import UNKNOWN
 from metalearn.runs.checkpoint import Checkpointer, start_params
 from metalearn.runs.logging import OpenLog
+from metalearn.runs.seen import Seen, from_meta
 from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
 from metalearn.training.loop import Reduce
 from metalearn.training.optimizers import OuterOptimizer
@@ -25,14 +27,15 @@ from metalearn.use.published import named
 
 
 class Parts(NamedTuple):
-    """The components that the config describes; `start` holds the meta-parameters before the first step, and
-    `start_notes` a line for each one that `init_from` could not give."""
+    """The components that the config describes; `start` holds the meta-parameters before the first step, `start_seen`
+    the classes that they have seen, and `start_notes` a line for each thing that `init_from` could not give."""
 
     settings: Settings
     source: TaskSource
     model: Model
     start: Params
     start_notes: list[str]
+    start_seen: Seen
     algorithm: Algorithm
     device: torch.device
     outer: OuterOptimizer
@@ -66,7 +69,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     """
     config = job.config
     outer = build(config, "optimizer")
-    start, start_notes = initial_params(config, algorithm)
+    start, start_notes, start_seen = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
     plan = Plan(work, job.workers, build(config, "partitioner"), reduce)
@@ -78,6 +81,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         model=model,
         start=start,
         start_notes=start_notes,
+        start_seen=start_seen,
         algorithm=algorithm,
         device=work.device,
         outer=outer,
@@ -88,9 +92,9 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     )
 
 
-def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, list[str]]:
+def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, list[str], Seen]:
     """The meta-parameters before the first step: drawn from the seed, or those of `init_from` as far as they fit. Also
-    a line for each one that does not.
+    a line for each thing that it lacks, and the classes that it has seen.
 
     Raises:
         ConfigError: the model is too large; `init_from` cannot be read, or holds another model; `init_strict` refuses
@@ -104,9 +108,12 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, li
         raise ConfigError(f"model: its parameters cannot be made ({reason}); type a smaller model") from error
     params = {name: value.to(dtype) for name, value in drawn.items()}
     if config.init_from is None:
-        return params, []
+        return params, [], Seen()
     path = Path(config.init_from)
-    return start_params(path, named("init_from", path).params, params, strict=config.init_strict)
+    saved = named("init_from", path)
+    start, notes = start_params(path, saved.params, params, strict=config.init_strict)
+    seen = from_meta(saved.meta)
+    return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
 
 
 def make_work(

@@ -11,7 +11,8 @@ from metalearn.errors import RunError
 from metalearn.nn.native import describe
 from metalearn.program.job import Job
 from metalearn.program.parts import Parts, evaluation_chunk, training_chunk
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, from_bytes, rewind, to_bytes
+from metalearn.program.unseen import check_unseen, seen_in
+from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
 from metalearn.runs.loggers.protocol import Picture, Window
 from metalearn.runs.logging import SILENT, RunLog
@@ -19,6 +20,7 @@ from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.pictures import episode_picture, has_pictures
 from metalearn.runs.plots import adaptation, learning_curve
 from metalearn.runs.report import REPORT, Learned, ShownTask, write_report
+from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.training.loop import (
     Learner,
@@ -62,18 +64,19 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         digest=saved.get("digest"),
     )
     run_log = parts.open_log(job.run_dir, window)
-    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops)
+    seen = seen_by(parts, state.snapshot)
+    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen)
     log_start(job, parts, run)
     try:
         run_log.start(config, first_pictures(parts))
-        strategy.share(to_bytes(snapshot(learner, progress, config, {})))
+        strategy.share(to_bytes(snapshot(learner, progress, run.meta, {})))
         progress = fit(run, learner, progress)
         best = parts.checkpointer.best()
         if best is None:
             raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
         values = evaluate_test(run, best.params, progress)
         write_table(job.run_dir / "test.csv", values)
-        test = summary(values, run.evaluation.unit)
+        test = summary(values, run.evaluation.unit) | check_unseen(seen, parts.source, "test", job.config.seen_classes)
         run_log.evaluation(progress.step, "test", test)
         result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.model.transductive}}
         figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
@@ -120,7 +123,7 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
         RunError: a value that is not finite.
     """
     learner, progress = restore(from_bytes(strategy.share(b"")), parts.outer.start)
-    run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER)
+    run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
     fit(run, learner, progress)
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
@@ -146,8 +149,16 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
     return learner, progress
 
 
+def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
+    """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from. A run
+    without steps only validates."""
+    own = seen_in(parts.source)
+    seen = (own if parts.settings.steps else own._replace(train=frozenset())).joined(parts.start_seen)
+    return seen.joined(from_meta(begun.meta)) if begun else seen
+
+
 def make_run(
-    job: Job, parts: Parts, strategy: Strategy, checkpointer: Checkpointer, run_log: RunLog, stops: Stops
+    job: Job, parts: Parts, strategy: Strategy, checkpointer: Checkpointer, run_log: RunLog, stops: Stops, seen: Seen
 ) -> Run:
     """What the loop needs on this rank."""
     return Run(
@@ -160,7 +171,7 @@ def make_run(
         evaluation=Units(evaluation_chunk(parts), parts.algorithm.evaluated_on),
         checkpointer=checkpointer,
         log=run_log,
-        config=to_container(job.config),
+        meta={"config": to_container(job.config), KEY: to_meta(seen)},
         stops=stops,
     )
 

@@ -63,7 +63,7 @@ def read(run_dir: Path) -> World:
             content = json.load(file)
         arguments, folder = [str(one) for one in content.pop("arguments")], Path(content.pop("folder"))
         return World(Place(**content), arguments, folder)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "
             "workers=2, or more workers"
@@ -71,4 +71,7 @@ def read(run_dir: Path) -> World:
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise RunError(f"{path}: is no description of a run under way ({error})") from error
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RunError(
+            f"{path}: is no description of a run under way ({reason}); remove the file, and start the run anew"
+        ) from error

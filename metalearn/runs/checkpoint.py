@@ -286,11 +286,15 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
     """
     if strict:
-        return fitted("init_from", path, loaded, params), []
+        advice = "; type the model of that run, or init_strict=false to take what fits"
+        return fitted("init_from", path, loaded, params, advice), []
     ours, theirs = _shapes(params), _shapes(loaded)
     fits = {name for name in ours if theirs.get(name) == ours[name]}
     if not fits:
-        raise ConfigError(f"init_from={path}: holds parameters of another model: none of its {len(theirs)} fits")
+        raise ConfigError(
+            f"init_from={path}: holds parameters of another model: none of its {len(theirs)} fits; type the algorithm "
+            "and the model of that run, or leave init_from out"
+        )
     notes = [
         f"init_from: {name} {list(ours[name])} keeps its first value: the checkpoint has "
         + (f"the shape {list(theirs[name])}" if name in theirs else "none")
@@ -303,18 +307,18 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
     return {n: loaded[n].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
 
 
-def fitted(key: str, path: Path, loaded: Params, params: Params) -> Params:
+def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "") -> Params:
     """The parameters `loaded` from the checkpoint at `path`, in the dtypes of `params`; the config's `key` names it.
 
     Raises:
-        ConfigError: they have other names or shapes than `params`.
+        ConfigError: they have other names or shapes than `params`. The message ends with `advice`.
     """
     ours, theirs = _shapes(params), _shapes(loaded)
     if ours != theirs:
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         parts = ", ".join(f"{n} (here {ours.get(n, 'absent')}, there {theirs.get(n, 'absent')})" for n in differ[:3])
         parts += f", and {len(differ) - 3} more" if len(differ) > 3 else ""
-        raise ConfigError(f"{key}={path}: holds parameters of another model: {parts}")
+        raise ConfigError(f"{key}={path}: holds parameters of another model: {parts}{advice}")
     return {name: loaded[name].to(value.dtype) for name, value in params.items()}
 
 

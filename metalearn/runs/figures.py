@@ -32,6 +32,8 @@ def rows_of(run_dir: Path) -> Iterator[Row]:
         FileNotFoundError: the folder holds no run.
         ValueError: a line is no JSON object.
     """
+    if not (run_dir / METRICS).exists():
+        raise FileNotFoundError(f"{run_dir}: holds no {METRICS}; type the folder of a run that has begun")
     for line in lines_of(run_dir / METRICS):
         if line.endswith(b"\n"):
             try:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FREE_KEYS, with_present_targets
+from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.errors import ConfigError, RunError
 from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
 from metalearn.locks import open_lock, try_to_hold
@@ -63,6 +63,8 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
     back = rewinds(run_dir, resume)
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
     if not empty and resume == "never":
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
@@ -82,7 +84,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             _refuse_other(path, snapshot.meta["config"], to_container(config))
         else:
             _refuse_unnamed(path, snapshot.meta["config"], config)
-            fitted("resume", path, snapshot.params, start)
+            fitted("resume", path, snapshot.params, start, "; type the model of that run")
             for name in ("pending", "digest"):  # of another run's log
                 snapshot.state.pop(name, None)
         _refuse_further(path, snapshot.meta["step"], steps)
@@ -199,7 +201,9 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
-    return f"{describe(figures)}, {kind}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+    seen = figures.get("seen_classes")
+    counted = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}" if seen else ""
+    return f"{describe(figures)}, {kind}{counted}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
 
 
 def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
@@ -289,8 +293,9 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     changes = differences(with_present_targets(old), new) if old else {}
-    added = {key for key, (before, now) in changes.items() if before == "absent" and now in (None, False)}
+    absent = {key: now for key, (before, now) in changes.items() if before == "absent"}
     # An earlier version lacks the keys that have come since; what is off now was not there then.
+    added = {k for k, now in absent.items() if now in (None, False) or FORMER.get(k) == now or k in LINKS}
     others = {key: pair for key, pair in changes.items() if key not in added}
     return {key: pair for key, pair in others.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 

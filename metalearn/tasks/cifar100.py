@@ -23,6 +23,7 @@ from metalearn.tasks.common.episodes import (
     picture_tasks,
     shapes_of,
 )
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.torchvision_files import Published, read_published
 from metalearn.types import TaskSource
@@ -85,7 +86,8 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
             pictures = cached_array(name, shape, lambda: _by_class(place), title="CIFAR-100", unread=place.root)
 
             def part(chosen: list[int]) -> Classes:
-                return Classes(len(chosen), PICTURES, lambda label: pictures[chosen[label]])
+                names = [identity("cifar100", _rows()[number]["class"]) for number in chosen]
+                return Classes(names, PICTURES, lambda label: pictures[chosen[label]])
 
             return {split: part(chosen) for split, chosen in classes.items()}
 

@@ -20,6 +20,7 @@ from metalearn.tasks.common.episodes import (
     picture_tasks,
     shapes_of,
 )
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.types import TaskSource
 
@@ -28,6 +29,11 @@ DRAWINGS = 20
 _FIRST = {"train": 0, "val": 400, "test": 500}
 _FAMILY = 20171
 _CURVE_POINTS = 32
+
+
+def identities(split: str) -> list[str]:
+    """The identities of a split's characters."""
+    return [identity("glyphs", _FIRST[split] + number) for number in range(CLASSES[split])]
 
 
 def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,7 +86,7 @@ def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: b
         raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
 
     def part(split: str) -> Classes:
-        return Classes(CLASSES[split], DRAWINGS, lambda label: character(_FIRST[split] + label, image_size))
+        return Classes(identities(split), DRAWINGS, lambda label: character(_FIRST[split] + label, image_size))
 
     def load() -> dict[str, Classes]:
         return {split: part(split) for split in CLASSES}
@@ -113,7 +119,7 @@ def glyph_characters(
         pictures = np.stack([character(_FIRST["train"] + number, image_size) for number in range(ways)])
         return split_drawings(pictures, train=train_drawings, val=val_drawings)
 
-    return samples(load, sizes, ways, known=known, seeds=seeds)
+    return samples(load, sizes, identities("train")[:ways], known=known, seeds=seeds)
 
 
 def glyph_pretraining(
@@ -137,4 +143,5 @@ def glyph_pretraining(
     def load() -> Images:
         return np.stack([character(_FIRST["train"] + number, image_size) for number in range(train_classes)])
 
-    return pretraining(all_drawings(load, train_classes, DRAWINGS, seeds=seeds), tasks)
+    names = identities("train")[:train_classes]
+    return pretraining(all_drawings(load, names, DRAWINGS, seeds=seeds), tasks)

@@ -140,6 +140,11 @@ def _divide(root: Path, folders: Mapping[str, Folder], split: str | Sequence[flo
     return splits
 
 
+def _below_split(name: str) -> str:
+    """The name of a class folder below the folder of its split."""
+    return name.partition("/")[2]
+
+
 def _check_split(split: object) -> None:
     if isinstance(split, str) and split:
         return
@@ -181,6 +186,9 @@ def image_folder(
         names = _divide(Path(root), folders, split)
         pictures = only_pictures(Path(root), {name: folders[name] for classes in names.values() for name in classes})
         splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
-        return decoded_classes("image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels)
+        return decoded_classes(
+            "image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels,
+            class_name=_below_split if split == FOLDERS else str,
+        )  # fmt: skip
 
     return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import logging
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
     turned,
 )
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.omniglot_files import Drawings, find_collections
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
@@ -72,6 +74,11 @@ def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, 
     numbers = [i for i, character in enumerate(characters()) if character.parts[split_list] == split]
     turns = range(4) if split_list == "vinyals" and rotations else range(1)
     return [(number, turn) for turn in turns for number in numbers]
+
+
+def identities(numbers: Iterable[int]) -> list[str]:
+    """The identities of the characters with these numbers. A turned character is the same character."""
+    return [identity("omniglot", characters()[number].digest) for number in numbers]
 
 
 def digest(drawings: list[Image.Image]) -> str:
@@ -180,7 +187,7 @@ def omniglot(
                 number, turns = chosen[label]
                 return turned(pictures[number], turns)
 
-            return Classes(len(chosen), DRAWINGS, class_pictures)
+            return Classes(identities(number for number, _ in chosen), DRAWINGS, class_pictures)
 
         return {name: part(chosen) for name, chosen in classes.items()}
 
@@ -219,7 +226,7 @@ def omniglot_characters(
         pictures = decoded(place, image_size)[chosen[:ways]]
         return split_drawings(pictures, train=train_drawings, val=val_drawings)
 
-    return samples(load, sizes, ways, known=known, seeds=seeds)
+    return samples(load, sizes, identities(chosen[:ways]), known=known, seeds=seeds)
 
 
 def omniglot_pretraining(
@@ -247,4 +254,5 @@ def omniglot_pretraining(
     def load() -> Images:
         return decoded(place, image_size)[chosen[:train_classes]]
 
-    return pretraining(all_drawings(load, train_classes, DRAWINGS, seeds=seeds), tasks)
+    names = identities(chosen[:train_classes])
+    return pretraining(all_drawings(load, names, DRAWINGS, seeds=seeds), tasks)

@@ -7,6 +7,7 @@ import numpy as np
 
 from metalearn.checks import only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.tasks.common.torchvision_files import TEST, Published, read_published
@@ -57,7 +58,8 @@ def _classification(published: Published) -> Callable[..., TaskSource]:
                 "test": test,
             }
 
-        return samples(load, sizes, CLASSES, known=known, seeds=seeds)
+        names = [identity(published.name, number) for number in range(CLASSES)]
+        return samples(load, sizes, names, known=known, seeds=seeds)
 
     return source
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import per_task
 from metalearn.errors import ConfigError
-from metalearn.types import Algorithm, Batch, Episode, Model, Params, TaskSource, Unit
+from metalearn.types import Algorithm, Apply, Batch, Episode, Model, Params, TaskSource, Unit
 
 
 def check_compatible(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
@@ -19,7 +19,7 @@ def check_compatible(algorithm: Algorithm, model: Model, params: Params, source:
     """
     _check_unit(source.unit("train"), algorithm.trained_on, algorithm, "learns from")
     if algorithm.trained_on == "samples":
-        _try_samples(model, params, source, first)
+        _try_samples(algorithm.classify or model.apply, params, source, first)
     else:
         _try_task(algorithm, params, source, first, "train")
     if algorithm.evaluated_on == "tasks":
@@ -34,7 +34,7 @@ def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source:
     """
     _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is evaluated on")
     if algorithm.evaluated_on == "samples":
-        _try_samples(model, params, source, source.episodes(split, torch.arange(2)))
+        _try_samples(algorithm.classify or model.apply, params, source, source.episodes(split, torch.arange(2)))
     else:
         _try_task(algorithm, params, source, source.episodes(split, torch.tensor([0])), split)
 
@@ -53,11 +53,11 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
     )
 
 
-def _try_samples(model: Model, params: Params, source: TaskSource, first: Episode) -> None:
+def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Episode) -> None:
     advice = " in micro-batches of one sample; type a trainer.task_chunk that leaves none over"
     dtype = _dtype(params)
     x, known = first.query.x.to(dtype), first.support.x.to(dtype) if first.support.x.shape[1] else None
-    outputs = _outputs(lambda: model.apply(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")
+    outputs = _outputs(lambda: classify(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")
     _check_outputs(outputs, source.classes("train"), first.query)
 
 
@@ -79,15 +79,17 @@ def _dtype(params: Params) -> torch.dtype:
     return next(iter(params.values())).dtype
 
 
-def _outputs(compute: Callable[[], Tensor], x: Tensor, advice: str = "") -> Tensor:
+def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
     try:
         with torch.no_grad():
             return compute()
     except ConfigError:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
-        shape = tuple(x.shape[2:])
-        raise ConfigError(f"model: it cannot take this dataset's inputs of shape {shape}{advice} ({error})") from error
+        reason, advice = str(error).splitlines()[0], why or "; type another dataset, or a model for such inputs"
+        raise ConfigError(
+            f"model: it cannot take this dataset's inputs of shape {tuple(x.shape[2:])} ({reason}){advice}"
+        ) from error
 
 
 def _check_outputs(outputs: Tensor, classes: int | None, query: Batch) -> None:

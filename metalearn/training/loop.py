@@ -17,7 +17,7 @@ from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import Settings
-from metalearn.types import ChunkResult, Metrics, Params, Strategy, Unit
+from metalearn.types import STATE, ChunkResult, Metrics, Params, Strategy, Unit
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
@@ -60,7 +60,8 @@ class Units(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run is made of; it stays the same throughout. `pause_after` is a step, or None."""
+    """What a run is made of; it stays the same throughout. `meta` is what all its checkpoints say of it: its config,
+    and the classes that it has seen. `pause_after` is a step, or None."""
 
     settings: Settings
     strategy: Strategy
@@ -70,7 +71,7 @@ class Run(NamedTuple):
     evaluation: Units
     checkpointer: Checkpointer
     log: RunLog
-    config: dict[str, Any]
+    meta: dict[str, Any]
     stops: Stops
     pause_after: int | None = None
 
@@ -166,22 +167,36 @@ def advance(
     with run.stops.interruptible():
         results = run.strategy.map(learner.params, tasks, step)
     began = time.perf_counter()
-    gradient = run.reduce([r.grads for r in results], [r.count for r in results])
+    gradient, change = meta_gradient(run.reduce, results)
     losses = torch.stack([r.metrics["loss"].cpu() for r in results])
-    if not all(torch.isfinite(value).all() for value in (losses, *gradient.values())):
+    if not all(torch.isfinite(value).all() for value in (losses, *gradient.values(), *change.values())):
         raise not_finite(run, learner, tasks, step)
-    update(learner, gradient, rate)
+    update(learner, gradient | change, rate)
     norm = get_total_norm(list(gradient.values())).item()
     return results, {"update_seconds": time.perf_counter() - began, "gradient_norm": norm}
 
 
+def meta_gradient(reduce: Reduce, results: Sequence[ChunkResult]) -> tuple[Params, Params]:
+    """The meta-gradient of the weights, and of state (see `metalearn.types.STATE`) the mean over the tasks."""
+    counts = [result.count for result in results]
+    weights, states = (
+        [{name: grad for name, grad in r.grads.items() if name.startswith(STATE) == carried} for r in results]
+        for carried in (False, True)
+    )
+    means = {name: torch.stack([state[name] for state in states]).sum(dim=0) / sum(counts) for name in states[0]}
+    return reduce(weights, counts), means
+
+
 def update(learner: Learner, grads: Params, rate: float) -> None:
-    """One step of the outer optimiser at `rate`."""
+    """One step of the outer optimiser at `rate`; state changes by itself."""
     for name, param in learner.params.items():
-        param.grad = grads[name]
+        param.grad = None if name.startswith(STATE) else grads[name]
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     learner.optimizer.step()
+    with torch.no_grad():
+        for name in (name for name in learner.params if name.startswith(STATE)):
+            learner.params[name].sub_(grads[name])
 
 
 def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> DivergedError:
@@ -250,14 +265,14 @@ def fetch_params(run: Run, learner: Learner) -> None:
 def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None:
     """Writes a checkpoint; with `improved`, it is that of the best validation."""
     logged = {"pending": run.log.pending(), "digest": run.log.digest()}
-    run.checkpointer.save(snapshot(learner, progress, run.config, logged), improved)
+    run.checkpointer.save(snapshot(learner, progress, run.meta, logged), improved)
 
 
-def snapshot(learner: Learner, progress: Progress, config: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
-    """All that the run needs to go on from here. `logged` has what its log needs: the sums over the steps that are
-    not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`)."""
+def snapshot(learner: Learner, progress: Progress, run: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
+    """All that the run needs to go on from here. `run` is `Run.meta`. `logged` has what its log needs: the sums over
+    the steps that are not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`)."""
     state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict(), **logged}
-    meta = {"step": progress.step, "config": config, "metrics": {"best": progress.best}}
+    meta = {"step": progress.step, "metrics": {"best": progress.best}, **run}
     return Snapshot(learner.params, state, meta)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import run_folder_of, with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import read_json
-from metalearn.use.load import KEY, found, load
+from metalearn.files import read_json, refuse_used
+from metalearn.use.load import found, load_as
 from metalearn.use.pictures import described
 from metalearn.use.published import is_published, named, option_of, write
 
@@ -32,24 +33,33 @@ _LONGEST_VERSION = 40
 
 
 def export(
-    run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    licence: str | None = None,
+    network: str | None = None,
+    plugins: Sequence[str] = (),
+    keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
 
     Args:
         licence: that of the data, if this program does not know it.
-        network: as for `metalearn.load`.
+        network, plugins: as for `metalearn.load`, which needs them again to load what is published.
+        keys: what messages call `run` and `out`.
 
     Raises:
         ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
     """
-    folder = found(Path(run))
+    run_key, out_key = keys
+    folder = found(run_key, Path(run))
+    refuse_used(out_key, Path(out))
     if is_published(folder):
-        raise ConfigError(f"{KEY}={folder}: is published already; copy the folder")
-    learner = load(folder, network=network)
-    saved = named(KEY, folder)
+        raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")
+    learner = load_as(run_key, folder, network=network, plugins=plugins)
+    saved = named(run_key, folder)
     config = with_present_targets(check_saved(saved.meta["config"]))
-    dataset = option_of("dataset", config["dataset"]["_target_"])
+    dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
         "preprocessing": described(learner.form),
         "any_ways": learner.form is not None and learner.ways is None,
@@ -57,7 +67,7 @@ def export(
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
         "versions": _versions(saved.meta.get("versions")),
     }
-    write(Path(out), saved._replace(meta=saved.meta | {"config": config}), facts)
+    write(out_key, Path(out), saved._replace(meta=saved.meta | {"config": config}), facts)
     return facts
 
 

@@ -29,8 +29,8 @@ def support_in(root: Path, key: str = "--support ") -> Found:
     """The pictures of every class folder below `root`. Messages put `key` before the folder.
 
     Raises:
-        DataError: there are no pictures, pictures outside class folders, other files, or a class that has the name of a
-            column of predictions.csv.
+        DataError: there are no pictures, pictures outside class folders, other files, one class, or a class that has
+            the name of a column of predictions.csv.
     """
     folders = only_pictures(root, picture_folders(root, key), key)
     if loose := folders.get("."):
@@ -41,6 +41,10 @@ def support_in(root: Path, key: str = "--support ") -> Found:
     if taken := sorted(set(TABLE) & folders.keys()):
         raise DataError(
             f"{key}{root}: the class {taken[0]} has the name of a column of predictions.csv; rename its folder"
+        )
+    if len(folders) < 2:
+        raise DataError(
+            f"{key}{root}: has one class, {first_few(sorted(folders))}; put a folder of another class beside it"
         )
     pairs = [(file, name) for name, files in folders.items() for file in files]
     return Found(root, [file for file, _ in pairs], [name for _, name in pairs])

@@ -2,20 +2,22 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.config.build import build
+from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
 from metalearn.config.compose import quoted
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import NETWORK, changed_config
-from metalearn.errors import ConfigError
+from metalearn.config.saved import MANIFEST, NETWORK, changed_config
+from metalearn.errors import ConfigError, NotAdmittedError
+from metalearn.files import is_folder
 from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.tasks.common.pictures import Form
@@ -24,15 +26,17 @@ from metalearn.use.learner import Learner
 from metalearn.use.pictures import form_of, read_form
 from metalearn.use.published import is_published, named, option_of
 
-KEY = "path"
-"""What messages call the folder."""
-
 MOST_WAYS = 2**16
 """Classes of a run's tasks."""
 
 
 def load(
-    path: str | os.PathLike[str], *, network: str | None = None, transductive: bool = False, device: str = "cpu"
+    path: str | os.PathLike[str],
+    *,
+    network: str | None = None,
+    plugins: Sequence[str] = (),
+    transductive: bool = False,
+    device: str = "cpu",
 ) -> Learner:
     """What a run has learned.
 
@@ -41,6 +45,7 @@ def load(
             scripts/export.py has published.
         network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
             only you can name it.
+        plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
         transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
             depend on other queries. If true, all queries of a call are normalised together, as a run with
             model.transductive=true does in its test.
@@ -50,45 +55,77 @@ def load(
         ValueError: there is nothing to load, it is damaged or refused, or it learns no tasks. The message names the
             folder and what to type.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path={path!r}: must be the path of a folder, such as outputs/maml_glyphs/seed0")
+    return load_as("path", Path(path), network=network, plugins=plugins, transductive=transductive, device=device)
+
+
+def load_as(
+    key: str,
+    path: Path,
+    *,
+    network: str | None = None,
+    plugins: Sequence[str] = (),
+    transductive: bool = False,
+    device: str = "cpu",
+) -> Learner:
+    """As `load`; messages name the folder by `key`."""
     true_or_false("transductive", transductive)
     one_of("device", device, ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda': torch sees no GPU here; give device='cpu'")
-    folder = found(Path(path))
-    saved = named(KEY, folder)
+    folder = found(key, path)
+    saved = named(key, folder)
     try:
-        config = _configured(saved, folder, network, transductive)
-        return _learner(config, saved, folder, torch.device(device))
+        config = _configured(saved, network, _listed(plugins), transductive)
+        import_plugins(config.plugins)
+        return _learner(config, saved, partial(fitted, key, folder), torch.device(device))
+    except NotAdmittedError as error:
+        raise ConfigError(
+            f"{key}={folder}: {error.reason}. Code of {error.package} would run here; if you trust it, give "
+            f"plugins=[{error.package!r}] (scripts: --plugins {error.package})"
+        ) from error
     except ValueError as error:
-        raise ConfigError(str(error) if str(error).startswith(KEY) else f"{KEY}={folder}: {error}") from error
+        raise ConfigError(str(error) if str(error).startswith(f"{key}=") else f"{key}={folder}: {error}") from error
 
 
-def found(path: Path) -> Path:
+def found(key: str, path: Path) -> Path:
     """The folder that holds the parameters.
 
     Raises:
         ConfigError: `path` is no folder, or holds nothing to load.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         raise ConfigError(
-            f"{KEY}={path}: there is no such folder; type the folder of a run, such as outputs/maml_glyphs/seed0"
+            f"{key}={path}: there is no such folder; type the folder of a run, such as outputs/maml_glyphs/seed0"
         )
-    if is_published(path) or (path / "manifest.json").exists():
+    if is_published(path) or (path / MANIFEST).exists():
         return path
-    if (path / "checkpoints/best").is_dir():
+    if is_folder(path / "checkpoints/best"):
         return path / "checkpoints/best"
-    if (path / "checkpoints/last").is_dir():
+    if is_folder(path / "checkpoints/last"):
         raise ConfigError(
-            f"{KEY}={path}: this run has not been validated yet, so it has no best checkpoint; type "
+            f"{key}={path}: this run has not been validated yet, so it has no best checkpoint; type "
             f"{path}/checkpoints/last"
         )
     raise ConfigError(
-        f"{KEY}={path}: holds no run, no checkpoint and no published model; type the folder of a run (it holds "
+        f"{key}={path}: holds no run, no checkpoint and no published model; type the folder of a run (it holds "
         "checkpoints), of a checkpoint (…/checkpoints/best), or of a model that scripts/export.py has written"
     )
 
 
-def _configured(saved: Snapshot, folder: Path, network: str | None, transductive: bool) -> DictConfig:
+def _listed(plugins: object) -> list[str]:
+    """The names of packages.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+        raise ConfigError(f"plugins={plugins!r}: must be a list of packages; give plugins=['my_package']")
+    return list(map(str, plugins))
+
+
+def _configured(saved: Snapshot, network: str | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
     """The config of what was saved, with the caller's choices.
 
     Raises:
@@ -102,35 +139,42 @@ def _configured(saved: Snapshot, folder: Path, network: str | None, transductive
     target = own.get("_target_") if isinstance(own, Mapping) else None
     if target is not None and network is None:
         raise ConfigError(
-            f"{KEY}={folder}: it names the network {target}, whose code would run here; if you trust it, give "
+            f"it names the network {target}, whose code would run here; if you trust it, give "
             f"network={str(target)!r} (scripts: --network {target})"
         )
     if network is not None and target is None:
-        raise ConfigError(f"network={network!r}: the network of {folder} is one of this program's; leave network out")
+        raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
     if network is not None:
         overrides.append(f"{NETWORK}._target_={quoted(network)}")
+    overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
     return changed_config(plain, overrides, {})
 
 
-def _learner(config: DictConfig, saved: Snapshot, folder: Path, device: torch.device) -> Learner:
+def _learner(
+    config: DictConfig, saved: Snapshot, fit: Callable[[Params, Params], Params], device: torch.device
+) -> Learner:
     one_of("precision", config.precision, PRECISIONS)
     source, model = build(config, "dataset"), build(config, "model")
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    name = option_of("algorithm", str(config.algorithm._target_))
+    target = str(config.algorithm._target_)
+    name = option_of("algorithm", target) or target.rpartition(".")[2]
     if algorithm.evaluated_on != "tasks":
         raise ConfigError(
-            f"{KEY}={folder}: algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "
+            f"algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "
             "algorithm=protonet, for example"
         )
     shapes = _start(algorithm, model, type_of(config.precision))
-    params = {name: value.to(device) for name, value in fitted(KEY, folder, saved.params, shapes).items()}
+    params = {name: value.to(device) for name, value in fit(saved.params, shapes).items()}
     for parameter, value in params.items():
         if not value.isfinite().all():
-            raise ConfigError(f"{KEY}={folder}: the parameter {parameter} is not finite; take another checkpoint")
-    form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(config.dataset)
+            raise ConfigError(f"the parameter {parameter} is not finite; take another checkpoint")
+    form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(source, config.dataset)
     classes = source.classes("test")
     if (classes is None) != (form is None):
-        raise ConfigError(f"{KEY}={folder}: its preprocessing does not fit the dataset {config.dataset._target_}")
+        raise ConfigError(
+            f"its preprocessing does not fit the dataset {config.dataset._target_}; a dataset of "
+            "pictures has the keys image_size and channels, and one of real numbers has not"
+        )
     learner = Learner(
         name=name, ways=None, trained_ways=classes, shots=config.dataset.get("shots"),
         transductive=model.transductive, form=form, _algorithm=algorithm, _params=params,

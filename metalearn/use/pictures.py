@@ -14,6 +14,7 @@ from torch import Tensor
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Images
 from metalearn.tasks.common.pictures import Form, check_pixels, formed, of_8_bits, opened, reason
+from metalearn.types import TaskSource
 
 DRAWINGS = ("omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining")
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
@@ -28,8 +29,12 @@ Picture = Image.Image | str | os.PathLike[str] | NDArray[Any] | Tensor
 array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
 
 
-def form_of(dataset: Mapping[str, Any]) -> Form | None:
-    """The form in which a dataset, as its group of the config describes it, shows pictures; None if it has none."""
+def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> Form | None:
+    """The form in which a dataset shows pictures: what the source itself says, if it has a `form`, else what follows
+    from its group of the config; None if it has no pictures."""
+    own = getattr(source, "form", None)
+    if isinstance(own, Form):
+        return checked(own)
     if "image_size" not in dataset:
         return None
     drawings = str(dataset.get("_target_")).rpartition(".")[2] in DRAWINGS
@@ -94,7 +99,7 @@ def listed(images: object, what: str) -> list[Any]:
     if isinstance(images, str | os.PathLike | Image.Image) or getattr(images, "ndim", None) in (0, 2):
         raise ValueError(f"{what}: must be a list, and is a single {type(images).__name__}; type [{what}]")
     if not isinstance(images, Iterable):
-        raise ValueError(f"{what}={images!r}: must be a list of pictures")
+        raise ValueError(f"{what}={images!r}: must be a list; type [{what}]")
     return list(images)
 
 
@@ -108,7 +113,9 @@ def _shown(image: Picture, form: Form, name: str) -> Images:
         check_pixels(picture)
         return formed(of_8_bits(picture, picture.format), form)
     except Exception as error:  # Pillow raises many types for broken pictures
-        raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
+        why = reason(error)
+        advice = "; replace the file, or leave it out" if "=" in name and ";" not in why else ""
+        raise ValueError(f"{name}: cannot be read: {why}{advice}") from error
 
 
 def _from_array(image: object) -> Image.Image:
@@ -129,7 +136,8 @@ def _as_bytes(image: NDArray[Any]) -> Images:
     if image.dtype == np.bool_:
         return image.astype(np.uint8) * 255
     top = 1 if np.issubdtype(image.dtype, np.floating) else 255
-    if not np.issubdtype(image.dtype, np.number) or not (image.min() >= 0 and image.max() <= top):
+    real = np.issubdtype(image.dtype, np.number) and not np.issubdtype(image.dtype, np.complexfloating)
+    if not real or not (image.min() >= 0 and image.max() <= top):
         raise ValueError(f"an array of {image.dtype} must hold numbers from 0 (black) to {top} (white)")
     return (image * 255).round().astype(np.uint8) if top == 1 else image.astype(np.uint8)
 

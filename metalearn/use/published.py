@@ -1,7 +1,8 @@
 """The published form of what a run has learned: a folder with `model.safetensors` (the parameters) and `model.json`.
 
-`model.json` says in plain values how to build and use the network. It names options of `conf/`, never code; it holds no
-path of the machine that wrote it.
+`model.json` says in plain values how to build and use the network. It names options of `conf/`; where a plugin makes a
+part, it names the plugin's factory, which runs only if the reader admits the plugin. It holds no path of the machine
+that wrote it.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,23 @@ import yaml  # type: ignore[import-untyped]
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from metalearn.config.compose import groups, nearest, yaml_of
+from metalearn.config.compose import CONF, PACKAGE, nearest
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import DATA
+from metalearn.config.saved import DATA, DESCRIPTION
 from metalearn.errors import ConfigError
-from metalearn.files import open_regular, read_object
+from metalearn.files import creating, open_regular, read_object, refuse_used
 from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
+from metalearn.runs.seen import KEY
 
-PARAMETERS, DESCRIPTION = "model.safetensors", "model.json"
+PARAMETERS = "model.safetensors"
 
 FORMAT = "metalearn-model-1"
 
 KIND = "kind"
 """The key of a group that names the option of `conf/`."""
+
+FACTORY = "made-by"
+"""In place of `KIND`, the key that names a plugin's factory. No factory can have a parameter of this name."""
 
 GROUPS = {
     "algorithm": "algorithm",
@@ -78,30 +84,29 @@ def parameters_in(path: Path) -> Path:
 # Writing
 
 
-def write(folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
     """Writes the folder, whole or not at all.
 
     Args:
-        folder: must not exist, or be empty.
+        folder: must not exist, or be empty; messages name it by `key`.
         snapshot: parameters, step and config. `state` is left out.
         facts: what else model.json says: its `preprocessing`, and fields for its readers.
 
     Raises:
         ConfigError: the folder is not empty or cannot be written, or the config holds a path.
     """
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"out={folder}: is there already, and not an empty folder; type another name")
+    refuse_used(key, folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
-        save_file(params, temporary / PARAMETERS)
-        content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
-        (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-        temporary.replace(folder)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ConfigError(f"out={folder}: cannot be written: {reason or error}") from error
+        with creating(key, folder):
+            temporary.mkdir(parents=True)
+            params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
+            save_file(params, temporary / PARAMETERS)
+            content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
+            (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            temporary.replace(folder)
+    except SafetensorError as error:  # such as a full disk
+        raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -110,17 +115,13 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The content of model.json, without the digest of the parameters.
 
     Raises:
-        ConfigError: a group that is no option of `conf/`, or a value that is a path of this machine.
+        ConfigError: a value is a path of this machine.
     """
     config = snapshot.meta["config"]
-    parts = {name: dict(config[group]) for group, name in GROUPS.items()}
-    top = {key: parts[GROUPS[group]].pop(name, None) for key, (group, name) in OUTSIDE.items()}
-    for name in OF_THE_MACHINE:
-        parts["dataset"].pop(name, None)
+    parts = {name: _part(group, config[group]) for group, name in GROUPS.items()}
+    top = {key: config[group].get(name) for key, (group, name) in OUTSIDE.items()}
     if _is_path(parts["dataset"].get("split")):
         parts["dataset"]["split"] = None  # a folder of lists
-    for group, name in GROUPS.items():
-        parts[name] = {KIND: option_of(group, parts[name].pop("_target_"))} | parts[name]
     network = parts["architecture"].get("network")
     if isinstance(network, dict):
         parts["architecture"]["network"] = {"class" if key == "_target_" else key: v for key, v in network.items()}
@@ -129,25 +130,34 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key}={value}: is a path of this machine, and a published model holds none")
     sizes = {name: top[name] for name in ("ways", "shots", "transductive")}
     numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": config["precision"]}
-    return {"format": FORMAT} | parts | sizes | dict(facts) | numbers
+    seen = {KEY: snapshot.meta[KEY]} if KEY in snapshot.meta else {}
+    return {"format": FORMAT} | parts | sizes | dict(facts) | numbers | seen
 
 
-def option_of(group: str, target: str) -> str:
-    """The option of a group whose file names the factory `target`; if there are several, the one of its own name.
+def _part(group: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A group as model.json has it. Without its yaml, nobody knows which keys a part of a plugin has: all of them stay,
+    those of the machine without their values."""
+    values = {name: value for name, value in keys.items() if name != "_target_"}
+    of_the_machine = OF_THE_MACHINE if group == "dataset" else {}
+    option = option_of(group, keys["_target_"])
+    if option is None:
+        return {FACTORY: keys["_target_"]} | values | {name: None for name in of_the_machine if name in values}
+    elsewhere = {name for of, name in OUTSIDE.values() if of == group}
+    return {KIND: option} | {name: values[name] for name in values if name not in (elsewhere | of_the_machine.keys())}
 
-    Raises:
-        ConfigError: there is none.
-    """
-    found = [option for option in groups()[group] if _yaml(group, option).get("_target_") == target]
-    if not found:
-        raise ConfigError(f"{group}._target_={target}: no file of conf/{group} names it, so it cannot be published")
+
+def option_of(group: str, target: str) -> str | None:
+    """The option of a group whose file in `conf/` names the factory `target`; if there are several, the one of its own
+    name; None if there is none."""
+    found = [option for option, content in _options(group).items() if content.get("_target_") == target]
     own = target.rpartition(".")[2]
-    return own if own in found else found[0]
+    return own if own in found else next(iter(found), None)
 
 
-def _yaml(group: str, option: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(yaml_of(group, option).read_text()) or {}
-    return content
+@cache
+def _options(group: str) -> dict[str, dict[str, Any]]:
+    """The content of the yamls of a group by their names, without those of the user's own folder."""
+    return {file.stem: yaml.safe_load(file.read_text()) or {} for file in sorted((CONF / group).glob("*.yaml"))}
 
 
 def _is_path(value: object) -> bool:
@@ -170,8 +180,8 @@ def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read(key: str, path: Path) -> Snapshot:
-    """The published model in a folder, with an empty state. Its `meta` has the step, a config as a checkpoint has it,
-    and the `preprocessing`.
+    """The published model in a folder, with an empty state. Its `meta` has the step, a config and the seen classes as a
+    checkpoint has them, and the `preprocessing`.
 
     Raises:
         ConfigError: it is damaged, not complete, or refused: the config's `key` names it.
@@ -192,7 +202,8 @@ def read(key: str, path: Path) -> Snapshot:
             f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish it anew with "
             "scripts/export.py, or take another"
         ) from error
-    return Snapshot(params, {}, {name: content[name] for name in ("step", "preprocessing")} | {"config": config})
+    kept = {name: content[name] for name in ("step", "preprocessing", KEY) if name in content}
+    return Snapshot(params, {}, kept | {"config": config})
 
 
 def _check_fields(content: Mapping[str, Any]) -> None:
@@ -223,21 +234,42 @@ def _keys(node: object) -> Iterator[tuple[str, object]]:
 def _config(content: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a published model, as a checkpoint has it."""
     config: dict[str, Any] = {"precision": content["precision"]}
-    here = OF_THE_MACHINE | {"root": os.environ.get("METALEARN_DATA", DATA)}
     for group, name in GROUPS.items():
-        option = content[name].get(KIND)
-        if option not in groups()[group]:
-            hint = nearest(str(option)[:40], groups()[group])
-            raise ValueError(f"{DESCRIPTION}: {name}.{KIND}={str(option)[:40]!r} is no option of conf/{group}{hint}")
-        values = {key: value for key, value in content[name].items() if key != KIND}
-        own = _yaml(group, option)
-        outside = {key: _outside(content, top) for top, (of, key) in OUTSIDE.items() if of == group and key in own}
-        missing = {key: value for key, value in here.items() if group == "dataset" and key in own}
-        config[group] = {"_target_": own["_target_"]} | values | outside | missing
+        config[group] = _group_of_plugin(group, content) if FACTORY in content[name] else _group(group, content)
     network = config["model"].get("network")
     if isinstance(network, dict):
         config["model"]["network"] = {"_target_" if key == "class" else key: v for key, v in network.items()}
     return config
+
+
+def _group(group: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A group that is an option of `conf/`."""
+    name = GROUPS[group]
+    option = content[name].get(KIND)
+    if option not in list(_options(group)):
+        hint = nearest(str(option)[:40], list(_options(group)))
+        raise ValueError(f"{DESCRIPTION}: {name}.{KIND}={str(option)[:40]!r} is no option of conf/{group}{hint}")
+    values = {key: value for key, value in content[name].items() if key != KIND}
+    own = _options(group)[option]
+    outside = {key: _outside(content, top) for top, (of, key) in OUTSIDE.items() if of == group and key in own}
+    here = {key: value for key, value in _here(group).items() if key in own}
+    return {"_target_": own["_target_"]} | values | outside | here
+
+
+def _group_of_plugin(group: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A group that a plugin's factory makes. It is looked up only where the config is built, if it is admitted."""
+    name = GROUPS[group]
+    values = dict(content[name])
+    target = values.pop(FACTORY)
+    if not isinstance(target, str) or not PACKAGE.fullmatch(target):
+        raise ValueError(f"{DESCRIPTION}: {name}.{FACTORY}={str(target)[:40]!r} is no package.module.name")
+    here = {key: value for key, value in _here(group).items() if key in values}
+    return {"_target_": target} | values | here
+
+
+def _here(group: str) -> dict[str, Any]:
+    """The values of keys that are not published."""
+    return OF_THE_MACHINE | {"root": os.environ.get("METALEARN_DATA", DATA)} if group == "dataset" else {}
 
 
 def _outside(content: Mapping[str, Any], name: str) -> object:

@@ -138,8 +138,9 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
 
     def refusal(name: str = "join.py", *more: str) -> str:
         refused = script(name, str(RUN), *more, folder=tmp_path)
-        assert refused.returncode == 2 and not refused.stderr, refused.stderr
-        return refused.stdout
+        assert refused.returncode == 2 and not refused.stdout, refused.stdout
+        assert refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1, refused.stderr
+        return refused.stderr
 
     assert "no run is under way here" in refusal() and "no run is under way here" in refusal("leave.py", "worker1")
     path = folder / "world.json"

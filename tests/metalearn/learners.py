@@ -6,17 +6,20 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.anil import anil
+from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
 from metalearn.algorithms.scratch import scratch
+from metalearn.algorithms.simpleshot import simpleshot
 from metalearn.algorithms.supervised import supervised
 from metalearn.models.conv4 import conv4
 from metalearn.types import Algorithm, Batch, Episode, Model, Params, Unit
@@ -40,14 +43,36 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "meta_sgd": lambda model: meta_sgd(model=model, **STEPS),
     "maml_pp": lambda model: maml_pp(model=model, **STEPS, **PP),
     "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=4, eval_batch=None),
+    "reptile_carried": lambda model: reptile(
+        model=model,
+        inner=OPTIMIZERS["adam"],
+        **(STEPS | {"inner_lr": 0.05}),
+        inner_batch=2,
+        eval_batch=2,
+        inner_state="carried",
+        meta_batch=4,
+    ),
     "imaml": lambda model: imaml(model=model, **(STEPS | {"inner_lr": 0.1}), strength=5.0, cg_steps=60),
     "imaml_damped": lambda model: imaml(
         model=model, **(STEPS | {"inner_lr": 0.1}), strength=2.0, cg_steps=40, cg_damping=1.0, cg_strength=12.0
     ),
+    "imaml_after": lambda model: imaml(
+        model=model,
+        **(STEPS | {"inner_lr": 0.1}),
+        strength=3.0,
+        spring="after",
+        eval_strength=0.5,
+        cg_steps=40,
+        cg_damping=1.0,
+        cg_strength=12.0,
+    ),
     "protonet": lambda model: protonet(model=model),
+    "matching": lambda model: matching(model=model, scale=2.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
     "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),
     "finetune_whole": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=True),
+    "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.3, eval_steps=3, scale=10.0, task_scale=2.0),
+    "simpleshot": lambda model: simpleshot(model=model),
     "scratch": lambda model: scratch(model=model, inner_lr=0.3, eval_steps=3),
     "supervised": lambda model: supervised(model=model),
     **{
@@ -69,12 +94,16 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def start_of(learner: Algorithm, dtype: torch.dtype = FLOAT64) -> Params:
-    """Parameters away from the symmetric start, where many derivatives are zero; rates stay above 0."""
+    """Parameters away from the symmetric start, where many derivatives are zero; rates and state stay above 0."""
+
+    def moved(name: str, value: Tensor, seed: int) -> Tensor:
+        away = random(*value.shape, seed=seed)
+        if name.startswith("state."):
+            return value + 7 * away.abs()
+        return value + (0.02 if name.startswith("inner_lr.") else 0.2) * away
+
     drawn = learner.init(Generator().manual_seed(0)).items()
-    spread = {name: 0.02 if name.startswith("inner_lr.") else 0.2 for name, _ in drawn}
-    return {
-        name: (value + spread[name] * random(*value.shape, seed=i)).to(dtype) for i, (name, value) in enumerate(drawn)
-    }
+    return {name: moved(name, value, seed).to(dtype) for seed, (name, value) in enumerate(drawn)}
 
 
 def tasks(count: int, *, seed: int = 0, size: int = SIZE) -> Episode:

@@ -1,6 +1,9 @@
 """The property table, which every algorithm passes, and a comparison of each algorithm with its paper."""
 
+import copy
+import itertools
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Generator, Tensor
 
+from distributed.reduce import mean_of_sums
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.common.functional import conjugate_gradient
@@ -20,10 +24,13 @@ from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import ridge
 from metalearn.algorithms.reptile import mini_batches, reptile
+from metalearn.algorithms.scratch import scratch
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
+from metalearn.training.loop import meta_gradient, new_learner, update
+from metalearn.training.optimizers import sgd as outer_sgd
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
 from tests.distributed.worlds import run_ranks
 from tests.metalearn import written_out
@@ -111,7 +118,7 @@ def test_neither_order_nor_chunks_matter(name: str) -> None:
         assert halves[0].metrics[key] + halves[1].metrics[key] == pytest.approx(value.item(), abs=1e-12)
 
 
-NO_DERIVATIVE = ("fomaml", "reptile", "imaml", "imaml_damped", "scratch")
+NO_DERIVATIVE = ("fomaml", "reptile", "reptile_carried", "imaml", "imaml_damped", "imaml_after", "scratch")
 """Their meta-gradient is not the gradient of a loss; below they are compared with their formulas."""
 
 
@@ -140,7 +147,7 @@ def test_every_inner_step_is_evaluated(name: str) -> None:
     learner = LEARNERS[name](network())
     params, episode = start_of(learner), evaluation_episode(learner, 1 if learner.evaluated_on == "tasks" else 4)
     values = learner.evaluate(params, episode)
-    columns = 1 if name in ("protonet", "r2d2", "supervised") else STEPS["eval_steps"] + 1
+    columns = 1 if name in ("protonet", "matching", "r2d2", "simpleshot", "supervised") else STEPS["eval_steps"] + 1
     assert {value.shape[1] for value in values.values()} == {columns}
     for step in range(int(columns)):
         logits = learner.adapt(params, episode.support, step)(episode.query.x)
@@ -184,10 +191,12 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "meta_sgd": written_out.gradient(written_out.meta_sgd(steps=2)),
     "maml_pp": written_out.gradient(written_out.maml_pp(steps=2, weights=(0.0, 1.0))),
     "protonet": written_out.gradient(written_out.protonet),
+    "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
     "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
     "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
     "imaml_damped": written_out.imaml(lr=0.1, steps=2, strength=2.0, damping=1.0, cg_strength=12.0),
+    "imaml_after": written_out.imaml(lr=0.1, steps=2, strength=3.0, damping=1.0, cg_strength=12.0, spring="after"),
 }
 
 
@@ -419,6 +428,51 @@ def test_prototypes_by_hand() -> None:
     assert predict(torch.tensor([[[1.0, 0.0]]])).tolist() == [[[-1.0, -9.0]]]
 
 
+def test_baseline_pp_is_a_cosine_classifier_by_torch() -> None:
+    """The gradient in training, and the vectors after each step of torch's SGD on a task."""
+    learner = LEARNERS["baseline_pp"](network())
+    params = {name: value.requires_grad_() for name, value in start_of(learner).items()}
+    samples = training_episode(learner, 5)
+    x, y = samples.query.x[0], samples.query.y[0]
+
+    def logits(features: Tensor, vectors: Tensor, scale: float) -> Tensor:
+        return scale * F.cosine_similarity(features.unsqueeze(1), vectors.unsqueeze(0), dim=2)
+
+    ours = learner.meta_grad({name: value.detach() for name, value in params.items()}, samples, 1).grads
+    known = written_out.features(params, x, x, F.softplus)
+    total = F.cross_entropy(logits(known, params["cosine.weight"], 10.0), y, reduction="sum")
+    close(ours, dict(zip(params, torch.autograd.grad(total, list(params.values())), strict=True)), atol=1e-11)
+
+    params = {name: value.detach() for name, value in params.items()}
+    episode, losses = tasks(2), []
+    for sx, sy, qx, qy in written_out.tasks_of(episode):
+        known, queries = (written_out.features(params, part, part, F.softplus) for part in (sx, qx))
+        lengths = known / known.norm(dim=1, keepdim=True)
+        vectors = torch.stack([lengths[sy == label].mean(dim=0) for label in range(WAYS)]).requires_grad_()
+        optimizer = torch.optim.SGD([vectors], lr=0.3)
+        for _ in range(4):
+            losses.append(F.cross_entropy(logits(queries, vectors, 2.0), qy).item())
+            optimizer.zero_grad()
+            F.cross_entropy(logits(known, vectors, 2.0), sy).backward()
+            optimizer.step()
+    assert learner.evaluate(params, episode)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
+
+
+def test_simpleshot_trains_as_finetune_and_compares_as_numpy() -> None:
+    learner = LEARNERS["simpleshot"](network())
+    params, samples, episode = start_of(learner), training_episode(learner, 5), tasks(2)
+    same = LEARNERS["finetune"](network()).meta_grad(params, samples, 1).grads
+    close(learner.meta_grad(params, samples, 1).grads, same, atol=0)
+    for number, (sx, sy, qx, _) in enumerate(written_out.tasks_of(episode)):
+        known, queries = (written_out.features(params, part, part, F.softplus).numpy() for part in (sx, qx))
+        known, queries = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (known, queries))
+        means = [known[sy.numpy() == label].mean(axis=0) for label in range(WAYS)]
+        expected = [[-np.sum((query - mean) ** 2) for mean in means] for query in queries]
+        support = Batch(episode.support.x[number : number + 1], episode.support.y[number : number + 1])
+        logits = learner.adapt(params, support)(qx.unsqueeze(0))[0]
+        np.testing.assert_allclose(logits.numpy(), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("samples", [4, 40])
 def test_ridge_regression_is_numpys(samples: int) -> None:
     x, y = random(2, samples, 9, seed=1), random(2, samples, 3, seed=2)
@@ -427,6 +481,28 @@ def test_ridge_regression_is_numpys(samples: int) -> None:
         a, b = x[task].numpy(), y[task].numpy()
         expected = np.linalg.solve(a.T @ a + 0.7 * np.eye(9), a.T @ b)
         np.testing.assert_allclose(weights[task].numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strength", [1e-4, 1e-6])
+def test_ridge_regression_keeps_its_digits_in_float32(strength: float) -> None:
+    """With more samples than features, where X Xᵀ is singular, and with fewer; the exact predictions are numpy's."""
+    for samples, features in ((100, 20), (10, 65)):
+        x, y = (random(4, samples, width, seed=width).float() for width in (features, 5))
+        predicted = (x @ ridge(x, y, torch.tensor([strength]))).double().numpy()
+        for task in range(4):
+            a, b = x[task].double().numpy(), y[task].double().numpy()
+            expected = a @ np.linalg.solve(a.T @ a + strength * np.eye(features), a.T @ b)
+            np.testing.assert_allclose(predicted[task], expected, rtol=0, atol=2e-4)
+
+
+def test_equal_support_pictures_and_a_tiny_strength_are_solved() -> None:
+    """Twice the same picture is one picture of twice the weight; the gradient is finite."""
+    one, y = random(1, 3, 65, seed=1).float(), random(1, 3, 5, seed=2).float()
+    for strength in (1e-6, 0.0):
+        x = torch.cat([one, one], dim=1).requires_grad_()
+        weights = ridge(x, torch.cat([y, y], dim=1), torch.tensor([strength]))
+        torch.testing.assert_close(one @ weights, y, rtol=0, atol=1e-3)
+        assert torch.isfinite(torch.autograd.grad(weights.square().sum(), x)[0]).all()
 
 
 def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
@@ -448,13 +524,31 @@ def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
 
 
 def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> None:
-    """For diag(1, 2, −1.01) the first direction (1, 0, 1) has a negative curvature: x stays 0, and the residual is 1.
-    The other task is solved."""
-    diagonals = torch.tensor([[1.0, 2.0, -1.01], [1.0, 2.0, 4.0]], dtype=FLOAT64)
-    right = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=FLOAT64)
+    """b has a negative curvature in the first two tasks, b − A b in the first: x stays b. The third task is solved. The
+    fourth stops after a step, at its second direction."""
+    diagonals = torch.tensor([[1, 2, -1.01], [10, -1, 1], [1, 2, 4], [3, -0.1, 1]], dtype=FLOAT64)
+    right = torch.tensor([[1, 0, 1], [1, 3.2, 0], [1, 1, 1], [1, 1, 0]], dtype=FLOAT64)
     solution, residual = conjugate_gradient(lambda v: {"x": diagonals * v["x"]}, {"x": right}, 5)
-    assert solution["x"][0].tolist() == [0.0, 0.0, 0.0] and residual[0] == 1
-    torch.testing.assert_close(solution["x"][1], right[1] / diagonals[1], rtol=0, atol=1e-12)
+    assert torch.equal(solution["x"][:2], right[:2])
+    gaps = (diagonals * solution["x"] - right).norm(dim=1) / right.norm(dim=1)
+    torch.testing.assert_close(residual, gaps, rtol=0, atol=1e-12)
+    torch.testing.assert_close(solution["x"][2], right[2] / diagonals[2], rtol=0, atol=1e-12)
+    first = right[3] - diagonals[3] * right[3]
+    once = right[3] + first.dot(first) / first.dot(diagonals[3] * first) * first
+    torch.testing.assert_close(solution["x"][3], once, rtol=0, atol=1e-12)
+
+
+def test_a_task_whose_curvature_is_not_positive_gives_first_order_maml() -> None:
+    """The support losses (θᵢ² − 100)² are concave around 1, so its system is negative definite."""
+    squares = linear_model(3)._replace(apply=lambda params, x, known=None: params["theta"].square().unsqueeze(2))
+    params = {"theta": torch.tensor([0.5, 1.0, 1.5], dtype=FLOAT64)}
+    x = torch.zeros(1, 3, 1, dtype=FLOAT64)
+    episode = Episode(Batch(x, x + 100), Batch(x, x + 2))
+    steps = STEPS | {"inner_steps": 0}
+    expected = maml(model=squares, **steps, first_order=True).meta_grad(params, episode, 1).grads
+    result = imaml(model=squares, **steps, strength=1.0, cg_steps=3).meta_grad(params, episode, 1)
+    assert expected["theta"].abs().min() > 0.1
+    close(result.grads, expected, atol=1e-12)
 
 
 def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
@@ -476,6 +570,32 @@ def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
     assert slope == pytest.approx((8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h), rel=1e-8)
 
 
+@pytest.mark.parametrize("spring", ["every_step", "after"])
+def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) -> None:
+    """With none, a task is learned as from scratch; with one, as by a training of this strength."""
+    model, episode = network(), tasks(2)
+    steps = STEPS | {"inner_lr": 0.1}
+    make = partial(imaml, model=model, **steps, cg_steps=1, spring=spring)
+    params = start_of(make(strength=1.0))
+    plain = scratch(model=model, inner_lr=0.1, eval_steps=3).evaluate(params, episode)
+    close(make(strength=2.0, eval_strength=0.0).evaluate(params, episode), plain, atol=1e-12)
+    stronger = make(strength=5.0).evaluate(params, episode)
+    close(make(strength=2.0, eval_strength=5.0).evaluate(params, episode), stronger, atol=1e-12)
+    assert (stronger["loss"][:, -1] - plain["loss"][:, -1]).abs().min() > 1e-4
+
+
+def test_the_spring_after_the_steps_pulls_back_once() -> None:
+    """One dimension by hand: support (θ − 4)² from θ = 1 at rate 0.1 goes to 1.6, then 2.08. A spring of 3 at that rate
+    takes 0.3 of the way back."""
+    x = torch.ones(1, 1, 1, dtype=FLOAT64)
+    episode = Episode(Batch(x, 4 * x), Batch(x, 4 * x))
+    learner = imaml(
+        model=linear_model(1), inner_lr=0.1, inner_steps=2, eval_steps=2, strength=3.0, spring="after", cg_steps=1
+    )
+    mse = learner.evaluate({"theta": torch.ones(1, dtype=FLOAT64)}, episode)["mse"][0]
+    assert mse.sqrt().tolist() == pytest.approx([3, 4 - (1 + 0.7 * 0.6), 4 - (1 + 0.7 * 1.08)], abs=1e-12)
+
+
 def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
     """Conv4 with ReLU, whose Hessian is not positive, in float32 on drawn characters: five steps are enough."""
     chosen = OmegaConf.load(ROOT / "conf/experiment/imaml_omniglot.yaml").algorithm
@@ -491,9 +611,116 @@ def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
 
 def test_mini_batches_take_the_classes_in_turn() -> None:
     y = torch.tensor([[0, 1, 2, 0, 0, 1, 1, 2, 2]])
-    batches = mini_batches(Batch(torch.arange(9.0).view(1, 9, 1), y), 4)
+    batch_of = mini_batches(Batch(torch.arange(9.0).view(1, 9, 1), y), 4)
+    batches = [batch_of(step) for step in range(3)]
     assert [batch.y[0].tolist() for batch in batches] == [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
     assert [batch.x.flatten().tolist() for batch in batches] == [[0, 1, 2], [3, 5, 7], [4, 6, 8]]
+
+
+ONE_ADAM = {"betas": (0.0, 0.9), "eps": 1e-3}
+
+
+def carrying(meta_batch: int, **changes: object) -> Algorithm:
+    chosen = {"inner_lr": 0.05, "inner_steps": 3, "eval_steps": 2, "inner_batch": None, "eval_batch": None} | changes
+    optimizer = inner.adam(beta1=0.0, beta2=0.9, eps=1e-3)
+    return reptile(
+        model=network(filters=2),
+        inner=optimizer,
+        inner_state="carried",
+        meta_batch=meta_batch,
+        **chosen,  # type: ignore[arg-type]
+    )
+
+
+def stepped(learner: Algorithm, params: Params, episodes: list[Episode], rate: float) -> Params:
+    """The meta-parameters after a meta-step of the training loop on each episode, by gradient descent."""
+    of_optimizer = {"momentum": 0.0, "schedule": "constant", "min_lr": 0, "decay": 0, "decay_every": 1, "warmup": 0}
+    trained = new_learner(params, outer_sgd(lr=rate, **of_optimizer).start)  # type: ignore[arg-type]
+    for step, episode in enumerate(episodes, start=1):
+        now = {name: value.detach() for name, value in trained.params.items()}
+        halves = [learner.meta_grad(now, part_of(learner, episode, [i]), step) for i in range(len(episode.query.y))]
+        update(trained, dict.__or__(*meta_gradient(mean_of_sums, halves)), rate)
+    return {name: value.detach() for name, value in trained.params.items()}
+
+
+def test_reptile_carries_one_adam_through_the_run_and_into_every_test_task() -> None:
+    """One task a step: torch's Adam goes on from task to task, and from the training into each test task."""
+    learner, trained = carrying(1), tasks(5)
+    start = {name: value.double() for name, value in learner.init(Generator().manual_seed(0)).items()}
+    ours = stepped(learner, start, [part_of(learner, trained, [i]) for i in range(5)], rate=0.5)
+    plain = {name: value for name, value in start.items() if not name.startswith("state.")}
+    theta, phi, adam = written_out.reptile_with_one_adam(
+        plain, trained, steps=3, rate=0.5, adam=lambda params: torch.optim.Adam(params, lr=0.05, **ONE_ADAM)
+    )
+    moments = {f"state.v.{name}": adam.state[value]["exp_avg_sq"] for name, value in phi.items()}
+    close(ours, theta | moments | {"state.steps": torch.tensor([15.0], dtype=FLOAT64)}, atol=1e-11)
+
+    evaluated = tasks(2, seed=90)
+    losses, before = [], copy.deepcopy(adam.state_dict())
+    for sx, sy, qx, qy in written_out.tasks_of(evaluated):
+        with torch.no_grad():
+            for name, value in phi.items():
+                value.copy_(theta[name])
+        adam.load_state_dict(copy.deepcopy(before))
+        losses += [
+            F.cross_entropy(written_out.conv4(phi, qx, qx), qy).item()
+            for _ in itertools.chain([None], written_out.conv4_with(phi, adam, sx, sy, 2))
+        ]
+    assert learner.evaluate(ours, evaluated)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
+
+
+def adam_after(done: int, moments: Params) -> Callable[[list[Tensor]], torch.optim.Adam]:
+    """Makes torch's Adam as it is after `done` steps, with these second moments of the parameters in their order."""
+
+    def adam(params: list[Tensor]) -> torch.optim.Adam:
+        optimizer = torch.optim.Adam(params, lr=0.05, **ONE_ADAM)
+        for value, moment in zip(params, moments.values(), strict=True):
+            steps = torch.tensor(float(done))
+            optimizer.state[value] = {"step": steps, "exp_avg": torch.zeros_like(value), "exp_avg_sq": moment.clone()}
+        return optimizer
+
+    return adam
+
+
+def test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean() -> None:
+    """Three tasks a step, of three inner steps: v ← β⁹ v + (1 − β⁹) / (1 − β³) · mean (u − β³ v), by torch's Adam."""
+    learner, episodes = carrying(3), [tasks(3), tasks(3, seed=20)]
+    start = {name: value.double() for name, value in learner.init(Generator().manual_seed(0)).items()}
+    ours = stepped(learner, start, episodes, rate=0.5)
+    theta = {name: value for name, value in start.items() if not name.startswith("state.")}
+    moments, done = {name: torch.zeros_like(value) for name, value in theta.items()}, 0
+    for episode in episodes:
+        ends, added = [], []
+        for number in range(3):
+            task = part_of(learner, episode, [number])
+            end, phi, used = written_out.reptile_with_one_adam(
+                theta, task, steps=3, rate=1.0, adam=adam_after(done, moments)
+            )
+            ends.append(end)
+            added.append({k: used.state[value]["exp_avg_sq"] - 0.9**3 * moments[k] for k, value in phi.items()})
+        theta = {k: value + 0.5 * (sum(end[k] for end in ends) / 3 - value) for k, value in theta.items()}
+        mean = {k: sum(one[k] for one in added) / 3 for k in theta}
+        moments = {k: 0.9**9 * v + (1 - 0.9**9) / (1 - 0.9**3) * mean[k] for k, v in moments.items()}
+        done += 9
+    expected = theta | {f"state.v.{name}": value for name, value in moments.items()}
+    close(ours, expected | {"state.steps": torch.tensor([18.0], dtype=FLOAT64)}, atol=1e-11)
+
+
+def test_a_mini_batch_smaller_than_the_ways_has_no_favourite_labels() -> None:
+    """20 ways in batches of 5: every pass has each sample once, in an order of its own; each label is equally often in
+    the last batch. In the order of labels it was always the same quarter."""
+    x = random(400, 20, 1, seed=1)
+    y = torch.arange(20).repeat(400, 1)
+    batch_of = mini_batches(Batch(x, y), 5)
+    passes = [torch.cat([batch_of(4 * number + place).y for place in range(4)], dim=1) for number in range(2)]
+    assert all(torch.equal(labels.sort(dim=1).values, y) for labels in passes)
+    assert not (passes[0] == passes[1]).all(dim=1).any() and len(passes[0].unique(dim=0)) == 400
+    last = batch_of(7)
+    assert torch.equal(last.x, x.gather(1, last.y.unsqueeze(2)))  # sample i has label i
+    counts = last.y.flatten().bincount(minlength=20)  # 100 ± 8.7 each
+    assert counts.min() > 60 and counts.max() < 140
+    alone = mini_batches(Batch(x[7:8], y[7:8]), 5)
+    assert torch.equal(alone(7).y[0], last.y[7])
 
 
 # Inner optimisers
@@ -619,6 +846,7 @@ def test_bad_settings_are_refused() -> None:
         (lambda: maml_pp(model=plain, **STEPS, **PP), "per_step_norm=True: this model has no batch norm"),
         (lambda: maml_pp(model=network(), **(STEPS | {"inner_steps": 0}), **PP), "inner_steps=0: must be a whole"),
         (lambda: imaml(model=plain, **STEPS, strength=0, cg_steps=1), "strength=0: must be a finite number above 0"),
+        (lambda: imaml(model=plain, **STEPS, strength=1, cg_steps=1, spring="once"), "spring='once': must be one of"),
         (lambda: inner.adam(beta1=1.0, beta2=0.9, eps=1e-8), "beta1=1.0: must be below 1"),
         (lambda: reptile(model=plain, **STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
     ):

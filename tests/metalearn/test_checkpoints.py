@@ -1,5 +1,6 @@
 """Checkpoints and their links: an interruption at any call, and what others leave in the folder."""
 
+import copy
 import hashlib
 import io
 import itertools
@@ -16,8 +17,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from metalearn.config.compose import compose_config, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.program.run import resume_or_begin
+from metalearn.runs import folder
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.training.loop import restore, snapshot
@@ -53,7 +56,7 @@ def train(run_dir: Path, to: int) -> Outcome:
             learner.params["w"].add_(step).mul_(1.5)
         validation = {"mse": 1 / step, "step": step}
         progress = progress._replace(step=step, best=validation if step in BEST else progress.best, latest=validation)
-        checkpointer.save(snapshot(learner, progress, {}, {}), step in BEST)
+        checkpointer.save(snapshot(learner, progress, {"config": {}}, {}), step in BEST)
     best = checkpointer.best()
     assert best is not None and progress.best is not None
     return Outcome(progress.best["step"], best.meta["step"], listing(run_dir), learner.params["w"].tolist())
@@ -249,3 +252,19 @@ def test_init_from_takes_what_fits_and_names_the_rest(tmp_path: Path) -> None:
     assert start_params(path, theirs, {"a": ours["a"], "b": theirs["b"], "c": theirs["c"]}, strict=True)[1] == []
     with pytest.raises(ConfigError, match="none of its 3 fits"):
         start_params(path, theirs, {"x": torch.zeros(1)}, strict=False)
+
+
+def test_a_key_that_has_come_since_makes_no_other_run() -> None:
+    """If it says what was done before. A run of an earlier version goes on."""
+    now = to_container(compose_config(["algorithm=imaml"]).config)
+    before = copy.deepcopy(now)
+    for key in ("spring", "eval_strength"):
+        del before["algorithm"][key]
+    assert folder._changes(before, now, ()) == {}
+    now["algorithm"]["spring"] = "after"
+    assert folder._changes(before, now, ()) == {"algorithm.spring": ("absent", "after")}
+    carried = to_container(compose_config(["algorithm=reptile", "algorithm.inner_state=carried"]).config)
+    before = copy.deepcopy(carried)
+    for key in ("inner_state", "meta_batch"):
+        del before["algorithm"][key]
+    assert folder._changes(before, carried, ()) == {"algorithm.inner_state": ("absent", "carried")}

@@ -80,7 +80,7 @@ def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_o
     gradient = torch.tensor([0.5, -0.25], dtype=torch.float64)
     update(before, {"w": gradient}, 0.1)
 
-    learner, _ = restore(snapshot(before, Progress(1), {}, {}), adam(beta1=0.5, **common).start)  # type: ignore[arg-type]
+    learner, _ = restore(snapshot(before, Progress(1), {"config": {}}, {}), adam(beta1=0.5, **common).start)  # type: ignore[arg-type]
     start = learner.params["w"].detach().clone()
     update(learner, {"w": gradient}, 0.1)
     m = 0.5 * (0.1 * gradient) + 0.5 * gradient

@@ -197,7 +197,7 @@ def test_data_is_read_once_and_only_when_asked_for() -> None:
         part = Labelled(np.arange(8 * 3, dtype=np.uint8).reshape(2, 2, 2, 3), np.arange(2))
         return {"train": part, "val": part, "test": part}
 
-    source = samples(load, {"train": 2, "val": 2, "test": 2}, 2, known=1, seeds=Seeds(0, 0))
+    source = samples(load, {"train": 2, "val": 2, "test": 2}, ["a", "b"], known=1, seeds=Seeds(0, 0))
     assert source.classes("train") == 2 and not reads
     for split in ("train", "val", "test"):
         x, y = queries(source, split, [0, 1])

@@ -122,6 +122,20 @@ def protonet(params: Params, task: Task) -> Tensor:
     return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
 
 
+def matching(*, scale: float) -> Callable[[Params, Task], Tensor]:
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        support, queries = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
+        losses = []
+        for query, label in zip(queries, qy, strict=True):
+            weights = [torch.exp(scale * F.cosine_similarity(query, one, dim=0)) for one in support]
+            own = [weight for weight, y in zip(weights, sy, strict=True) if y == label]
+            losses.append(-torch.log(sum(own) / sum(weights)))
+        return torch.stack(losses).mean()
+
+    return loss
+
+
 def r2d2(params: Params, task: Task) -> Tensor:
     """By the normal equations (Xᵀ X + λ I) W = Xᵀ Y, not by Woodbury's form."""
     (sx, sy, qx, qy) = task
@@ -163,10 +177,39 @@ def reptile(*, lr: float, steps: int, size: int) -> Callable[[Params, Episode], 
     return grads
 
 
+def conv4_with(params: Params, adam: torch.optim.Adam, x: Tensor, y: Tensor, steps: int) -> Iterator[None]:
+    """Yields after each step of torch's Adam, whose parameters these are."""
+    for _ in range(steps):
+        adam.zero_grad()
+        F.cross_entropy(conv4(params, x, x), y).backward()
+        adam.step()
+        yield
+
+
+def reptile_with_one_adam(
+    params: Params, episode: Episode, *, steps: int, rate: float, adam: Callable[[list[Tensor]], torch.optim.Adam]
+) -> tuple[Params, Params, torch.optim.Adam]:
+    """θ ← θ + rate (φ − θ) for one task after the other, with one Adam of torch's for all tasks, as in the authors'
+    code: θ, and φ with its Adam, after the last task."""
+    theta = {name: value.clone() for name, value in params.items()}
+    phi = {name: value.clone().requires_grad_() for name, value in params.items()}
+    optimizer = adam(list(phi.values()))
+    for sx, sy, qx, qy in tasks_of(episode):
+        with torch.no_grad():
+            for name, value in phi.items():
+                value.copy_(theta[name])
+        for _ in conv4_with(phi, optimizer, torch.cat([sx, qx]), torch.cat([sy, qy]), steps):
+            pass
+        theta = {name: value + rate * (phi[name].detach() - value) for name, value in theta.items()}
+    return theta, phi, optimizer
+
+
 def imaml(
-    *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None
-) -> Callable[[Params, Episode], Params]:
-    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian, after `steps` steps on the regularised loss."""
+    *, lr: float, steps: int, strength: float, damping: float = 0.0, cg_strength: float | None = None,
+    spring: str = "every_step",
+) -> Callable[[Params, Episode], Params]:  # fmt: skip
+    """Σ ((1 + c) I + H/μ)⁻¹ ∇L_query(φ) with the whole Hessian. The `steps` steps are on the loss and the spring; with
+    `after` they are on the loss, and one more is on the spring."""
 
     def grads(params: Params, episode: Episode) -> Params:
         sizes = [value.numel() for value in params.values()]
@@ -183,9 +226,10 @@ def imaml(
                 return F.cross_entropy(conv4(unflat(flat), sx, sx), sy)
 
             phi = theta.clone()
-            for _ in range(steps):
+            both = [(1.0, strength)] * steps if spring == "every_step" else [(1.0, 0.0)] * steps + [(0.0, strength)]
+            for of_loss, of_spring in both:
                 phi.requires_grad_()
-                loss = support_loss(phi) + strength / 2 * ((phi - theta) ** 2).sum()
+                loss = of_loss * support_loss(phi) + of_spring / 2 * ((phi - theta) ** 2).sum()
                 phi = (phi - lr * torch.autograd.grad(loss, phi)[0]).detach()
             phi.requires_grad_()
             query_gradient = torch.autograd.grad(F.cross_entropy(conv4(unflat(phi), qx, qx), qy), phi)[0]

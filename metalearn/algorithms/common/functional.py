@@ -103,21 +103,20 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
 
 
 def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps: int) -> tuple[Params, Tensor]:
-    """Solves A x = b from x = 0, for every task by itself (Hestenes and Stiefel 1952).
+    """Solves A x = b from x = b, for every task by itself (Hestenes and Stiefel 1952).
 
     Args:
         product: v ↦ A v. A must be symmetric; only a system with a positive definite A is solved.
         right: b, each [t, …].
-        steps: the most steps. A task stops early if its residual is zero, or if a direction shows that its A is not
-            positive definite.
+        steps: the most steps. A task stops early if its residual is zero, or if b or a direction shows that its A is
+            not positive definite.
 
     Returns:
-        x, and ‖A x − b‖ / ‖b‖ [t], which is computed from x at the end.
+        x, and ‖A x − b‖ / ‖b‖ [t].
     """
-    x = {name: torch.zeros_like(value) for name, value in right.items()}
-    residual, direction = right, right
-    before = first = _dot(residual, residual)
-    going = torch.ones_like(before, dtype=torch.bool)
+    x, image = right, product(right)
+    residual = direction = {name: value - image[name] for name, value in right.items()}
+    before, going = _dot(residual, residual), _dot(right, image) > 0
     for _ in range(steps):
         image = product(direction)
         curvature = _dot(direction, image)
@@ -127,9 +126,7 @@ def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps
         now = _dot(residual, residual)
         direction = _along(residual, direction, _ratio(now, before))
         before = now
-    image = product(x)
-    left = {name: value - image[name] for name, value in right.items()}
-    return x, _ratio(_dot(left, left), first).sqrt()
+    return x, _ratio(before, _dot(right, right)).sqrt()
 
 
 def _dot(a: Params, b: Params) -> Tensor:

@@ -4,7 +4,8 @@ Each optimiser computes what torch's of the same name does, as a pure function: 
 directions and the new state. A step subtracts the rate times the directions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -38,10 +39,12 @@ State = dict[str, Params]
 
 class InnerOptimizer(NamedTuple):
     """`start(params)` gives the state before the first step. `direct(grads, state, step)` gives the directions, which a
-    step subtracts, and the new state. Steps count from 0."""
+    step subtracts, and the new state. Steps count from 0. Each part of the state is a sum that a step multiplies by its
+    number in `decays`, and adds to."""
 
     start: Callable[[Params], State]
     direct: Callable[[Params, State, int], tuple[Params, State]]
+    decays: Mapping[str, float] = MappingProxyType({})
 
 
 def sgd() -> InnerOptimizer:
@@ -67,7 +70,7 @@ def momentum(*, momentum: float) -> InnerOptimizer:
         kept = {name: momentum * state["m"][name] + g for name, g in grads.items()}
         return kept, {"m": kept}
 
-    return InnerOptimizer(lambda params: {"m": _zeros(params)}, direct)
+    return InnerOptimizer(lambda params: {"m": _zeros(params)}, direct, {"m": momentum})
 
 
 def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
@@ -87,7 +90,7 @@ def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
         kept = {name: decay * state["v"][name] + (1 - decay) * g.square() for name, g in grads.items()}
         return {name: g / (_root(kept[name]) + eps) for name, g in grads.items()}, {"v": kept}
 
-    return InnerOptimizer(lambda params: {"v": _zeros(params)}, direct)
+    return InnerOptimizer(lambda params: {"v": _zeros(params)}, direct, {"v": decay})
 
 
 def adam(*, beta1: float, beta2: float, eps: float) -> InnerOptimizer:
@@ -110,7 +113,7 @@ def adam(*, beta1: float, beta2: float, eps: float) -> InnerOptimizer:
         directions = {name: first[name] / of_first / (_root(second[name] / of_second) + eps) for name in grads}
         return directions, {"m": first, "v": second}
 
-    return InnerOptimizer(lambda params: {"m": _zeros(params), "v": _zeros(params)}, direct)
+    return InnerOptimizer(lambda params: {"m": _zeros(params), "v": _zeros(params)}, direct, {"m": beta1, "v": beta2})
 
 
 def constant(lr: Rate) -> Callable[[int], Rate]:

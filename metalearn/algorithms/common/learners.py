@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import Outcome, gradient_of, objective, results, total_of
+from metalearn.algorithms.common.functional import (
+    Outcome,
+    by_sample,
+    gradient_of,
+    objective,
+    per_task,
+    results,
+    total_of,
+)
 from metalearn.algorithms.common.inner import last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
@@ -154,6 +162,35 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
             "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
         )
     return torch.nn.functional.one_hot(support.y).to(dtype)
+
+
+def class_means(features: Tensor, classes: Tensor) -> Tensor:
+    """The mean of the features [t, n, d] of each class: [t, ways, d], for `classes` [t, n, ways] as by `one_hot`."""
+    return classes.transpose(1, 2) @ features / classes.sum(dim=1).unsqueeze(2)
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖aᵢ − bⱼ‖² for `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
+    return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """The cosines between the vectors `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
+    return torch.nn.functional.normalize(a, dim=2) @ torch.nn.functional.normalize(b, dim=2).transpose(1, 2)
+
+
+# Learners that are trained on samples, and evaluated on tasks
+
+
+def trained_on_samples(classify: Apply, init: Init, evaluate: Evaluate, adapt: Adapt) -> Algorithm:
+    """An algorithm whose meta-loss is the cross-entropy of `classify` on single samples of all training classes."""
+
+    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+        query = episode.query
+        return {name: v[0] for name, v in by_sample(classify(per_task(params, 1), query.x), query.y).items()}
+
+    learned = (gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
+    return Algorithm(init, *learned, trained_on="samples", classify=classify)
 
 
 # The parts of a model

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from metalearn.checks import whole_number
 from metalearn.config.check import MOST_THREADS
 from metalearn.errors import ConfigError
+from metalearn.files import creating, refuse_used
+from metalearn.program.arguments import names, whole
 from metalearn.program.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, printable, report_error
 from metalearn.program.process import set_up_process
 
@@ -33,7 +35,13 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="the folder of a run, a checkpoint or a published model")
+    parser.add_argument(
+        "--model",
+        required=True,
+        type=Path,
+        metavar="FOLDER",
+        help="the folder of a run, a checkpoint or a published model",
+    )
     parser.add_argument("--support", required=True, type=Path, metavar="FOLDER", help="a folder for each class")
     parser.add_argument(
         "--query", required=True, type=Path, metavar="FOLDER", help="pictures, or a folder for each class"
@@ -41,11 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
     parser.add_argument(
+        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
+    )
+    parser.add_argument(
         "--transductive",
         action="store_true",
         help="normalise all queries together (default: each by the support alone)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
     try:
         return exit_code_of(lambda: adapt(options))
@@ -62,24 +73,26 @@ def adapt(options: argparse.Namespace) -> int:
         ValueError: a folder, a model or a picture that cannot be used.
     """
     out: Path = options.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}: is there already, and not an empty folder; type another name")
+    refuse_used("--out", out)
     whole_number("--threads", options.threads, at_least=1, at_most=MOST_THREADS)
     set_up_process(options.threads)
     from metalearn.use.folders import queries_in, support_in  # these import torch, after the line above
     from metalearn.use.learner import Task
-    from metalearn.use.load import load
+    from metalearn.use.load import load_as
 
     support = support_in(options.support)
     assert support.classes is not None
     queries = queries_in(options.query, support.classes)
-    learner = load(options.model, network=options.network, transductive=options.transductive)
+    learner = load_as(
+        "--model", options.model, network=options.network, plugins=options.plugins, transductive=options.transductive
+    )
     if learner.form is None:
-        raise ConfigError(f"--model {options.model}: learns real numbers from real numbers; type a model of pictures")
+        raise ConfigError(f"--model={options.model}: learns real numbers from real numbers; type a model of pictures")
     task = learner.adapt(support.paths, support.classes)
     assert isinstance(task, Task)
     predictions = task.predict(queries.paths)
-    out.mkdir(parents=True, exist_ok=True)
+    with creating("--out", out):
+        out.mkdir(parents=True, exist_ok=True)
     report(out, support, queries, predictions, learner.transductive)
     return OK
 

@@ -4,6 +4,8 @@
     python scripts/evaluate.py checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
     python scripts/evaluate.py checkpoint=… model.transductive=false on=val      any key of the run; validation tasks
     python scripts/evaluate.py checkpoint=… workers=2                            any number of workers: the same numbers
+    python scripts/evaluate.py checkpoint=… 'plugins=[my_parts]'                 a run with parts of a package of yours
+    python scripts/evaluate.py --config-dir=my_conf checkpoint=… dataset=mine    a dataset of your own
     torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
 
 Where the package is installed, `metalearn evaluate` does the same as `python scripts/evaluate.py`, and
@@ -19,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.config.compose import folder_name
-from metalearn.config.saved import run_folder_of
+from metalearn.config.compose import folder_name, search
+from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.program.job import Program, installed
 from metalearn.program.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe
@@ -30,8 +32,15 @@ from metalearn.runs.signals import INTERRUPTED
 if TYPE_CHECKING:
     from metalearn.program.evaluation import Request
 
-OWN = ("checkpoint", "output", "on")
-PLACES = ("checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads")
+FOLDER_OF_YAMLS = "--config-dir"
+
+NO_OVERRIDES = ("checkpoint", "output", "on", FOLDER_OF_YAMLS)
+"""What the command line says beside changes of the config."""
+
+PLACES = (
+    "checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins",
+    FOLDER_OF_YAMLS,
+)  # fmt: skip
 """Keys that change no number, and so have no part in the name of the output folder."""
 
 
@@ -63,16 +72,16 @@ def read(arguments: Sequence[str]) -> "Request":
     """
     from metalearn.program.evaluation import Request
 
-    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in OWN}
+    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in NO_OVERRIDES}
+    search(own.get(FOLDER_OF_YAMLS))
     if not own.get("checkpoint"):
         raise ConfigError("checkpoint: missing; type checkpoint=…/checkpoints/best")
+    check_checkpoint("checkpoint", own["checkpoint"])
     checkpoint = Path(own["checkpoint"])
-    if not checkpoint.is_dir():
-        raise ConfigError(f"checkpoint={checkpoint}: must be the folder of a checkpoint, such as …/checkpoints/best")
     split = own.get("on", "test")
     if split not in ("test", "val"):
         raise ConfigError(f"on={split}: must be one of test, val; type on=test")
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN]
+    overrides = [argument for argument in arguments if argument.partition("=")[0] not in NO_OVERRIDES]
     named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
     name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]).replace("/", "-"))
     home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)

@@ -4,8 +4,9 @@
 
 RUN is a run folder, whose best checkpoint is taken, or the folder of a checkpoint. model.json says how to build and use
 the network: algorithm, architecture, preprocessing, ways, shots, inner optimiser and steps. For its readers it has the
-test accuracy, the data set and its licence, and the versions. Use it by metalearn.load, scripts/adapt.py,
-scripts/evaluate.py checkpoint=FOLDER, or init_from=FOLDER. Exit codes: 0 done; 2 nothing that can be published.
+test accuracy, the data set and its licence, and the versions. A part that a package of yours makes is only named: who
+uses the model needs the package, and admits it. Use the model by metalearn.load, scripts/adapt.py, scripts/evaluate.py
+checkpoint=FOLDER, or init_from=FOLDER. Exit codes: 0 done; 2 nothing that can be published.
 
 Where the package is installed, `metalearn export` does the same as `python scripts/export.py`.
 """
@@ -14,6 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from metalearn.program.arguments import names
 from metalearn.program.outcome import OK, exit_code_of
 from metalearn.program.process import set_up_process
 
@@ -31,6 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--licence", metavar="TEXT", help="that of your pictures, or of a data set that is not known")
     parser.add_argument("--network", help="the class of the run's network, if it is not one of this program's")
+    parser.add_argument(
+        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
+    )
     options = parser.parse_args(arguments)
     return exit_code_of(lambda: publish(options))
 
@@ -40,7 +45,10 @@ def publish(options: argparse.Namespace) -> int:
     set_up_process(1)
     from metalearn.use.export import export  # imports torch, after the line above
 
-    facts = export(options.run, options.out, licence=options.licence, network=options.network)
+    facts = export(
+        options.run, options.out, licence=options.licence, network=options.network, plugins=options.plugins,
+        keys=("RUN", "--out"),
+    )  # fmt: skip
     for name in ("test", "licence"):
         if facts[name] is None:
             print(f"{name}: {UNKNOWN[name]}")

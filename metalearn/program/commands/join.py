@@ -19,6 +19,7 @@ from types import FrameType
 from distributed.engine.joining import UnreachableError, Way
 from metalearn.errors import RunError
 from metalearn.program import world
+from metalearn.program.arguments import whole
 from metalearn.program.job import Program, installed
 
 
@@ -26,15 +27,14 @@ def main(arguments: Sequence[str], train: Program | None = None) -> int:
     """Runs the command line; returns the exit code. The workers run `train`, by default the installed program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of the run")
-    parser.add_argument("--workers", type=int, default=1, help="how many to add")
+    parser.add_argument("--workers", type=whole(1), default=1, help="how many to add")
     options = parser.parse_args(arguments)
-    if options.workers < 1:
-        parser.error(f"--workers={options.workers}: must be 1 or more")
     try:
         found = world.read(options.folder)
         return join(train or installed(), found, options.workers, Way(found.place))
     except (RunError, UnreachableError) as error:
-        print(f"error: {options.folder}: {error}" if isinstance(error, UnreachableError) else f"error: {error}")
+        place = f"{options.folder}: " if isinstance(error, UnreachableError) else ""
+        print(f"error: {place}{error}", file=sys.stderr)
         return 2
 
 

@@ -8,6 +8,7 @@ codes: 0 it leaves; 1 rank zero does not answer; 2 there is no such worker, or n
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return Way(world.read(options.folder).place).let_go(options.worker, print)
     except UnreachableError as error:
-        print(f"error: {options.folder}: {error}")
+        print(f"error: {options.folder}: {error}", file=sys.stderr)
     except RunError as error:
-        print(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
     return 2

@@ -8,6 +8,7 @@ from functools import partial
 from metalearn.config.check import started_by_launcher
 from metalearn.config.compose import compose_config, search, search_flags
 from metalearn.config.help import help_text
+from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
 from metalearn.program.process import announce, end_with_starter, set_up_process, set_up_torch
@@ -30,6 +31,11 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     from hydra._internal.utils import get_args_parser
 
     arguments = get_args_parser().parse_args(argv)
+    for flag, value in (("--config-path", arguments.config_path), ("--config-name", arguments.config_name)):
+        if value is not None:
+            raise ConfigError(
+                f"{flag}={value}: this program composes its own conf; type --config-dir=FOLDER to add yours"
+            )
     search(arguments.config_dir)
     if arguments.help:
         print_to_pipe(help_text())
@@ -50,7 +56,8 @@ def run_job(job: Job) -> int:
     # From here on torch is imported: keys and choices are known to be right, and the threads are set.
     from metalearn.program import ranks
     from metalearn.program.parts import assemble, first_tasks
-    from metalearn.program.run import follow, found_in_folder
+    from metalearn.program.run import follow, found_in_folder, seen_by
+    from metalearn.program.unseen import check_unseen
     from metalearn.runs import folder
     from metalearn.runs.logging import log_to_terminal
     from metalearn.training.compatibility import check_compatible
@@ -72,6 +79,7 @@ def run_job(job: Job) -> int:
         print(pause)
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    check_unseen(seen_by(parts, state.snapshot if state else None), parts.source, "test", job.config.seen_classes)
     if ranks.to_be_started(job):
         return ranks.start_workers(job, state)
     if not ranks.leads(job):

@@ -4,7 +4,7 @@ Nothing here keeps state. Task number i of a split is drawn from a generator see
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,10 +51,10 @@ class EpisodeSpec(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """The `size` classes of a split. The smallest class has `fewest` pictures; `pictures(label)` gives those of class
-    number `label`, uint8 [n, h, w] or [n, h, w, 3]."""
+    """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
+    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]."""
 
-    size: int
+    identities: Sequence[str]
     fewest: int
     pictures: Callable[[int], Images]
 
@@ -193,13 +193,19 @@ class _PictureTasks:
     def size(self, split: str) -> None:
         return None
 
-    def episodes(self, split: str, indices: Tensor) -> Episode:
+    def identities(self, split: str) -> Sequence[str]:
+        return self._classes_of(split).identities
+
+    def _classes_of(self, split: str) -> Classes:
         if self._splits is None:
             self._splits = self._load()
-        shape, classes = self._shapes[split], self._splits[split]
+        return self._splits[split]
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        shape, classes = self._shapes[split], self._classes_of(split)
         drawn = [
             draw_images(
-                self._generator(split, index), classes.pictures, classes.size, ways=shape.ways,
+                self._generator(split, index), classes.pictures, len(classes.identities), ways=shape.ways,
                 per_class=shape.shots + shape.queries, rotations=self._rotations,
             )
             for index in indices.tolist()

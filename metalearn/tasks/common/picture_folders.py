@@ -4,7 +4,7 @@ all workers of a host map it into memory."""
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from metalearn.checks import whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.pictures import picture, reason
 
 SUFFIXES = tuple(
@@ -190,6 +191,7 @@ def decoded_classes(
     *,
     image_size: int,
     channels: int,
+    class_name: Callable[[str], str] = str,
 ) -> dict[str, Classes]:
     """The classes of every split, in the order of their names; from the cache if they are there.
 
@@ -200,6 +202,7 @@ def decoded_classes(
         shapes: the shape of each split's episodes.
         image_size: height and width of the decoded pictures.
         channels: 1 (grey) or 3.
+        class_name: the name of a class by which other divisions of the same pictures know it.
 
     Raises:
         DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them
@@ -222,6 +225,7 @@ def decoded_classes(
             first, end = ranges[label]
             return pictures[first:end]
 
-        return Classes(len(ranges), min(map(len, classes.values())), class_pictures)
+        names = [identity("folder", class_name(label)) for label in sorted(classes)]
+        return Classes(names, min(map(len, classes.values())), class_pictures)
 
     return {split: part(classes) for split, classes in splits.items()}

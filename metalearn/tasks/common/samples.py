@@ -4,7 +4,7 @@ Nothing here keeps state. Of n training samples, number i is the (i mod n)-th of
 draws. So any worker can make any micro-batch, and a resumed run draws the same samples as a run that was never stopped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from metalearn.checks import whole_number
 from metalearn.tasks.common.episodes import SPLITS, Images, Seeds, check_seeds
+from metalearn.tasks.common.identities import identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 _ORDER, _KNOWN = 1, 2
@@ -32,12 +33,12 @@ class _Samples:
         self,
         load: Callable[[], Mapping[str, Labelled]],
         sizes: Mapping[str, int],
-        classes: int,
+        identities: Sequence[str],
         *,
         known: int,
         seeds: Seeds,
     ) -> None:
-        self._classes = classes
+        self._identities = identities
         self._load, self._sizes = load, sizes
         self._known, self._seeds = known, seeds
         self._splits: Mapping[str, Labelled] | None = None
@@ -45,7 +46,10 @@ class _Samples:
         self._support: Batch | None = None
 
     def classes(self, split: str) -> int:
-        return self._classes
+        return len(self._identities)
+
+    def identities(self, split: str) -> Sequence[str]:
+        return self._identities
 
     def unit(self, split: str) -> Unit:
         return "samples"
@@ -92,7 +96,7 @@ class _Samples:
 def samples(
     load: Callable[[], Mapping[str, Labelled]],
     sizes: Mapping[str, int],
-    classes: int,
+    identities: Sequence[str],
     *,
     known: int,
     seeds: Seeds,
@@ -102,7 +106,7 @@ def samples(
     Args:
         load: reads the splits `train`, `val` and `test`; called once, for the first sample.
         sizes: samples of each split.
-        classes: the number of classes.
+        identities: those of the classes, which all splits share.
         known: how many training samples are the support set in validation and test, for normalisation statistics.
         seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
 
@@ -111,7 +115,7 @@ def samples(
     """
     check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _Samples(load, sizes, classes, known=known, seeds=seeds)
+    return _Samples(load, sizes, identities, known=known, seeds=seeds)
 
 
 class _Pretraining:
@@ -130,6 +134,9 @@ class _Pretraining:
     def size(self, split: str) -> int | None:
         return self._of(split).size(split)
 
+    def identities(self, split: str) -> Sequence[str]:
+        return sorted(identities_of(self._of(split), split) or ())
+
     def episodes(self, split: str, indices: Tensor) -> Episode:
         return self._of(split).episodes(split, indices)
 
@@ -139,17 +146,20 @@ def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
     return _Pretraining(samples, tasks)
 
 
-def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, seeds: Seeds) -> TaskSource:
+def all_drawings(load: Callable[[], Images], identities: Sequence[str], drawings: int, *, seeds: Seeds) -> TaskSource:
     """A source of training samples only: every drawing of `load()` [classes, drawings, h, w].
 
     Args:
         load: gives the pictures; called once, for the first sample.
-        classes, drawings: the number of classes, and of the drawings of each class.
+        identities: those of the classes.
+        drawings: the number of drawings of each class.
         seeds: as for `samples`.
 
     Raises:
         ValueError: a negative seed.
     """
+
+    classes = len(identities)
 
     def split() -> dict[str, Labelled]:
         pictures = load()
@@ -157,7 +167,7 @@ def all_drawings(load: Callable[[], Images], classes: int, drawings: int, *, see
         return {"train": Labelled(pictures.reshape(-1, *pictures.shape[2:]), labels)}
 
     sizes = {"train": classes * drawings, "val": 0, "test": 0}
-    return samples(split, sizes, classes, known=1, seeds=seeds)
+    return samples(split, sizes, identities, known=1, seeds=seeds)
 
 
 def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[str, int]:

@@ -1,0 +1,81 @@
+"""Baseline++, Chen et al. 2019 (arXiv 1904.04232), section 3.2: as finetune, with cosines in place of the linear head.
+
+A class has a weight vector, and its logit is the cosine between this vector and the features, times a factor. Body and
+vectors are trained as in supervised learning; then the body is frozen, and a task learns vectors of its own. They begin
+at the means of the support features of the classes (as the imprinted weights of Qi et al. 2018, arXiv 1712.07136).
+"""
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import (
+    check_descent,
+    class_means,
+    cosines,
+    evaluated_by_descent,
+    features_and_head,
+    one_hot,
+    trained_on_samples,
+)
+from metalearn.checks import real_number
+from metalearn.types import Algorithm, Batch, Model, Params
+
+VECTORS = "cosine.weight"
+"""The meta-parameter of the classes' vectors, [classes, d]."""
+
+
+def baseline_pp(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    eval_steps: int,
+    scale: float,
+    task_scale: float,
+) -> Algorithm:
+    """Supervised learning with a cosine head, then a new cosine head for every task.
+
+    Args:
+        model: the network; its head has an output for every training class, and cosines take its place.
+        inner: the optimiser of the inner steps.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        eval_steps: inner steps in validation and test.
+        scale: the factor of the cosines in training.
+        task_scale: the factor of the cosines in a task.
+
+    Raises:
+        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
+    real_number("scale", scale, above=0)
+    real_number("task_scale", task_scale, above=0)
+    features, head = features_and_head(model)
+
+    def init(generator: Generator) -> Params:
+        params = model.init(generator)
+        (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
+        return {name: value for name, value in params.items() if name not in head.params} | {VECTORS: vectors}
+
+    def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return scale * cosines(features(params, x, support_x), params[VECTORS])
+
+    def classify_task(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return task_scale * cosines(features(params, x, support_x), params[VECTORS])
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        theta = per_task(params, support.x.shape[0])
+        known = features(theta, support.x)
+        start = {VECTORS: class_means(F.normalize(known, dim=2), one_hot(support, known.dtype))}
+
+        def loss(adapted: Params, step: int) -> Tensor:
+            return objective(task_scale * cosines(known, adapted[VECTORS]), support.y)["loss"]
+
+        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
+            yield theta | adapted
+
+    in_a_task = evaluated_by_descent(model._replace(apply=classify_task, network=None), path, eval_steps)
+    return trained_on_samples(classify, init, *in_a_task)

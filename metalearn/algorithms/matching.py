@@ -1,0 +1,43 @@
+"""Matching networks, Vinyals et al. 2016 (arXiv 1606.04080).
+
+The class probabilities of a query are a sum over the support set, p(y | x) = Σ a(x, xᵢ) yᵢ (equation 1), where the
+attention a is a softmax over cosine similarities of features (section 2.1.1). One network gives the features of both;
+the full context embeddings of section 2.1.2 are not here.
+"""
+
+import torch
+from torch import Tensor
+
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.learners import (
+    comparing_learner,
+    cosines,
+    features_and_head,
+    one_hot,
+    without_head,
+)
+from metalearn.checks import real_number
+from metalearn.types import Algorithm, Batch, Model, Params
+
+
+def matching(*, model: Model, scale: float) -> Algorithm:
+    """Learns features by which a query attends to the support samples of its class.
+
+    Args:
+        model: the network; its head is left out.
+        scale: the factor of the cosine similarities in the attention; the paper's is 1.
+
+    Raises:
+        ValueError: a scale that is not above 0, or a model without a linear head.
+    """
+    real_number("scale", scale, above=0)
+    features, _ = features_and_head(model)
+
+    def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
+        theta = per_task(params, support.x.shape[0])
+        known = features(theta, support.x)
+        attention = (scale * cosines(features(theta, x, support.x), known)).softmax(dim=2)
+        probabilities = attention @ one_hot(support, known.dtype)
+        return probabilities.clamp_min(torch.finfo(known.dtype).tiny).log()
+
+    return comparing_learner(model, compare, without_head(model))

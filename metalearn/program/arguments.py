@@ -1,0 +1,32 @@
+"""Types of the options that commands take: they refuse a value with what is allowed."""
+
+import argparse
+from collections.abc import Callable
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return text.split(",")
+
+
+def whole(at_least: int) -> Callable[[str], int]:
+    """The type of a whole number of at least so much."""
+
+    def number(text: str) -> int:
+        if not text.isascii() or not text.removeprefix("-").isdecimal() or int(text) < at_least:
+            example = max(at_least, 1)
+            raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of at least {at_least}; type {example}")
+        return int(text)
+
+    return number
+
+
+def real(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number above 0; type 1")
+    return value

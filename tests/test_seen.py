@@ -1,0 +1,207 @@
+"""Classes that a learner was trained on do not test it unnoticed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import metalearn
+from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError
+from metalearn.program.commands.evaluate import main as evaluate
+from metalearn.program.commands.train import main as train
+from metalearn.program.job import script, to_job
+from metalearn.program.parts import assemble
+from metalearn.program.run import seen_by
+from metalearn.program.unseen import check_unseen, seen_in
+from metalearn.runs.checkpoint import read
+from metalearn.runs.seen import Seen, from_meta, overlap
+from metalearn.tasks.cifar100 import cifar_fs, fc100
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.common.identities import identities_of
+from metalearn.tasks.common.place import DataPlace
+from metalearn.tasks.image_folder import image_folder
+from metalearn.tasks.omniglot import characters, omniglot, omniglot_characters
+from metalearn.types import TaskSource
+from metalearn.use.export import export
+from tests.runs import ROOT
+from tests.saved import saved_run
+
+SMALL = ("algorithm=protonet", "model.filters=4")
+SEEDS = Seeds(0, 0)
+
+# By hand from omniglot_characters.csv: of the test characters of each list, how many `paper` trains on, how many it
+# validates on, and how many there are.
+PAPERS = {"lake": (450, 36, 659), "vinyals": (294, 22, 423), "paper": (0, 0, 423)}
+
+
+def of_omniglot(root: Path, split: str) -> TaskSource:
+    return omniglot(
+        place=DataPlace(str(root), download=False), split=split, episode=EpisodeSpec(5, 1, 1), image_size=28,
+        channels=1, rotations=True, seeds=SEEDS,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory, omniglot_root: Path) -> Path:
+    """The checkpoint of a run on Omniglot's characters of `paper`."""
+    folder = tmp_path_factory.mktemp("seen") / "run"
+    saved_run(folder, *SMALL, "dataset=omniglot", f"dataset.root={omniglot_root}", seen=True)
+    return folder / "checkpoints/best"
+
+
+def job_of(*overrides: str) -> Any:
+    return to_job(*compose_config(overrides), script(ROOT / "train.py"), [])
+
+
+def result_in(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+@pytest.mark.parametrize("split", PAPERS)
+def test_an_evaluation_counts_the_characters_that_were_trained_on(
+    split: str, papers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained_on, validated_on, classes = PAPERS[split]
+    command = [f"checkpoint={papers}", "tasks=2", f"dataset.split={split}", f"output={tmp_path / 'out'}"]
+    code = evaluate(command)
+    said = capsys.readouterr()
+    assert "cannot be checked" not in said.err
+    if trained_on:
+        assert code == 2 and not (tmp_path / "out").exists()
+        assert f"{trained_on} of its {classes} test classes were trained on before" in said.err
+        assert f"{validated_on} more were validated on" in said.err and "type the dataset" in said.err
+    else:
+        assert code == 0 and "seen_classes" not in result_in(tmp_path / "out")["test"]
+    assert evaluate([*command, "seen_classes=report"]) == 0
+    counted = {"trained_on": trained_on, "validated_on": validated_on, "classes": classes, "complete": True}
+    assert result_in(tmp_path / "out")["test"]["seen_classes"] == counted
+    assert f"trained on before: {trained_on} of {classes}" in capsys.readouterr().out
+
+
+def test_validation_tasks_are_refused_for_training_classes_only(papers: Path, tmp_path: Path) -> None:
+    command = [f"checkpoint={papers}", "on=val", "tasks=2", f"output={tmp_path / 'out'}"]
+    assert evaluate(command) == 0
+    assert evaluate([*command, "dataset.split=lake"]) == 2
+
+
+def test_a_checkpoint_of_an_earlier_version_cannot_be_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_run(tmp_path / "run", *SMALL)
+    assert evaluate([f"checkpoint={tmp_path / 'run/checkpoints/best'}", "tasks=2"]) == 0
+    said = capsys.readouterr()
+    assert sum("cannot be checked" in line for line in (said.out + said.err).splitlines()) == 1
+    start = assemble(job_of(*SMALL, f"init_from={tmp_path / 'run/checkpoints/best'}"))
+    assert not seen_by(start, None).complete and "cannot be checked" in start.start_notes[-1]
+
+
+def test_a_start_from_other_parameters_sees_their_classes_too(
+    papers: Path,
+    omniglot_root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run refuses to test on them, and its checkpoints hand them on."""
+    command = (
+        *SMALL, "dataset=omniglot", f"dataset.root={omniglot_root}", "dataset.split=lake", f"init_from={papers}",
+        "trainer.steps=1", "trainer.meta_batch_size=1", "trainer.val_tasks=2", "trainer.test_tasks=2",
+        "logger.plots=false", "logger.report=false", "logger.tensorboard=false", f"hydra.run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert train(list(command)) == 2 and "450 of its 659 test classes" in capsys.readouterr().err
+    assert train([*command, "seen_classes=report"]) == 0
+    assert result_in(tmp_path / "run")["test"]["seen_classes"]["trained_on"] == 450
+    lake, paper = (
+        {character.digest for character in characters() if character.parts[name] == "train"}
+        for name in ("lake", "paper")
+    )
+    handed_on = from_meta(read(tmp_path / "run/checkpoints/best").meta)
+    assert len(handed_on.train) == len(lake | paper) > len(lake)
+
+
+def test_a_run_without_steps_has_only_validated() -> None:
+    """Such as that of algorithm=scratch."""
+    seen = {steps: seen_by(assemble(job_of(*SMALL, f"trainer.steps={steps}")), None) for steps in (0, 1)}
+    assert not seen[0].train and len(seen[1].train) == 400 and seen[0].val == seen[1].val
+
+
+def test_a_published_model_has_the_classes_of_its_checkpoint(papers: Path, tmp_path: Path) -> None:
+    export(papers, tmp_path / "published")
+    out = f"output={tmp_path / 'out'}"
+    assert evaluate([f"checkpoint={tmp_path / 'published'}", "tasks=2", "dataset.split=vinyals", out]) == 2
+    assert evaluate([f"checkpoint={tmp_path / 'published'}", "tasks=2", out]) == 0
+
+
+def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Path, tmp_path: Path) -> None:
+    """CIFAR-FS and FC100 divide the same classes; a supervised run sees characters; a folder has other splits."""
+    place = DataPlace(str(tmp_path), download=False)
+    shape = {"episode": EpisodeSpec(5, 1, 1), "rotations": False, "seeds": SEEDS}
+    names: dict[str, dict[str, set[str]]] = {}
+    for line in (ROOT / "metalearn/tasks/cifar100_classes.csv").read_text().splitlines()[1:]:
+        name, _, *parts = line.split(",")
+        for division, part in zip(("cifar_fs", "fc100"), parts, strict=True):
+            names.setdefault(division, {}).setdefault(part, set()).add(name)
+    found = {}
+    for make in (cifar_fs, fc100):
+        source = make(place=place, image_size=32, channels=3, **shape)
+        found[make] = [classes_without_pictures(source, split) for split in ("train", "val", "test")]
+    train, val, _ = found[cifar_fs]
+    common = overlap(Seen(train, val), "test", found[fc100][2])
+    assert common.trained_on == len(names["cifar_fs"]["train"] & names["fc100"]["test"]) > 0
+    assert common.validated_on == len(names["cifar_fs"]["val"] & names["fc100"]["test"])
+
+    supervised = omniglot_characters(
+        place=DataPlace(str(omniglot_root), download=False), split="paper", ways=1100, train_drawings=15,
+        val_drawings=2, image_size=28, channels=1, known=1, seeds=SEEDS,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="294 of its 423 test classes"):
+        check_unseen(seen_in(supervised), of_omniglot(omniglot_root, "vinyals"), "test", "refuse")
+    assert check_unseen(seen_in(supervised), supervised, "test", "refuse") == {}
+
+    for number in range(6):
+        for split in ("train", "val", "test"):
+            folder = tmp_path / split / f"{split}{number}"
+            folder.mkdir(parents=True)
+            for picture in range(2):
+                Image.fromarray(np.full((8, 8), 40 * picture, np.uint8)).save(folder / f"{picture}.png")
+    divided = {
+        str(split): image_folder(
+            root=str(root), split=split, episode=EpisodeSpec(2, 1, 1), image_size=8, channels=1, rotations=False,
+            seeds=SEEDS,
+        )
+        for root, split in ((tmp_path, "folders"), (tmp_path / "train", [0.34, 0.33, 0.33]))
+    }  # fmt: skip
+    own, other = divided.values()
+    assert check_unseen(seen_in(own), own, "test", "refuse") == {}
+    with pytest.raises(ConfigError, match="2 of its 2 test classes"):
+        check_unseen(seen_in(own), other, "test", "refuse")
+
+
+def classes_without_pictures(source: TaskSource, split: str) -> frozenset[str]:
+    """The identities of CIFAR-100's classes, whose pictures are not here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metalearn.tasks.cifar100.cached_array", lambda *args, **options: None)
+        identities = identities_of(source, split)
+    assert identities is not None
+    return identities
+
+
+def test_what_the_library_has_trained_refuses_them_too(omniglot_root: Path) -> None:
+    tasks = {
+        split: metalearn.named("omniglot", root=str(omniglot_root), split=split, queries=1)
+        for split in ("paper", "vinyals")
+    }
+    network = metalearn.named("conv4", filters=4)
+    sizes = {"meta_batch_size": 1, "val_tasks": 2, "test_tasks": 2}
+    learned = metalearn.train("protonet", network, tasks["paper"], steps=1, progress=False, **sizes)
+    assert "seen_classes" not in learned.evaluate()
+    with pytest.raises(ValueError, match="294 of its 423 test classes"):
+        learned.evaluate(tasks["vinyals"])
+    assert learned.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 294
