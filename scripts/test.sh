@@ -25,6 +25,6 @@ if [[ $# -gt 0 ]]; then
     exec "${pytest[@]}" "$@"
 fi
 # Two files at a time; then, alone, those that hold processes to short time limits.
-alone=(tests/distributed tests/faults/test_{links,lost_workers,membership,stops}.py)
+alone=(tests/distributed tests/faults/test_{hosts,links,lost_workers,membership,stops}.py)
 "${pytest[@]}" -n 2 --dist loadfile "${alone[@]/#/--ignore=}"
 exec "${pytest[@]}" "${alone[@]}"

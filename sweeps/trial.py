@@ -44,11 +44,15 @@ def gpus_of(config: DictConfig) -> list[str]:
     return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
-def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """In a trial's process: runs it by the launcher; what has become of it, as JSON can hold it."""
-    # A launcher may start a Python of its own, which must find the program and the plugin, too.
+def share_import_path() -> None:
+    """From now on a Python that a launcher starts finds the program and the plugin, too."""
     paths = [str(Path(__file__).resolve().parents[1]), sys.path[0], os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+
+
+def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """In a trial's process: runs it by the launcher; what has become of it, as JSON can hold it."""
+    share_import_path()
     try:
         returned = launcher.launch([list(overrides)], initial_job_idx=number)[0]
     except (ConfigCompositionException, HydraException) as error:

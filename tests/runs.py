@@ -97,9 +97,11 @@ def assert_same_bytes(run_dir: Path, other: Path, *names: str) -> None:
 
 def ranks_of(program: Program) -> list[int]:
     """The process ids of the ranks that the program has started."""
-    return [
-        int(pid) for pid in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split()
-    ]
+    return children_of(program.process.pid)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def why_not_isolable() -> str | None:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
 from distributed.engine.meeting import JOINS, TOKEN
-from distributed.engine.processes import Fork, Process, die_with
+from distributed.engine.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
 from distributed.engine.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
 
 REPORT_SECONDS = 6.0
@@ -94,7 +94,9 @@ def launch(
 
     SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. On other hosts, if
     the config says `goes_on`, SIGTERM is passed on to all ranks, which leave the world. A second signal kills all
-    ranks; on other hosts without `goes_on` the first one does.
+    ranks; on other hosts without `goes_on` the first one does. SIGUSR1 and SIGUSR2, which announce the end of the whole
+    job on all hosts, count as SIGTERM on the first host, and are left to it on the others. When all ranks have ended, a
+    handler that was there before gets them.
 
     If a rank fails, the launcher ends the other ranks and starts all of them again, up to `max_restarts` times. If the
     config says `goes_on`, a new process joins in place of a rank that has failed, also counted as a restart; if none is
@@ -147,21 +149,30 @@ class _Launcher:
         self._restarts = 0
         self._stopping: list[int] = []
         self._stopping_since = 0.0
+        self._preemption: signal.Signals | None = None
 
     def run(self) -> int:
-        previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
+        previous = {number: signal.signal(number, self._pass_on) for number in numbers}
         try:
             while True:
                 code = self._run_once()
-                if code != 1 or self._stopping or self._restarts == self._max_restarts:
+                if code != 1 or self._stopping or self._preemption or self._restarts == self._max_restarts:
                     return code
                 self._restarts += 1
                 self._say(f"restart {self._restarts} of {self._max_restarts}")
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            if self._preemption is not None and callable(earlier := previous[self._preemption]):
+                earlier(self._preemption, None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number in PREEMPTIONS:
+            self._preemption = signal.Signals(number)
+            if not self._leads:
+                return
+            number = signal.SIGTERM
         if not self._stopping:
             self._stopping_since = time.monotonic()
         self._stopping.append(number)
@@ -196,7 +207,7 @@ class _Launcher:
         while self._first_runs() if self._leads else self._running():
             if self._has_failed(start):
                 return self._code_of_failure()
-            if self._goes_on(start) and not self._stopping:
+            if self._goes_on(start) and not self._stopping and not self._preemption:
                 self._replace_lost(start, ended)
             time.sleep(_POLL_SECONDS)
         _wait_until(lambda: not self._running() or self._has_failed(start), LEAVE_SECONDS)
@@ -363,6 +374,7 @@ def _start(
     def enter() -> None:
         if network is not None:
             network.enter()
+        ignore_preemptions()
         die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
 
     if not callable(command):

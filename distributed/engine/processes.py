@@ -8,6 +8,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which Slurm and others say, to every process of a job, that they will end it."""
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -18,6 +21,12 @@ def die_with(launcher: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the line above
             os._exit(1)
+
+
+def ignore_preemptions() -> None:
+    """In a new rank: its launcher deals with these signals. Without this they would end it, also while it starts."""
+    for number in PREEMPTIONS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Process(Protocol):
@@ -42,7 +51,7 @@ class Fork:
         self._code: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        signals = {signal.SIGTERM, signal.SIGINT}
+        signals = {signal.SIGTERM, signal.SIGINT, *PREEMPTIONS}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # the launcher's handlers are not the rank's
         self.pid = os.fork()
         if self.pid == 0:
@@ -56,6 +65,7 @@ class Fork:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            ignore_preemptions()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
             os.environ.clear()
             os.environ.update(environment)

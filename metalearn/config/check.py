@@ -173,6 +173,13 @@ def world_size(config: DictConfig, command: str) -> int:
     return workers
 
 
+def on_several_hosts(config: DictConfig) -> bool:
+    """Whether the workers are on several hosts, which may have no disk in common."""
+    if started_as_rank():
+        return os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
+    return bool(config.launch.nnodes > 1)
+
+
 def check_network(config: DictConfig) -> None:
     """Checks the network interface of the workers, and whether they can be isolated.
 
@@ -190,12 +197,8 @@ def check_network(config: DictConfig) -> None:
     present = [name for _, name in socket.if_nameindex()]
     if interface is not None and interface not in present:
         raise ConfigError(f"launch.interface={interface}: this host has no such interface; it has {', '.join(present)}")
-    if started_as_rank():
-        several = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
-    else:
-        several = config.launch.nnodes > 1
     named = interface is not None or {"TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= os.environ.keys()
-    if several and not named:
+    if on_several_hosts(config) and not named:
         raise ConfigError(
             "launch.interface=null: workers on several hosts need the network interface that they share; type one "
             "of " + ", ".join(f"launch.interface={name}" for name in present if name != "lo")

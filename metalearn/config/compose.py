@@ -86,11 +86,17 @@ def run_group(experiment: str, algorithm: str, dataset: str) -> str:
     return f"{algorithm}-{dataset}" if experiment == default and [algorithm, dataset] != own else experiment
 
 
+def slurm_port(job: str | int) -> int:
+    """A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm."""
+    return 20_000 + int(job) % 10_000 if int(job) else 0
+
+
 OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
 OmegaConf.register_new_resolver("trial_folder", trial_folder, replace=True)
 OmegaConf.register_new_resolver("study_folder", study_folder, replace=True)
 OmegaConf.register_new_resolver("run_group", run_group, replace=True)
 OmegaConf.register_new_resolver("sagemaker", sagemaker.value, replace=True)
+OmegaConf.register_new_resolver("slurm_port", slurm_port, replace=True)
 
 
 def quoted(value: object) -> str:

@@ -14,12 +14,12 @@ from distributed.engine.isolation import CannotIsolateError
 from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.engine.meeting import JOINS
 from distributed.engine.stopping import StoppedByLeader, wish_to_leave
-from metalearn.config.check import computes_elsewhere, started_as_rank, started_by_launcher
+from metalearn.config.check import computes_elsewhere, on_several_hosts, started_as_rank, started_by_launcher
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job
 from metalearn.program.outcome import DIVERGED, FAILED, OK, report_error
 from metalearn.program.parts import Parts, connect
-from metalearn.program.run import result_of, train_and_test
+from metalearn.program.run import DONE, result_of, train_and_test
 from metalearn.program.world import comes_and_goes, published
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
@@ -43,6 +43,11 @@ def to_be_started(job: Job) -> bool:
     """Whether this process only starts the ranks: several, or a single one that must be isolated, or be elsewhere."""
     alone = job.workers == 1 and job.config.launch.isolate is not True and not computes_elsewhere(job.config)
     return not started_as_rank() and not alone
+
+
+def ask_rank_zero(job: Job) -> bool:
+    """Whether only rank zero can tell that nothing is left to do: other hosts may not see the run folder."""
+    return on_several_hosts(job.config) and JOINS not in os.environ
 
 
 def start_workers(job: Job, state: FolderState | None) -> int:
@@ -150,6 +155,18 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
     finally:
         detach(handler)
         stop.restore()
+
+
+def dismiss_others(parts: Parts, report: str) -> int:
+    """Rank zero of a run in which nothing is left to do: prints the report, and lets the other ranks end."""
+    print(report, flush=True)
+    try:
+        strategy = connect(parts)
+        strategy.share(DONE)
+        strategy.close()
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
+        log.debug("%s", error)  # they were not started, or have ended: nothing is lost
+    return OK
 
 
 def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop: StopSignal) -> int:

@@ -38,6 +38,9 @@ from metalearn.types import Batch, Episode, Metrics, Params, Strategy
 
 Result = dict[str, Any]
 
+DONE = b"done"
+"""What rank zero shares in place of the learner if there is nothing left to do."""
+
 SHOWN_TASKS, SHOWN_SAMPLES = 4, 60
 """So many test tasks, or test samples, are in the report."""
 
@@ -122,7 +125,10 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
         Paused: as on rank zero. If that is asked to stop, it ends this process.
         RunError: a value that is not finite.
     """
-    learner, progress = restore(from_bytes(strategy.share(b"")), parts.outer.start)
+    shared = strategy.share(b"")
+    if shared == DONE:
+        return
+    learner, progress = restore(from_bytes(shared), parts.outer.start)
     run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
     fit(run, learner, progress)
     evaluate(run, learner.params, "test", parts.settings.test_tasks)

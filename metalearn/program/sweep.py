@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +34,17 @@ from metalearn.runs.signals import STOPPED
 from sweeps.plan import Plan, plan_of
 from sweeps.settings import settings_of
 from sweeps.space import SpaceError, ends_of
+from sweeps.trial import share_import_path
 
 OURS = "hydra_plugins.async_sweeper."
 """Where the sweepers are that search."""
+
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+"""Launchers of other packages, and what to install for them."""
 
 PRELOAD = ("metalearn.program.preload",)
 
@@ -53,9 +63,11 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
             "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
             f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
         )
+    _check_launcher(overrides)
     sweeper = compose_sweeper(overrides)
     if not str(sweeper.pop("_target_")).startswith(OURS):
         check_grid(program, overrides)
+        share_import_path()
         return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
     checked = check_trials(program, overrides, sweeper)
     if checked is None:
@@ -72,6 +84,19 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
     }
     run_trials_by_hydra(lambda config: trial(config, program, run_job, main), attributes)
     return OK
+
+
+def _check_launcher(overrides: Sequence[str]) -> None:
+    """Raises ConfigError if the launcher of the jobs is not installed, or this host is no part of its cluster."""
+    name = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "")
+    package = LAUNCHERS.get(name)
+    if package is not None and find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
+        raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
+    if name == "submitit_slurm" and shutil.which("srun") is None:
+        raise ConfigError(
+            "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
+            "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
+        )
 
 
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:

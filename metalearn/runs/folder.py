@@ -112,6 +112,16 @@ def rewinds(run_dir: Path, resume: str) -> bool:
     return own and not has_gone_back(run_dir)
 
 
+def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None) -> str | None:
+    """What there is to say if the run is complete or paused; None if there is something left to do. A rank other than
+    zero, whose `state` is None, says nothing of a complete run."""
+    if state is not None and state.result is not None:
+        return run_report(run_dir, state.result)
+    if state is None and is_finished(run_dir, config):
+        return ""
+    return pause_of(run_dir, config.pause_after) or None
+
+
 def is_finished(run_dir: Path, config: DictConfig) -> bool:
     """Whether there is nothing left to do for a rank other than zero."""
     return not rewinds(run_dir, config.resume) and finished(run_dir, config.trainer.steps) is not None

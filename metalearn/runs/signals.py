@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM and SIGINT."""
+"""Requests to stop: SIGTERM and SIGINT; and SIGUSR1 and SIGUSR2, by which Slurm says that the time is nearly over."""
 
 import logging
 import os
@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 INTERRUPTED, TERMINATED = 130, 143
 STOPPED = (INTERRUPTED, TERMINATED)
-"""Exit codes of a run that was stopped by SIGINT or SIGTERM, after saving."""
+"""Exit codes of a run that was stopped by SIGINT, or by SIGTERM or what counts as SIGTERM, after saving."""
 
 SAME_REQUEST_SECONDS = 2.0
 """A terminal signals the whole process group, and a launcher passes signals on: within this time it is one request."""
 
-_EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that announce that the job will be ended. They count as SIGTERM."""
+
+_EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED} | dict.fromkeys(PREEMPTIONS, TERMINATED)
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +43,18 @@ NEVER = Stops(lambda: False, nullcontext)
 
 
 class StopSignal:
-    """Notes the first SIGTERM or SIGINT, so that the run can save before it stops; a second one ends the process."""
+    """Notes the first request, so that the run can save before it stops; a second one ends the process.
+
+    If the first one announces the job's end, a handler that was there before gets it when the run has saved: submitit's
+    queues the job again.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         self.exit_code = 0
+        self._first: signal.Signals | None = None
         self._may_raise = False
-        self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES}
+        self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES if not _is_ignored(number)}
         received, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._waker_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -64,20 +72,28 @@ class StopSignal:
             self._may_raise = False
 
     def restore(self) -> None:
-        """Puts back the handlers that were there before."""
+        """Puts back the handlers that were there before, and passes on what announces the job's end."""
         signal.set_wakeup_fd(self._waker_before)
         self._waker.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._first in PREEMPTIONS and callable(earlier := self._before[self._first]):
+            earlier(self._first, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             return
         self.requested = True
-        self.exit_code = _EXIT_CODES[signal.Signals(number)]
-        log.info("%s: saving, then stopping; a second signal stops at once", signal.Signals(number).name)
+        self._first = signal.Signals(number)
+        self.exit_code = _EXIT_CODES[self._first]
+        log.info("%s: saving, then stopping; a second signal stops at once", self._first.name)
         if self._may_raise:
             raise Interrupted
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    """Whether the launcher of this rank deals with a signal."""
+    return number in PREEMPTIONS and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _leave_at_the_second(received: socket.socket) -> None:

@@ -70,18 +70,17 @@ def run_job(job: Job) -> int:
     state = found_in_folder(job, parts) if ranks.leads(job) else None
     if state is not None and state.result is not None:
         ranks.hand_out(job)
-        print(folder.run_report(job.run_dir, state.result))
-        return OK
-    if state is None and folder.is_finished(job.run_dir, job.config):
-        return OK
-    pause = folder.pause_of(job.run_dir, job.config.pause_after)
-    if pause:
-        print(pause)
+    done = folder.report_if_done(job.run_dir, job.config, state)
+    if done is not None and not ranks.ask_rank_zero(job):
+        if done:
+            print(done)
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
     check_unseen(seen_by(parts, state.snapshot if state else None), parts.source, "test", job.config.seen_classes)
     if ranks.to_be_started(job):
         return ranks.start_workers(job, state)
+    if done is not None and ranks.leads(job):
+        return ranks.dismiss_others(parts, done)
     if not ranks.leads(job):
         return ranks.serve(job, parts, lambda strategy: follow(job, parts, strategy))
     log_to_terminal()  # the launcher has logged what was checked above
