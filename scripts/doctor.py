@@ -22,7 +22,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from distributed.doctor import Check, Report, diagnose  # noqa: E402 (the path and the threads come first)
 from distributed.engine.launch import LaunchConfig, launch  # noqa: E402
 from metalearn.program.arguments import real, whole  # noqa: E402
-from metalearn.program.process import end_with_torchrun  # noqa: E402
+from metalearn.program.process import end_with_starter  # noqa: E402
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
     if "RANK" not in os.environ and options.workers > 1:
         command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
         return launch(command, LaunchConfig(options.workers), say=lambda text: print(text, file=sys.stderr))
-    end_with_torchrun()
+    end_with_starter()
     try:
         report = diagnose(timeout=options.timeout)
     except (RuntimeError, ConnectionError) as error:

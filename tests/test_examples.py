@@ -52,3 +52,16 @@ def test_the_notebook_and_own_images_learn_signs(tmp_path: Path) -> None:
     assert program.code == 0, program.text
     named = re.findall(r"other_pictures/(\w+)/\d\.png: (\w+) \((\d\.\d\d)\)", program.text)
     assert len(named) == 18 and sum(sign == label for sign, label, _ in named) == int(right.group(1))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_lightning_module_has_the_bits_of_a_plain_run(devices: int, tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="the package lightning is not installed; type pip install lightning")
+    length = ("trainer.steps=5", "trainer.val_every=5", "trainer.val_tasks=4", "trainer.test_tasks=8")
+    overrides = ("experiment=maml_sinusoid", *length, "trainer.meta_batch_size=20", "trainer.task_chunk=5")
+    program = str(ROOT / "examples/lightning_module.py")
+    for command in ([program, str(devices), *overrides], [str(ROOT / "train.py"), *overrides]):
+        outcome = Program([sys.executable, *command], tmp_path, {"PYTHONPATH": str(ROOT)}).wait()
+        assert outcome.code == 0, outcome.text
+    plain = tmp_path / "outputs/maml_sinusoid/seed0/checkpoints/last/params.safetensors"
+    assert (tmp_path / "params.safetensors").read_bytes() == plain.read_bytes()

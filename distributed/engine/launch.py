@@ -10,8 +10,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, MappingProxyType
-from typing import Literal, NamedTuple
+from types import FrameType
+from typing import Literal, NamedTuple, Protocol
 
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
 from distributed.engine.meeting import JOINS, TOKEN
@@ -41,7 +41,8 @@ REPLACE_SECONDS = 2.0
 ended, the other ranks of the host end in this time too."""
 
 _POLL_SECONDS = 0.05
-_LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
+LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
+"""Environment variable of a rank: the process that has started it, and with which it ends."""
 
 
 class CannotListenError(OSError):
@@ -109,20 +110,39 @@ def launch(
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
         CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
     """
-    return _Launcher(command, config, max_restarts, say).run()
+    return run_ranks(lambda: _Here(command, config), config, max_restarts=max_restarts, say=say)
+
+
+class Start(Protocol):
+    """One start of all ranks, or of those of this host."""
+
+    def rank(self, number: int, *, joins: bool = False) -> Process:
+        """Starts a rank, by its number here; `joins`: in place of one that has failed, in a world under way."""
+        ...
+
+    def has_met(self) -> bool:
+        """Whether all ranks have met."""
+        ...
+
+    def close(self) -> None:
+        """Once the ranks have ended, or have to: gives back what the start has opened."""
+        ...
+
+
+def run_ranks(
+    begin: Callable[[], Start], config: LaunchConfig, *, max_restarts: int, say: Callable[[str], None]
+) -> int:
+    """As `launch`, wherever the ranks are: `begin` begins each start of them."""
+    return _Launcher(begin, config, max_restarts, say).run()
 
 
 class _Launcher:
-    """The ranks of one host, and the signals that this process gets for them."""
+    """The ranks of one start after the other, and the signals that this process gets for them."""
 
     def __init__(
-        self,
-        command: Sequence[str] | Callable[[], int],
-        config: LaunchConfig,
-        max_restarts: int,
-        say: Callable[[str], None],
+        self, begin: Callable[[], Start], config: LaunchConfig, max_restarts: int, say: Callable[[str], None]
     ) -> None:
-        self._command, self._config, self._max_restarts, self._say = command, config, max_restarts, say
+        self._begin, self._config, self._max_restarts, self._say = begin, config, max_restarts, say
         self._names = [f"worker{config.node_rank * config.workers + i}" for i in range(config.workers)]
         self._leads = config.node_rank == 0
         self._ranks: list[Process] = []
@@ -167,32 +187,31 @@ class _Launcher:
     def _run_once(self) -> int:
         """Starts all ranks once and waits."""
         self._ranks.clear()
-        meeting = _open_meeting(self._config)
+        start = self._begin()
         try:
-            for local_rank in range(self._config.workers):
+            for number in range(self._config.workers):
                 if self._stopping:  # a signal came before this rank was started
                     return 128 + self._stopping[0]
-                self._ranks.append(_start(self._command, self._config, local_rank, meeting))
-            meeting.close_listener()  # the first rank has its own copy
+                self._ranks.append(start.rank(number))
             if self._stopping:  # a signal came while the last rank was being started
                 return 128 + self._stopping[0]
-            return self._wait(meeting)
+            return self._wait(start)
         finally:
-            meeting.close()
             _stop_ranks(self._ranks, asks=bool(self._stopping))
+            start.close()
 
-    def _wait(self, meeting: "_Meeting") -> int:
+    def _wait(self, start: Start) -> int:
         """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit
         code of the job."""
         ended: dict[Process, float] = {}
         while self._first_runs() if self._leads else self._running():
-            if self._has_failed(meeting):
+            if self._has_failed(start):
                 return self._code_of_failure()
-            if self._goes_on(meeting) and not self._stopping and not self._preemption:
-                self._replace_lost(meeting, ended)
+            if self._goes_on(start) and not self._stopping and not self._preemption:
+                self._replace_lost(start, ended)
             time.sleep(_POLL_SECONDS)
-        _wait_until(lambda: not self._running() or self._has_failed(meeting), LEAVE_SECONDS)
-        if self._has_failed(meeting):
+        _wait_until(lambda: not self._running() or self._has_failed(start), LEAVE_SECONDS)
+        if self._has_failed(start):
             return self._code_of_failure()
         if self._running():
             hanging = " and ".join(self._running())
@@ -205,31 +224,31 @@ class _Launcher:
     def _running(self) -> list[str]:
         return [name for name, process in zip(self._names, self._ranks, strict=True) if process.poll() is None]
 
-    def _goes_on(self, meeting: "_Meeting") -> bool:
+    def _goes_on(self, start: Start) -> bool:
         """Whether the world can do without any rank but the first."""
-        return self._config.goes_on and meeting.is_over()
+        return self._config.goes_on and start.has_met()
 
-    def _has_failed(self, meeting: "_Meeting") -> bool:
+    def _has_failed(self, start: Start) -> bool:
         """Whether a rank has failed without which the others cannot go on."""
-        needed = self._ranks[: int(self._leads)] if self._goes_on(meeting) else self._ranks
+        needed = self._ranks[: int(self._leads)] if self._goes_on(start) else self._ranks
         return any(process.poll() for process in needed)
 
-    def _replace_lost(self, meeting: "_Meeting", ended: dict[Process, float]) -> None:
+    def _replace_lost(self, start: Start, ended: dict[Process, float]) -> None:
         """Starts a new process for each rank that has failed, as long as restarts are left. The others go on. `ended`
         has the time at which a rank's end was seen; infinite once it is dealt with."""
         now = time.monotonic()
-        for local_rank, process in enumerate(self._ranks):
+        for number, process in enumerate(self._ranks):
             code = process.poll()
             if not code or now - ended.setdefault(process, now) < (0 if self._leads else REPLACE_SECONDS):
                 continue
             ended[process] = math.inf
-            end = f"{self._names[local_rank]} {_end_of(code)}; the others go on"
+            end = f"{self._names[number]} {_end_of(code)}; the others go on"
             if self._restarts == self._max_restarts:
                 self._say(end)
                 continue
             self._restarts += 1
             self._say(f"{end}, and a new process joins in its place (restart {self._restarts} of {self._max_restarts})")
-            self._ranks[local_rank] = _start(self._command, self._config, local_rank, meeting, {JOINS: "1"})
+            self._ranks[number] = start.rank(number, joins=True)
 
     def _code_of_failure(self) -> int:
         """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns
@@ -316,12 +335,32 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
+class _Here:
+    """A start of the ranks of this host: programs, or forks of this process."""
+
+    def __init__(self, command: Sequence[str] | Callable[[], int], config: LaunchConfig) -> None:
+        self._command, self._config = command, config
+        self._meeting = _open_meeting(config)
+
+    def rank(self, number: int, *, joins: bool = False) -> Process:
+        process = _start(self._command, self._config, number, self._meeting, {JOINS: "1"} if joins else {})
+        if number == self._config.workers - 1:
+            self._meeting.close_listener()  # the first rank has its own copy
+        return process
+
+    def has_met(self) -> bool:
+        return self._meeting.is_over()
+
+    def close(self) -> None:
+        self._meeting.close()
+
+
 def _start(
     command: Sequence[str] | Callable[[], int],
     config: LaunchConfig,
     local_rank: int,
     meeting: _Meeting,
-    variables: Mapping[str, str] = MappingProxyType({}),
+    variables: Mapping[str, str],
 ) -> Process:
     listener, network = meeting.listener, meeting.network
     inherited = {} if local_rank else {MET_FD: meeting.note}
@@ -370,7 +409,7 @@ def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting) -> di
             "LOCAL_WORLD_SIZE": str(config.workers),
             "MASTER_ADDR": config.master_addr,
             "MASTER_PORT": str(meeting.port or config.master_port),
-            _LAUNCHER: str(os.getpid()),
+            LAUNCHER: str(os.getpid()),
             NOT_ISOLATED: meeting.not_isolated,
             TOKEN: meeting.token,
         }

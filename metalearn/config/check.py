@@ -1,11 +1,13 @@
 """Checks of the keys that belong to no component: the program's own, the number of workers, the network."""
 
+import importlib.util
 import os
+import re
 import socket
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.compose import check_key, keys_of
 from metalearn.config.saved import check_checkpoint
 from metalearn.errors import ConfigError
@@ -28,6 +30,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("seed", config.seed, at_least=0)
         whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
         whole_number("launch.nnodes", config.launch.nnodes, at_least=1)
+        whole_number("launch.workers_per_host", config.launch.workers_per_host, at_least=1)
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
@@ -45,6 +48,7 @@ def check_top_level(config: DictConfig) -> None:
         raise ConfigError(
             f"launch.isolate={config.launch.isolate}: must be auto, true or false; type launch.isolate=auto"
         )
+    _check_ray(config.launch)
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
@@ -53,6 +57,34 @@ def check_top_level(config: DictConfig) -> None:
     if config.resume not in ("auto", "never"):
         check_checkpoint("resume", config.resume, published=False)
     _check_changes(config)
+
+
+def _check_ray(launch: DictConfig) -> None:
+    """Checks the keys of launch=ray, and that the package is there."""
+    ray = launch.ray
+    if ray is None:
+        return
+    if not isinstance(ray, DictConfig):
+        raise ConfigError(f"launch.ray={ray}: is a group of keys; type launch=ray")
+    try:
+        real_number("launch.ray.cpus", ray.cpus, above=0)
+        real_number("launch.ray.wait", ray.wait, above=0)
+        if ray.gpus != "auto":
+            real_number("launch.ray.gpus", ray.gpus, at_least=0)
+        true_or_false("launch.ray.spread", ray.spread)
+        true_or_false("launch.ray.grows", ray.grows)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if ray.address not in (None, "auto") and not re.fullmatch(r"[\w.-]+:\d{1,5}", str(ray.address)):
+        raise ConfigError(
+            f"launch.ray.address={ray.address}: must be HOST:PORT, auto, or null for a cluster of this host alone; "
+            "through ray://… a run cannot be started, so start it on a host of the cluster, or by ray job submit"
+        )
+    if launch.nnodes != 1 or launch.isolate is True:
+        key = "nnodes" if launch.nnodes != 1 else "isolate"
+        raise ConfigError(f"launch.{key}={launch[key]}: launch=ray places the workers itself; leave launch.{key} out")
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("launch=ray: the package ray is not installed; type pip install ray, or pip install '.[ray]'")
 
 
 def _check_changes(config: DictConfig) -> None:
@@ -81,6 +113,16 @@ def started_by_launcher() -> bool:
     return "DISTRIBUTED_LAUNCHER_PID" in os.environ
 
 
+def launcher_pid() -> int:
+    """In such a rank: the process that has started it, on this host."""
+    return int(os.environ["DISTRIBUTED_LAUNCHER_PID"])
+
+
+def computes_elsewhere(config: DictConfig) -> bool:
+    """Whether this process only has ranks started on a cluster, whose hosts may have GPUs where this one has none."""
+    return config.launch.ray is not None and not started_as_rank()
+
+
 def torchrun_id() -> str:
     """What names the world that torchrun has started, the same after a restart; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
@@ -92,7 +134,7 @@ def restarted_by_torchrun() -> bool:
 
 
 def world_size(config: DictConfig, command: str) -> int:
-    """The number of workers: as many as torchrun (or our launcher) has started, else `workers`, else 1.
+    """The number of workers: as torchrun (or our launcher) has started them, else `workers`, else those of all hosts.
 
     Args:
         config: the whole config.
@@ -111,8 +153,8 @@ def world_size(config: DictConfig, command: str) -> int:
                 f"or, without torchrun,\n  python {command}"
             )
         return int(started)
-    workers = int(workers or 1)
     launch = config.launch
+    workers = int(workers or launch.nnodes * launch.workers_per_host)
     if workers % launch.nnodes:
         raise ConfigError(
             f"workers={workers}: must be a multiple of launch.nnodes={launch.nnodes}; it counts those of all hosts; "

@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
+from metalearn.config import sagemaker
 from metalearn.errors import ConfigError
 
 
@@ -94,6 +95,7 @@ OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
 OmegaConf.register_new_resolver("trial_folder", trial_folder, replace=True)
 OmegaConf.register_new_resolver("study_folder", study_folder, replace=True)
 OmegaConf.register_new_resolver("run_group", run_group, replace=True)
+OmegaConf.register_new_resolver("sagemaker", sagemaker.value, replace=True)
 OmegaConf.register_new_resolver("slurm_port", slurm_port, replace=True)
 
 
@@ -189,8 +191,16 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     except InterpolationKeyError as error:
         raise ConfigError(f"{str(error).splitlines()[0]}; type ${{KEY}} with a key that exists, or a value") from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explained(error)) from error
+        raise own_error(error) from error
     return Composed(config, run_dir, chosen["experiment"], whole)
+
+
+def own_error(error: Exception) -> ConfigError:
+    """Hydra's error as ours; that of a `${RESOLVER:…}` of ours is ours already."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConfigError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or ConfigError(_explained(error))
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -449,7 +459,7 @@ def resolved(config: DictConfig) -> DictConfig:
     try:
         OmegaConf.resolve(copy)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error)) from error
+        raise own_error(error) from error
     return copy
 
 

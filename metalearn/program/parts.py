@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from distributed.strategies.common.work import Pieces, Plan, Work
 from metalearn.config.build import build, import_plugins
+from metalearn.config.check import computes_elsewhere
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
@@ -51,7 +52,8 @@ def assemble(job: Job) -> Parts:
         ConfigError: a value that a component refuses.
     """
     config = job.config
-    check_device(config.device, config.precision)
+    if not computes_elsewhere(config):
+        check_device(config.device, config.precision)
     import_plugins(config.plugins)
     source = build(config, "dataset")
     model = build(config, "model")

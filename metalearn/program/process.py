@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from omegaconf import DictConfig
 
-from metalearn.config.check import started_by_launcher
+from metalearn.config.check import launcher_pid, started_by_launcher
 from metalearn.program.job import Job
 
 _PR_SET_PDEATHSIG = 1
@@ -28,15 +28,18 @@ def announce(job: Job) -> None:
         print(f"{job.experiment}: starting in {job.run_dir}", file=sys.stderr, flush=True)
 
 
-def end_with_torchrun() -> None:
-    """Asks the kernel (Linux) to kill this rank when the torchrun that has started it dies, for any reason.
+def end_with_starter() -> None:
+    """Asks the kernel (Linux) to kill this rank when what has started it dies for any reason: torchrun, or an actor.
 
     It is called first of all, since importing torch takes seconds. Our own launcher does the same for its ranks.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or not (started_by_launcher() or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if started_by_launcher():
+        if os.getppid() != launcher_pid():  # it died before the line above
+            sys.exit(1)
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             socket.create_connection(store, timeout=_STORE_SECONDS).close()

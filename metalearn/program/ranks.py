@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
+from distributed.engine import on_ray
 from distributed.engine.isolation import CannotIsolateError
 from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.engine.meeting import JOINS
 from distributed.engine.stopping import StoppedByLeader, wish_to_leave
-from metalearn.config.check import on_several_hosts, started_as_rank, started_by_launcher
+from metalearn.config.check import computes_elsewhere, on_several_hosts, started_as_rank, started_by_launcher
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job
 from metalearn.program.outcome import DIVERGED, FAILED, OK, report_error
@@ -26,6 +28,9 @@ from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
 
+HANDED_ON = ("METALEARN_", "WANDB_", "MLFLOW_", "NCCL_", "PYTHONPATH")
+"""How the names of those environment variables begin that ranks on other hosts get from here."""
+
 log = logging.getLogger("metalearn")
 
 
@@ -35,8 +40,9 @@ def leads(job: Job) -> bool:
 
 
 def to_be_started(job: Job) -> bool:
-    """Whether this process only starts the ranks: several, or a single one that must be isolated."""
-    return not started_as_rank() and (job.workers > 1 or job.config.launch.isolate is True)
+    """Whether this process only starts the ranks: several, or a single one that must be isolated, or be elsewhere."""
+    alone = job.workers == 1 and job.config.launch.isolate is not True and not computes_elsewhere(job.config)
+    return not started_as_rank() and not alone
 
 
 def ask_rank_zero(job: Job) -> bool:
@@ -47,8 +53,11 @@ def ask_rank_zero(job: Job) -> bool:
 def start_workers(job: Job, state: FolderState | None) -> int:
     """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
     arguments = list(job.arguments)
-    with _refusals():
-        check_isolation(_launch_config(job))  # before the run folder is made or changed
+    with _refusals():  # before the run folder is made or changed
+        if computes_elsewhere(job.config):
+            on_ray.check(_ray_cluster(job), job.workers)
+        else:
+            check_isolation(_launch_config(job))
     if state is not None:
         with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
             if state.rewinds and state.snapshot is not None:
@@ -61,11 +70,14 @@ def start_workers(job: Job, state: FolderState | None) -> int:
 
 def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int:
     """Runs the job's program with these arguments once for each worker of the job, and waits."""
-    command: Sequence[str] | Callable[[], int] = [sys.executable, *job.program.arguments, *arguments]
-    if job.fork is not None:
-        command = partial(job.fork, arguments)
+    program = [*job.program.arguments, *arguments]
+    config = _launch_config(job)
     with _refusals():
-        return launch(command, _launch_config(job), max_restarts=max_restarts, say=log.warning)
+        if computes_elsewhere(job.config):
+            command = on_ray.Command(program, os.getcwd(), _own_variables())  # noqa: PTH109
+            return on_ray.launch(command, config, _ray_cluster(job), max_restarts=max_restarts, say=log.warning)
+        run = [sys.executable, *program] if job.fork is None else partial(job.fork, arguments)
+        return launch(run, config, max_restarts=max_restarts, say=log.warning)
 
 
 def _launch_config(job: Job) -> LaunchConfig:
@@ -74,6 +86,17 @@ def _launch_config(job: Job) -> LaunchConfig:
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
         settings.master_port, settings.interface, settings.isolate, job.config.strategy.get("max_lost", 0) != 0,
     )  # fmt: skip
+
+
+def _ray_cluster(job: Job) -> on_ray.Cluster:
+    settings, device = job.config.launch.ray, job.config.device
+    gpus = {"cpu": 0, "cuda": 1, "auto": None}[device] if settings.gpus == "auto" else settings.gpus
+    return on_ray.Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
+
+
+def _own_variables() -> dict[str, str]:
+    """The environment variables that ranks on other hosts get from here."""
+    return {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
 
 
 @contextmanager
@@ -87,6 +110,20 @@ def _refusals() -> Iterator[None]:
         ) from error
     except CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
+    except on_ray.NoClusterError as error:
+        raise ConfigError(
+            f"launch=ray: no Ray cluster answers: {error}; start one by ray start --head, and type "
+            "launch.ray.address=HOST:6379; or leave launch.ray.address out for a cluster of this host alone"
+        ) from error
+    except on_ray.NoRoomError as error:
+        raise ConfigError(
+            f"launch=ray: {error}; type fewer workers, less of launch.ray.cpus or launch.ray.gpus, or, for a cluster "
+            "that starts hosts on demand, launch.ray.grows=true"
+        ) from error
+    except on_ray.BusyError as error:
+        raise RunError(f"launch=ray: {error}; try again later, or type a longer launch.ray.wait") from error
+    except on_ray.MissingError as error:
+        raise ConfigError(f"launch=ray: {error}; every host needs the program, and a folder that all share") from error
 
 
 def lead(job: Job, parts: Parts, state: FolderState) -> int:
@@ -151,8 +188,20 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
     except DivergedError as error:
         folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
         raise
+    hand_out(job)
     print(folder.run_report(job.run_dir, result))
     return OK
+
+
+def hand_out(job: Job) -> None:
+    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    target = job.config.launch.model
+    if target is not None and not job.in_sweep:
+        folder.copy_best(job.run_dir, Path(target))
 
 
 def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:

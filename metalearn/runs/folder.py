@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -145,6 +147,42 @@ def _is_reportable(result: dict[str, Any]) -> bool:
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """Writes result.json, whole or not at all."""
     write_atomically(run_dir / "result.json", json.dumps(jsonable(result), indent=2, allow_nan=False) + "\n")
+
+
+def check_copy(target: str | None) -> None:
+    """Raises ConfigError where `copy_best` would replace what it has not written itself."""
+    if target is not None and Path(target).exists() and not _is_replaceable(Path(target)):
+        raise ConfigError(f"launch.model={target}: is there already, and no copy of a checkpoint; type another folder")
+
+
+def _is_replaceable(target: Path) -> bool:
+    """Whether a folder is empty, or a copy: a checkpoint with a result, which neither a run nor its checkpoints are."""
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return {"manifest.json", "result.json"} <= {entry.name for entry in target.iterdir()} or not any(target.iterdir())
+
+
+def copy_best(run_dir: Path, target: Path) -> None:
+    """Copies the best checkpoint of a completed run, and its result.json, into the folder `target`: whole, or not at
+    all. An earlier copy is replaced.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copytree(run_dir / "checkpoints/best", fresh)
+        shutil.copy2(run_dir / "result.json", fresh)
+        if target.exists():
+            shutil.rmtree(target)
+        fresh.replace(target)
+    except OSError as error:  # of which shutil's is a kind
+        raise RunError(
+            f"launch.model={target}: cannot be written ({error.strerror or error}); the run itself is complete. Make "
+            "room, and type the same command"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def pause_of(run_dir: Path, pause_after: int | None) -> str:

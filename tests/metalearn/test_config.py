@@ -45,6 +45,7 @@ def nothing_left_over() -> Iterator[None]:
     """Clears Hydra's global state before a test; after it, the environment and the log that `train` has set up."""
     GlobalHydra.instance().clear()
     before = dict(os.environ)
+    os.environ |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}  # for launch=sagemaker
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -54,8 +55,8 @@ def nothing_left_over() -> Iterator[None]:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=["=".join(pair) for pair in OPTIONS])
 def test_every_yaml_composes_and_builds(group: str, option: str) -> None:
-    if option in ("mlflow", "wandb") and importlib.util.find_spec(option) is None:
-        pytest.skip(f"the package {option} is not installed; tests/test_loggers.py has the message")
+    if option in ("mlflow", "wandb", "ray") and importlib.util.find_spec(option) is None:
+        pytest.skip(f"the package {option} is not installed; tests/test_loggers.py and test_ray.py have the message")
     overrides = [*SUITABLE.get((group, option), []), f"{group}={option}"]
     composed = configs.compose_config(overrides)
     check.check_top_level(composed.config)

@@ -26,7 +26,7 @@ from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.program.job import Program, installed
 from metalearn.program.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe
-from metalearn.program.process import end_with_torchrun, set_up_process
+from metalearn.program.process import end_with_starter, set_up_process
 from metalearn.runs.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PLACES = (
 
 def main(arguments: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
-    end_with_torchrun()
+    end_with_starter()
     if not arguments or {"-h", "--help"} & set(arguments):
         print_to_pipe(str(__doc__))
         return OK if arguments else BAD_CONFIG

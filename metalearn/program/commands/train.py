@@ -11,7 +11,7 @@ from metalearn.config.help import help_text
 from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
-from metalearn.program.process import announce, end_with_torchrun, importing, set_up_process, set_up_torch
+from metalearn.program.process import announce, end_with_starter, importing, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
 from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
 from metalearn.runs.signals import INTERRUPTED
@@ -19,7 +19,7 @@ from metalearn.runs.signals import INTERRUPTED
 
 def main(argv: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
-    end_with_torchrun()
+    end_with_starter()
     try:
         return exit_code_of(lambda: run_command(argv, program or installed()))
     except KeyboardInterrupt:
@@ -65,7 +65,11 @@ def run_job(job: Job) -> int:
     set_up_torch(job.config)
     parts = assemble(job)
     log_to_terminal(logging.ERROR if started_by_launcher() or not ranks.leads(job) else logging.INFO)
+    if ranks.leads(job):
+        folder.check_copy(job.config.launch.model)
     state = found_in_folder(job, parts) if ranks.leads(job) else None
+    if state is not None and state.result is not None:
+        ranks.hand_out(job)
     done = folder.report_if_done(job.run_dir, job.config, state)
     if done is not None and not ranks.ask_rank_zero(job):
         if done:
