@@ -4,7 +4,7 @@ import sys
 
 import lightning
 from safetensors.torch import save_file
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from metalearn.config.compose import compose_config
@@ -29,8 +29,8 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
     def params(self) -> dict[str, Tensor]:
         return dict(zip(self.parts.start, self.weights, strict=True))
 
-    def configure_optimizers(self) -> optim.Optimizer:
-        return self.parts.outer.start(self.params())
+    def configure_optimizers(self) -> None:
+        self.outer = self.parts.outer.start(self.params())
 
     def training_step(self, chunks: list[Tensor], done: int) -> None:
         devices, rate = self.trainer.world_size, self.parts.outer.rate(done + 1, self.parts.settings.steps)
@@ -39,7 +39,7 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
         grads = [{n: g.reshape(devices, *fixed[n].shape) for n, g in part.items()} for part in self.all_gather(own)]
         in_order = [{n: g[device] for n, g in part.items()} for part in grads for device in range(devices)]
         gradient = self.parts.reduce(in_order, [len(tasks) for tasks in chunks])
-        update(Learner(self.params(), self.optimizers().optimizer), gradient, rate)
+        update(Learner(self.params(), self.outer), gradient, rate)
 
     def validation_step(self, tasks: Tensor) -> None:
         values = self.compute.evaluate(self.params(), "val", tasks)

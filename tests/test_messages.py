@@ -86,7 +86,7 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "--config-path=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
     (training, "launch.nnodes=2 workers=3", "it counts those of all hosts; type workers=4"),
     (training, "model=module model.network._target_=nowhere.Net", "No module named 'nowhere'"),
-    (training, "model=torchvision model.weights=file", "model.weights=file: cannot be read (UnpicklingError: Weights"),
+    (training, "model=torchvision model.weights=file", "model.weights=file: cannot be read (Weights"),
     (evaluating, "checkpoint=run", "checkpoint=run: is the folder of a run; type checkpoint=run/checkpoints/best"),
     (evaluating, f"checkpoint={LONG}", "must be the folder of a checkpoint; type checkpoint="),
     (evaluating, "output=run", "and its result.json would be lost; type output=run/mine"),

@@ -98,7 +98,7 @@ def _read(path: str) -> dict[str, Tensor]:
             _refuse_compressed(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
-        reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])
+        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ValueError(
             f"weights={path}: cannot be read ({reason}); type the path of a state dict that torch.save or safetensors "
             "has saved"
