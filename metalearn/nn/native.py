@@ -59,8 +59,7 @@ class CALL(ctypes.Structure):
     _fields_ = [
         *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step")),
         *((name, Address) for name in (
-            "parameters", "x", "labels", "targets", "cotangent", "direction", "loss", "score", "last", "gradient",
-            "kept", "product",
+            "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
         )),
     ]  # fmt: skip
 

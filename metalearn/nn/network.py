@@ -111,7 +111,7 @@ class _Tasks:
         """Raises ValueError if samples, targets and parameters do not fit."""
         self.shaped, self.known, self.twice = shaped, 0 if support_x is None else support_x.shape[1], twice
         self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
-        self.y = y.contiguous()
+        self.y = (y if y.is_floating_point() else y.long()).contiguous()
         if (self.x.dtype, self.x.device) != (row.dtype, row.device):
             raise ValueError(
                 f"inputs {self.x.dtype} on {self.x.device}: must be as the parameters, {row.dtype} on {row.device}"
@@ -124,6 +124,8 @@ class _Tasks:
     def _check(self, row: Tensor) -> None:
         """Raises ValueError if kernels would read beyond their memory."""
         tasks, samples, outputs = *self.x.shape[:2], self._plan.outputs
+        if (self.known or samples) * self._plan.fewest_pixels == 1:
+            raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
         numbers = self.y.is_floating_point()
         wanted = (tasks, samples - self.known, *((outputs,) if numbers else ()))
         if self.y.shape != wanted or row.shape != (tasks, self.shaped.layout.size):

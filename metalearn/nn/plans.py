@@ -33,13 +33,14 @@ class Value(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A network for one shape of inputs: what computes it, how many numbers a task keeps for its product, and the
-    channels of the last value."""
+    """A network for one shape of inputs: what computes it, how many numbers a task keeps for its product, the channels
+    of the last value, and the pixels of the smallest image that a norm takes; 0: there is no norm."""
 
     kernels: Kernels
     address: int
     kept: int
     outputs: int
+    fewest_pixels: int
 
 
 class _Compiler:
@@ -140,4 +141,5 @@ class Shaped:
         last = compiler.add(self.layers, Value(0, image[1], image[2], image[0], image[0]))
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
         address = kernels.plan(layers, image, self.layout.size, samples)
-        return Plan(kernels, address, kernels.kept_size(address), last.used)
+        pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == compiler.NORM]
+        return Plan(kernels, address, kernels.kept_size(address), last.used, int(min(pixels, default=0)))

@@ -1,6 +1,7 @@
 """The compiled network: the same numbers as its layers one by one, task by task, and nothing beyond its memory."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -235,7 +236,30 @@ def test_what_does_not_fit_is_refused() -> None:
         "must be as the parameters": (x.float(), y),
         "do not fit kernels conv1.weight of 1 channels": (x.repeat(1, 1, 2, 1, 1), y),
         "must be \\[3, 6, 5\\]": (x, y.double()),
+        "must be \\[3, 0\\]": (x[:, :0], y),
     }
     for message, (inputs, targets) in wrong.items():
         with pytest.raises(ValueError, match=message):
             network.metrics(packed, inputs, targets)
+
+
+def test_a_norm_of_a_single_number_is_refused() -> None:
+    model = conv4(ways=WAYS, channels=1, image_size=12, filters=4)  # its last images have one pixel
+    network, theta = network_of(model), start(model)
+    x, y = torch.rand(TASKS, 1, 1, 12, 12, dtype=torch.float64), torch.zeros(TASKS, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="a single number has no variance"):
+        network.metrics(network.pack(theta, TASKS), x, y)
+    assert network.metrics(network.pack(theta, TASKS), x.repeat(1, 2, 1, 1, 1), y.repeat(1, 2))["loss"].isfinite().all()
+
+
+def test_calls_from_many_threads_do_not_disturb_each_other() -> None:
+    model, (x, y) = SMALL.model(), images(SMALL, 7)
+    network = network_of(model)
+    packed = network.pack(start(model), TASKS)
+
+    def gradient(_: int) -> Tensor:
+        return next(iter(network.gradient(packed, x, y).values()))
+
+    with ThreadPoolExecutor(8) as threads:
+        first, *others = threads.map(gradient, range(24))
+    assert all(torch.equal(first, other) for other in others)

@@ -3,6 +3,7 @@
  * The Hessian-vector product follows Pearlmutter 1994: every number of the gradient's computation gets a tangent, its
  * derivative along the direction. */
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <tgmath.h>
@@ -130,7 +131,7 @@ struct task {
     const struct call *call;
     const REAL *parameters, *x, *direction;
     const int64_t *labels;
-    const REAL *targets, *cotangent;
+    const REAL *targets;
     REAL *kept, *scratch, *kernels, *work;
 };
 
@@ -571,31 +572,53 @@ static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
 
 struct job { const struct plan *plan; const struct call *call; };
 
-/* This thread's memory for a task; it grows as needed, and stays. */
-static REAL *scratch_of(const struct plan *p) {
-    static _Thread_local REAL *memory = NULL;
-    static _Thread_local int64_t size = 0;
-    if (size < p->scratch + 64) {
-        free(memory);
-        size = p->scratch + 64;
-        memory = aligned_alloc(4096, (size * sizeof(REAL) + 4095) / 4096 * 4096);
-        if (!memory) abort();
-    }
-    return memory;
+/* Memory for a task. What no task uses waits here for the next one: there are as many as there were tasks at once. */
+struct scratch { struct scratch *next; int64_t size; REAL *numbers; };
+
+static struct scratch *unused = NULL;
+static char unused_is_locked = 0;
+
+static void lock_unused(void) {
+    while (__atomic_test_and_set(&unused_is_locked, __ATOMIC_ACQUIRE)) {}
 }
 
-static struct task task_of(const struct job *j, int64_t number) {
+static void unlock_unused(void) { __atomic_clear(&unused_is_locked, __ATOMIC_RELEASE); }
+
+static struct scratch *take_scratch(int64_t size) {
+    lock_unused();
+    struct scratch *s = unused;
+    if (s) unused = s->next;
+    unlock_unused();
+    if (!s) s = calloc(1, sizeof *s);
+    if (s && s->size < size) {
+        free(s->numbers);
+        s->size = size;
+        s->numbers = aligned_alloc(4096, (size * sizeof(REAL) + 4095) / 4096 * 4096);
+    }
+    if (!s || !s->numbers) {
+        fprintf(stderr, "the compiled network: there is no memory for %lld numbers\n", (long long)size);
+        abort();
+    }
+    return s;
+}
+
+static void give_back(struct scratch *s) {
+    lock_unused();
+    s->next = unused;
+    unused = s;
+    unlock_unused();
+}
+
+static struct task task_of(const struct job *j, int64_t number, REAL *scratch) {
     const struct plan *p = j->plan;
     const struct call *c = j->call;
-    REAL *scratch = scratch_of(p);
-    int64_t counted = p->samples - c->known, last = p->places[p->count].size;
+    int64_t counted = p->samples - c->known;
     return (struct task){
         .plan = p, .call = c, .parameters = c->parameters + number * c->parameters_step,
         .x = c->x + number * p->samples * p->inputs,
         .direction = c->direction ? c->direction + number * p->parameters : NULL,
         .labels = c->labels ? c->labels + number * counted : NULL,
         .targets = c->targets ? c->targets + number * counted * c->outputs : NULL,
-        .cotangent = c->cotangent ? c->cotangent + number * last : NULL,
         .kept = c->kept ? c->kept + number * p->kept : scratch, .scratch = scratch + p->kept,
         .kernels = scratch + p->kernels, .work = scratch + p->work,
     };
@@ -603,23 +626,23 @@ static struct task task_of(const struct job *j, int64_t number) {
 
 static void loss_unit(const void *job, int64_t number) {
     const struct job *j = job;
-    const struct task t = task_of(j, number);
-    const struct call *c = j->call;
-    int64_t last = j->plan->places[j->plan->count].size;
+    struct scratch *scratch = take_scratch(j->plan->scratch);
+    const struct task t = task_of(j, number, scratch->numbers);
     forward(&t);
-    if (c->last) memcpy(c->last + number * last, value_of(&t, j->plan->count), last * sizeof(REAL));
-    if (c->loss) evaluate(&t, number);
-    else if (t.cotangent) memcpy(gradient_of(&t, j->plan->count), t.cotangent, last * sizeof(REAL));
-    if (c->gradient) backward(&t, c->gradient + number * j->plan->parameters);
+    evaluate(&t, number);
+    if (j->call->gradient) backward(&t, j->call->gradient + number * j->plan->parameters);
+    give_back(scratch);
 }
 
 static void product_unit(const void *job, int64_t number) {
     const struct job *j = job;
-    const struct task t = task_of(j, number);
+    struct scratch *scratch = take_scratch(j->plan->scratch);
+    const struct task t = task_of(j, number, scratch->numbers);
     REAL *product = j->call->product + number * j->plan->parameters;
     forward_tangents(&t, product);
     evaluate_change(&t);
     backward_tangents(&t, product, t.kernels);
+    give_back(scratch);
 }
 
 void network_loss(const struct plan *plan, const struct call *call, int64_t threads) {

@@ -18,16 +18,16 @@ struct layer {
     double slope, epsilon;
 };
 
-/* What is computed. Outputs that are NULL are not written. The first `known` samples of a task only give the
+/* What is computed. `gradient` and `kept` may be NULL. The first `known` samples of a task only give the
  * statistics of norms, and do not count in its loss; 0: all samples do both. With labels, the loss is the mean
  * cross-entropy over the first `outputs` channels of the last value, and the score the accuracy. With targets, the loss
- * is the mean squared error, and so is the score. With neither, the gradient is that of ⟨cotangent, last value⟩. */
+ * is the mean squared error, and so is the score. */
 struct call {
     int64_t tasks, known, outputs, parameters_step;
     const REAL *parameters, *x;
     const int64_t *labels;
-    const REAL *targets, *cotangent, *direction;
-    REAL *loss, *score, *last, *gradient, *kept, *product;
+    const REAL *targets, *direction;
+    REAL *loss, *score, *gradient, *kept, *product;
 };
 
 struct plan;
