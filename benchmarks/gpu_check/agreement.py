@@ -4,8 +4,9 @@ What is compared with is computed on the CPU in float64. An error is the largest
 largest entry of its tensor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,10 +28,11 @@ from metalearn.nn.layers import (
 )
 from metalearn.training.chunks import chunk_functions
 
-ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""The allowed error. Products in TF32, which `precision=float32` must not use, have larger ones in the layers."""
-
 LAYERS_ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""The allowed errors. Products in TF32 or bfloat16, which `precision=float32` must not use, have larger ones."""
+
+ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Those of meta-gradients, in which rounding adds up."""
 
 TASKS, SAMPLES, CHANNELS, SIZE = 2, 6, 8, 14
 IMAGES = (TASKS, SAMPLES, CHANNELS, SIZE, SIZE)
@@ -40,7 +42,7 @@ class Case(NamedTuple):
     """Layers on images, with the shapes of their parameters; `known` samples give the statistics of norms (0: all)."""
 
     layers: tuple[Layer, ...]
-    shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 (it is not changed)
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     known: int = 0
 
 

@@ -1,7 +1,7 @@
 """Every algorithm on a small network and small tasks, made without a config: the machine may have no Hydra."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.ways import SEED, character_source
 from metalearn.algorithms.anil import anil
@@ -31,7 +31,7 @@ ACTIVATION = "softplus"
 CHARACTERS = 20
 """The classes of the samples that some algorithms are trained on."""
 
-DESCENT = {"inner_lr": 0.1, "inner_steps": 2, "eval_steps": 2}
+DESCENT: dict[str, Any] = {"inner_lr": 0.1, "inner_steps": 2, "eval_steps": 2}
 
 ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "maml": lambda model: maml(model=model, **DESCENT),
