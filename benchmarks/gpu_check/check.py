@@ -1,5 +1,6 @@
 """Runs the parts, each in a process of its own, so that none of them can spoil another; and writes the table."""
 
+import importlib
 import json
 import os
 import signal
@@ -7,43 +8,54 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.gpu_check.agreement import gradients, layers
 from benchmarks.gpu_check.rows import FAILED, Row, last_lines
-from benchmarks.gpu_check.speed import machine, speed
-from benchmarks.gpu_check.training import algorithms, recipe
-from benchmarks.gpu_check.worlds import worlds
 from metalearn.nn.precision import compute_with
 
 
 class Part(NamedTuple):
-    """A part of the check: the function that gives its rows, and its time limit in seconds."""
+    """A part of the check: the module whose function of the part's name gives its rows, and its limit in seconds."""
 
-    rows: Callable[..., Iterator[Row]]
+    module: str
     limit: float
 
 
 PARTS = {
-    "machine": Part(machine, 30),
-    "layers": Part(layers, 40),
-    "gradients": Part(gradients, 80),
-    "algorithms": Part(algorithms, 90),
-    "speed": Part(speed, 70),
-    "recipe": Part(recipe, 70),
-    "worlds": Part(worlds, 90),
+    "machine": Part("machine", 30),
+    "layers": Part("agreement", 40),
+    "gradients": Part("agreement", 80),
+    "algorithms": Part("training", 90),
+    "speed": Part("speed", 70),
+    "recipe": Part("training", 70),
+    "worlds": Part("worlds", 90),
 }
 """All limits together are less than eight minutes."""
 
+PACKAGES = {"hydra": "hydra-core"}
+"""The packages of modules that have another name."""
+
+
+def rows_in(part: str, device: str, *, short: bool) -> Iterator[Row]:
+    """The rows of a part, computed in this process. A missing package ends the part in a failed row."""
+    compute_with("float32")
+    try:
+        module = importlib.import_module(f"benchmarks.gpu_check.{PARTS[part].module}")
+    except ModuleNotFoundError as error:
+        package = PACKAGES.get(error.name or "", error.name)
+        missing = f"needs {error.name}, which is not installed; type pip install {package}"
+        yield Row(part, "the whole part", FAILED, 0.0, {}, missing)
+    else:
+        yield from getattr(module, part)(device, short=short)
+
 
 def write_rows(part: str, device: str, path: Path, *, short: bool) -> None:
-    """Runs a part in this process; writes every row to `path` as soon as it is there."""
-    compute_with("float32")
+    """Writes the rows of a part to `path`, each as soon as it is there."""
     with path.open("w") as file:
-        for row in PARTS[part].rows(device, short=short):
+        for row in rows_in(part, device, short=short):
             print(json.dumps(row._asdict()), file=file, flush=True)
 
 
