@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu_check.agreement import layers
 from benchmarks.gpu_check.check import PARTS, report, rows_in, rows_of
-from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES
+from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
 from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, Row, at_most, row_of
+from benchmarks.gpu_check.training import GROWTH, growth
+from benchmarks.gpu_check.worlds import worlds
 from metalearn.nn.precision import compute_with
 from tests.runs import ROOT
 
@@ -46,16 +49,11 @@ def test_a_part_passes_on_the_cpu(part: str) -> None:
 
 def test_every_algorithm_is_checked() -> None:
     assert set(ALGORITHMS) == {path.stem for path in ROOT.glob("conf/algorithm/*.yaml")}
-    for name, make in ALGORITHMS.items():
-        from benchmarks.gpu_check.learners import training_of
-
-        assert (training_of(name).algorithm.trained_on == "samples") == (name in ON_SAMPLES), make
+    assert {name for name in ALGORITHMS if training_of(name).algorithm.trained_on == "samples"} == set(ON_SAMPLES)
 
 
 def test_rounded_products_are_wrong_layers() -> None:
     """TF32, which a GPU may use unasked, rounds operands to ten bits; bfloat16 rounds them to seven."""
-    from benchmarks.gpu_check.agreement import layers
-
     compute_with("bf16")
     failed = [row.name for row in layers("cpu", short=True) if row.state == FAILED]
     assert "convolution 3×3, float32" in failed
@@ -63,10 +61,8 @@ def test_rounded_products_are_wrong_layers() -> None:
 
 
 def test_memory_that_grows_fails() -> None:
-    from benchmarks.gpu_check.training import GROWTH, _growth
-
-    assert row_of("recipe", "memory", lambda: _growth(10, 10 + GROWTH)).state == PASSED
-    assert row_of("recipe", "memory", lambda: _growth(10, 11 + GROWTH)).state == FAILED
+    assert row_of("recipe", "memory", lambda: growth(10, 10 + GROWTH)).state == PASSED
+    assert row_of("recipe", "memory", lambda: growth(10, 11 + GROWTH)).state == FAILED
 
 
 def test_a_value_that_is_no_number_is_too_large() -> None:
@@ -115,15 +111,13 @@ def test_without_omegaconf_layers_and_gradients_are_compared() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
-    from benchmarks.gpu_check.worlds import worlds
-
     done = gpu_check("--output", str(tmp_path / "results"))
     assert (done.returncode, done.stdout) == (2, "") and "type --device cpu --short" in done.stderr
     assert not (tmp_path / "results").exists()
     rows = [row for row in worlds("cuda", short=True) if "local" not in row.name]
     assert {(row.name.split()[1], row.state, row.error) for row in rows} == {
-        ("1", LEFT_OUT, "needs 1 GPUs; there is 0"),
-        ("2", LEFT_OUT, "needs 2 GPUs; there is 0"),
+        ("1", LEFT_OUT, "needs a GPU for each worker; workers: 1, GPUs: 0"),
+        ("2", LEFT_OUT, "needs a GPU for each worker; workers: 2, GPUs: 0"),
     }
 
 
@@ -158,7 +152,7 @@ def test_all_parts_pass_on_the_cpu(tmp_path: Path) -> None:
 def test_the_page_has_a_table_for_each_part() -> None:
     rows = [
         Row("layers", "linear", PASSED, 1.0, {"error": 1.25e-7}),
-        Row("worlds", "ddp, 2 workers", LEFT_OUT, 0.0, {}, "needs 2 GPUs; there is 1"),
+        Row("worlds", "ddp, 2 workers", LEFT_OUT, 0.0, {}, "needs 2 GPUs"),
         Row("layers", "mean", FAILED, 2.0, {}, "two\nlines"),
     ]
     page = "\n".join(report(rows, "cuda", short=False))
@@ -166,4 +160,4 @@ def test_the_page_has_a_table_for_each_part() -> None:
     assert (
         "| what | result | seconds | error |\n| --- | --- | --- | --- |\n| linear | passed | 1.0 | 1.25e-07 |" in page
     )
-    assert "| ddp, 2 workers | left out: needs 2 GPUs; there is 1 | 0.0 |" in page
+    assert "| ddp, 2 workers | left out: needs 2 GPUs | 0.0 |" in page

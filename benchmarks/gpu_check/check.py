@@ -78,7 +78,7 @@ def rows_of(part: str, command: Sequence[str], limit: float) -> list[Row]:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         rows = [Row(**json.loads(line)) for line in lines if line.endswith("\n")]
         if error:
-            error = last_lines(f"{said.read_text()}\n{error}")
+            error = last_lines(f"{said.read_text().rstrip()}\n{error}")
             rows.append(Row(part, "the whole part", FAILED, time.perf_counter() - began, {}, error))
     return rows
 

@@ -66,7 +66,7 @@ def recipe(device: str, *, short: bool) -> Iterator[Row]:
     held: list[dict[str, int]] = []
     yield row_of("recipe", f"{steps} steps", partial(_recipe_steps, device, steps, batch, held))
     for what in held[0] if held else ():
-        yield row_of("recipe", f"memory of the {what}", partial(_growth, held[0][what], held[-1][what]))
+        yield row_of("recipe", f"memory of the {what}", partial(growth, held[0][what], held[-1][what]))
 
 
 def _recipe_steps(device: str, steps: int, batch: int, held: list[dict[str, int]]) -> dict[str, Any]:
@@ -106,6 +106,11 @@ def _held(device: str) -> dict[str, int]:
     return held | ({"GPU": torch.cuda.memory_allocated()} if device == "cuda" else {})
 
 
-def _growth(early: int, late: int) -> dict[str, Any]:
+def growth(early: int, late: int) -> dict[str, Any]:
+    """The figures of a memory that had so many bytes.
+
+    Raises:
+        WrongError: it has grown by more than `GROWTH`.
+    """
     grown = at_most("bytes by which it grows", late - early, GROWTH)
     return {"MiB after a tenth": early / 2**20, "MiB at the end": late / 2**20, "MiB grown": grown / 2**20}

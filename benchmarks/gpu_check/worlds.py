@@ -41,7 +41,7 @@ def worlds(device: str, *, short: bool) -> Iterator[Row]:
 def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps: int) -> dict[str, Any]:
     gpus = torch.cuda.device_count() if device == "cuda" else workers
     if gpus < workers:
-        raise LeftOutError(f"needs {workers} GPUs; there is {gpus}")
+        raise LeftOutError(f"needs a GPU for each worker; workers: {workers}, GPUs: {gpus}")
     _trained(folder, strategy, workers, device, steps)
     ours, exact = (load_file(_params(folder, *world)) for world in ((strategy, workers), ("local", 1)))
     names = sorted(exact)
