@@ -145,8 +145,9 @@ def test_all_parts_pass_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = results(tmp_path)
     assert {row["part"] for row in found["rows"]} == set(PARTS) == set(found["parts"])
-    worlds = {row["name"]: row["figures"] for row in found["rows"] if row["part"] == "worlds"}
-    assert [worlds[name]["equal bits"] for name in ("rpc, 2 workers", "ddp, 2 workers")] == ["yes", "yes"]
+    figures = {row["name"]: row["figures"] for row in found["rows"] if row["part"] == "worlds"}
+    for name, backend in (("rpc, 2 workers", "remote calls"), ("ddp, 2 workers", "gloo")):
+        assert figures[name] == {"parameters part by": 0.0, "equal bits": "yes", "backend": backend}
 
 
 def test_the_page_has_a_table_for_each_part() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ def worlds(device: str, *, short: bool) -> Iterator[Row]:
     steps = 2 if short else STEPS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        yield row_of("worlds", "local, 1 worker", partial(_trained, folder, "local", 1, device, steps))
+        yield row_of("worlds", "local, 1 worker", partial(_local, folder, device, steps))
         for strategy in ("rpc", "ddp"):
             for workers in (1, 2):
                 work = partial(_beside_local, folder, strategy, workers, device, steps)
@@ -42,15 +43,38 @@ def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps:
     gpus = torch.cuda.device_count() if device == "cuda" else workers
     if gpus < workers:
         raise LeftOutError(f"needs a GPU for each worker; workers: {workers}, GPUs: {gpus}")
-    _trained(folder, strategy, workers, device, steps)
+    said = _train(folder, strategy, workers, device, steps)
     ours, exact = (load_file(_params(folder, *world)) for world in ((strategy, workers), ("local", 1)))
     names = sorted(exact)
     parted = error_of_all([ours[name] for name in names], [exact[name] for name in names])
     equal = all(ours[name].equal(exact[name]) for name in names)
-    return {"parameters part by": at_most("parameters part by", parted, PARTED), "equal bits": "yes" if equal else "no"}
+    return {
+        "parameters part by": at_most("parameters part by", parted, PARTED),
+        "equal bits": "yes" if equal else "no",
+        "backend": _backend(said, device) if strategy == "ddp" else "remote calls",
+    }
 
 
-def _trained(folder: Path, strategy: str, workers: int, device: str, steps: int) -> dict[str, Any]:
+def _backend(said: str, device: str) -> str:
+    """The backend of the process group, as the run's log has it."""
+    found = re.search(r"(\w+) over \d+ ranks", said)
+    name, wanted = found[1] if found else "none", {"cuda": "nccl", "cpu": "gloo"}[device]
+    if name != wanted:
+        raise WrongError(f"the backend is {name}, and must be {wanted}")
+    return name
+
+
+def _local(folder: Path, device: str, steps: int) -> dict[str, Any]:
+    _train(folder, "local", 1, device, steps)
+    return {}
+
+
+def _train(folder: Path, strategy: str, workers: int, device: str, steps: int) -> str:
+    """Runs train.py; returns what it says.
+
+    Raises:
+        WrongError: Hydra is not installed, or the run has failed.
+    """
     if importlib.util.find_spec("hydra") is None:
         raise WrongError("train.py needs Hydra, which is not installed; type pip install hydra-core")
     command = [
@@ -61,7 +85,7 @@ def _trained(folder: Path, strategy: str, workers: int, device: str, steps: int)
     done = subprocess.run(command, cwd=folder, env=outside, capture_output=True, text=True, check=False, timeout=LIMIT)
     if done.returncode:
         raise WrongError(f"{' '.join(command)}\nexit code {done.returncode}\n{last_lines(done.stdout + done.stderr)}")
-    return {"steps": steps}
+    return done.stdout + done.stderr
 
 
 def _params(folder: Path, strategy: str, workers: int) -> Path:
