@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.agreement import error_of_all
+from benchmarks.gpu_check.agreement import ALLOWED, error_of_all
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
 from benchmarks.gpu_check.rows import Row, at_most, row_of
 from benchmarks.machine import finish
@@ -22,8 +22,8 @@ from metalearn.training.loop import Learner, figures
 
 STEPS = 20
 
-PARTED = 1e-6
-"""The allowed difference of the float64 parameters from those of the CPU after all steps; see `agreement.ALLOWED`."""
+PARTED = ALLOWED[torch.float64]
+"""The allowed difference of the float64 parameters from those of the CPU after all steps."""
 
 RECIPE = "5w1s"
 """5-way 1-shot MAML on 32 tasks a step, Finn et al. 2017 (arXiv 1703.03400), appendix A.1."""
@@ -65,20 +65,15 @@ def recipe(device: str, *, short: bool) -> Iterator[Row]:
     steps, batch = (10, 2) if short else (RECIPE_STEPS, 32)
     held: list[dict[str, int]] = []
     yield row_of("recipe", f"{steps} steps", partial(_recipe_steps, device, steps, batch, held))
-    for what in held[0] if held else ():
-        yield row_of("recipe", f"memory of the {what}", partial(growth, held[0][what], held[-1][what]))
+    if len(held) == 2:  # all steps are done
+        for what, early in held[0].items():
+            yield row_of("recipe", f"memory of the {what}", partial(growth, early, held[1][what]))
 
 
 def _recipe_steps(device: str, steps: int, batch: int, held: list[dict[str, int]]) -> dict[str, Any]:
     (chosen,) = (one._replace(tasks=batch) for one in RECIPES if one.name == RECIPE)
-    where = torch.device(device)
-    run, learner = run_of(
-        algorithm_of(chosen, PLAIN[chosen.kind]),
-        train_tasks(episodes_of(chosen)),
-        batch,
-        chunk_of(chosen, where),
-        where,
-    )
+    algorithm, where = algorithm_of(chosen, PLAIN[chosen.kind]), torch.device(device)
+    run, learner = run_of(algorithm, train_tasks(episodes_of(chosen)), batch, chunk_of(chosen, where), where)
     rows, seconds = [], []
     for step in range(1, steps + 1):
         began = time.perf_counter()
