@@ -1,0 +1,139 @@
+"""Runs the parts, each in a process of its own, so that none of them can spoil another; and writes the table."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.gpu_check.rows import FAILED, Row, last_lines
+from metalearn.nn.precision import compute_with
+
+
+class Part(NamedTuple):
+    """A part of the check: the module whose function of the part's name gives its rows, and its limit in seconds."""
+
+    module: str
+    limit: float
+
+
+PARTS = {
+    "machine": Part("machine", 30),
+    "layers": Part("agreement", 40),
+    "gradients": Part("agreement", 80),
+    "algorithms": Part("training", 90),
+    "speed": Part("speed", 70),
+    "recipe": Part("training", 70),
+    "worlds": Part("worlds", 90),
+}
+"""All limits together are less than eight minutes."""
+
+PACKAGES = {"hydra": "hydra-core"}
+"""The packages of modules that have another name."""
+
+
+def rows_in(part: str, device: str, *, short: bool) -> Iterator[Row]:
+    """The rows of a part, computed in this process. A missing package ends the part in a failed row."""
+    compute_with("float32")
+    try:
+        module = importlib.import_module(f"benchmarks.gpu_check.{PARTS[part].module}")
+    except ModuleNotFoundError as error:
+        package = PACKAGES.get(error.name or "", error.name)
+        missing = f"needs {error.name}, which is not installed; type pip install {package}"
+        yield Row(part, "the whole part", FAILED, 0.0, {}, missing)
+    else:
+        yield from getattr(module, part)(device, short=short)
+
+
+def write_rows(part: str, device: str, path: Path, *, short: bool) -> None:
+    """Writes the rows of a part to `path`, each as soon as it is there."""
+    with path.open("w") as file:
+        for row in rows_in(part, device, short=short):
+            print(json.dumps(row._asdict()), file=file, flush=True)
+
+
+def rows_of(part: str, command: Sequence[str], limit: float) -> list[Row]:
+    """The rows that a part writes to the path that is added to its command. A part that crashes, or takes longer than
+    `limit` seconds, has a failed row at the end."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path, said = Path(folder) / "rows.jsonl", Path(folder) / "output.txt"
+        with said.open("w") as output:
+            process = subprocess.Popen(
+                [*command, str(path)], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            error = f"exit code {code}" if (code := process.wait(limit)) else ""
+        except subprocess.TimeoutExpired:
+            error = f"took more than {limit:.0f} seconds"
+        finally:
+            _end(process)
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        rows = [Row(**json.loads(line)) for line in lines if line.endswith("\n")]
+        if error:
+            error = last_lines(f"{said.read_text().rstrip()}\n{error}")
+            rows.append(Row(part, "the whole part", FAILED, time.perf_counter() - began, {}, error))
+    return rows
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process, and the runs of train.py that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(5)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def check(parts: Sequence[str], device: str, folder: Path, *, program: Path, short: bool) -> bool:
+    """Runs the parts; writes gpu_check.json and gpu_check.md to the folder after each. Returns whether none failed."""
+    found: list[Row] = []
+    for part in parts:
+        print(f"{part}: at most {PARTS[part].limit:.0f} s", file=sys.stderr, flush=True)
+        command = [sys.executable, str(program), "--device", device, *["--short"] * short, "--only", part, "--child"]
+        found += rows_of(part, command, PARTS[part].limit)
+        results = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device, "short": short,
+            "parts": list(parts), "rows": [row._asdict() for row in found],
+        }  # fmt: skip
+        (folder / "gpu_check.json").write_text(json.dumps(results, indent=2) + "\n")
+        (folder / "gpu_check.md").write_text("\n".join(report(found, device, short=short)) + "\n")
+    return all(row.state != FAILED for row in found)
+
+
+# The table
+
+
+def report(rows: Sequence[Row], device: str, *, short: bool) -> list[str]:
+    """The lines of the page: what failed, then a table for each part, in Markdown."""
+    failed = [row for row in rows if row.state == FAILED]
+    lines = [f"# Check of device {device}", "", f"{len(rows)} rows, {len(failed)} failed"]
+    lines += ["", "Short mode: the times are no measurement."] * short
+    for row in failed:
+        lines += ["", f"Failed: {row.part}, {row.name}", "", "```", row.error, "```"]
+    for part in dict.fromkeys(row.part for row in rows):
+        lines += ["", f"## {part}", "", *_table([row for row in rows if row.part == part])]
+    return lines
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    names = list(dict.fromkeys(name for row in rows for name in row.figures))
+    head = ["what", "result", "seconds", *names]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for row in rows:
+        figures = [_cell(row.figures[name]) if name in row.figures else "–" for name in names]
+        reason = f"{row.state}: {row.error}" if row.error and row.state != FAILED else row.state
+        lines.append(f"| {' | '.join([row.name, reason, f'{row.seconds:.1f}', *figures])} |")
+    return lines
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

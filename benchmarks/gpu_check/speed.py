@@ -1,0 +1,40 @@
+"""The meta-gradients of `scripts/bench.py`: times, and the fraction of the rate that the device itself reaches."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.rows import Row, row_of
+from benchmarks.meta_gradients import measure
+from benchmarks.ways import RECIPES, Recipe, shortened
+
+MEASURED = ("5w1s", "5w1s-5steps", "5w1s-15queries", "20w1s", "sinusoid")
+
+
+def speed(device: str, *, short: bool) -> Iterator[Row]:
+    """Our meta-gradient of every recipe beside a loop over tasks and vmap."""
+    for recipe in RECIPES:
+        if recipe.name in (("sinusoid",) if short else MEASURED):
+            yield row_of(
+                "speed", recipe.name, partial(_measured, shortened(recipe) if short else recipe, device, short)
+            )
+
+
+def _measured(recipe: Recipe, device: str, short: bool) -> dict[str, Any]:
+    rounds, seconds = (1, 0.005) if short else (5, 0.1)
+    measured = measure([recipe], rounds, device, torch.get_num_threads(), seconds)
+    (found,), by_way = measured["recipes"], measured["recipes"][0]["by_way"]
+    ours = by_way["ours"]
+    return {
+        "tasks": recipe.tasks,
+        "ms": ours["median_ms"],
+        "× loop": ours["ratio"],
+        "× vmap": by_way["vmap"]["median_ms"] / ours["median_ms"],
+        "limit ms": found["limit_ms"],
+        "of the limit": ours["fraction_of_limit"],
+        "best GFLOP/s": measured["limit"]["gflops"],
+        "reached by": measured["limit"]["kernel"],
+        "error": ours["error"],
+    }

@@ -1,0 +1,61 @@
+"""Steps of the training loop in one process, without a config, a run folder and validations."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.ways import SEED
+from distributed.partition import dim_partitioner
+from distributed.reduce import mean
+from distributed.strategies.common.work import Plan, Work
+from distributed.strategies.local import local
+from metalearn.runs.checkpoint import NO_CHECKPOINTS
+from metalearn.runs.logging import SILENT
+from metalearn.runs.signals import NEVER
+from metalearn.training.chunks import chunk_functions
+from metalearn.training.loop import Learner, Run, Units, advance, new_learner, tasks_in_chunks
+from metalearn.training.optimizers import adam
+from metalearn.training.settings import Settings
+from metalearn.types import Algorithm, ChunkResult, Episode, TaskSource
+
+RATE = 0.001
+
+
+def run_of(
+    algorithm: Algorithm,
+    source: TaskSource,
+    tasks: int,
+    chunk: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Run, Learner]:
+    """A run that has `tasks` tasks (or samples) a step, `chunk` of them together, and its learner; Adam at `RATE`.
+
+    As in train.py, the parameters stay on the CPU and chunks are computed on `device`.
+    """
+    work = Work(*chunk_functions(algorithm, source, device, dtype), device)
+    plan = Plan(work, 1, dim_partitioner(), mean())
+    outer = adam(
+        lr=RATE, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
+    )
+    units = Units(chunk, algorithm.trained_on)
+    settings = Settings(steps=1, meta_batch_size=tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2)
+    run = Run(
+        settings, local(plan=plan, timeout=60)(), outer, plan.reduce, units, units, NO_CHECKPOINTS, SILENT, {}, NEVER
+    )
+    start = algorithm.init(torch.Generator().manual_seed(SEED))
+    return run, new_learner({name: value.to(dtype) for name, value in start.items()}, outer.start)
+
+
+def take_step(run: Run, learner: Learner, step: int) -> Sequence[ChunkResult]:
+    """Step number `step`, from 1 on, with its own tasks."""
+    batch = run.settings.meta_batch_size
+    return advance(run, learner, tasks_in_chunks((step - 1) * batch, batch, run.training.chunk), step, RATE)[0]
+
+
+def train_tasks(episodes: Callable[[Tensor], Episode]) -> Any:
+    """A source of training tasks alone."""
+    return SimpleNamespace(episodes=lambda split, indices: episodes(indices))

@@ -1,0 +1,164 @@
+"""scripts/gpu_check.py on the CPU, in its short mode: it needs no GPU to show that a wrong result is a failed row."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu_check.agreement import layers
+from benchmarks.gpu_check.check import PARTS, report, rows_in, rows_of
+from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
+from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, Row, at_most, row_of
+from benchmarks.gpu_check.training import GROWTH, growth
+from benchmarks.gpu_check.worlds import worlds
+from metalearn.nn.precision import compute_with
+from tests.runs import ROOT
+
+LIMIT = 240.0
+"""Seconds after which it counts as hanging."""
+
+
+@pytest.fixture(autouse=True)
+def no_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("METALEARN_DATA", str(tmp_path))
+    yield
+    compute_with("float32")
+
+
+def gpu_check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/gpu_check.py"), *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT)
+
+
+def on_cpu(part: str) -> list[Row]:
+    return list(rows_in(part, "cpu", short=True))
+
+
+@pytest.mark.parametrize("part", ["machine", "layers", "gradients", "algorithms", "speed", "recipe"])
+def test_a_part_passes_on_the_cpu(part: str) -> None:
+    rows = on_cpu(part)
+    assert rows and [(row.name, row.error) for row in rows if row.state != PASSED] == []
+    assert {row.part for row in rows} == {part}
+
+
+def test_every_algorithm_is_checked() -> None:
+    assert set(ALGORITHMS) == {path.stem for path in ROOT.glob("conf/algorithm/*.yaml")}
+    assert {name for name in ALGORITHMS if training_of(name).algorithm.trained_on == "samples"} == set(ON_SAMPLES)
+
+
+def test_rounded_products_are_wrong_layers() -> None:
+    """TF32, which a GPU may use unasked, rounds operands to ten bits; bfloat16 rounds them to seven."""
+    compute_with("bf16")
+    failed = [row.name for row in layers("cpu", short=True) if row.state == FAILED]
+    assert "convolution 3×3, float32" in failed
+    assert not [name for name in failed if "float64" in name or "norm" in name]
+
+
+def test_memory_that_grows_fails() -> None:
+    assert row_of("recipe", "memory", lambda: growth(10, 10 + GROWTH)).state == PASSED
+    assert row_of("recipe", "memory", lambda: growth(10, 11 + GROWTH)).state == FAILED
+
+
+def test_a_value_that_is_no_number_is_too_large() -> None:
+    row = row_of("layers", "x", lambda: {"error": at_most("error", float("nan"), 1.0)})
+    assert (row.state, row.error) == (FAILED, "error: nan, and must be 1 at most")
+
+
+def test_a_part_that_crashes_keeps_its_rows_and_the_end_of_what_it_said() -> None:
+    row = Row("layers", "first", PASSED, 0.1, {"error": 0.0})
+    program = (
+        "import os, sys; print(*range(1000), sep='\\n', flush=True); "
+        f"open(sys.argv[1], 'w').write({json.dumps(row._asdict())!r} + '\\n'); os.abort()"
+    )
+    first, last = rows_of("layers", [sys.executable, "-c", program], LIMIT)
+    assert first == row
+    assert (last.part, last.state) == ("layers", FAILED)
+    assert last.error.splitlines()[-2:] == ["999", "exit code -6"] and last.error.count("\n") < ERROR_LINES
+
+
+def test_a_part_that_hangs_is_ended() -> None:
+    (row,) = rows_of("speed", [sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
+    assert (row.state, row.error) == (FAILED, "took more than 0 seconds")
+
+
+def test_all_limits_together_are_less_than_eight_minutes() -> None:
+    assert sum(part.limit for part in PARTS.values()) < 8 * 60
+
+
+def test_without_hydra_the_runs_of_train_py_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    rows = on_cpu("worlds")
+    assert len(rows) == 5
+    assert {(row.state, row.error.endswith("type pip install hydra-core")) for row in rows} == {(FAILED, True)}
+
+
+def test_without_omegaconf_layers_and_gradients_are_compared() -> None:
+    program = (
+        "import sys; sys.modules['hydra'] = sys.modules['omegaconf'] = None\n"
+        "import benchmarks.gpu_check.agreement\n"
+        "from benchmarks.gpu_check.check import rows_in\n"
+        "print(*[row.error for row in rows_in('recipe', 'cpu', short=True)])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "needs omegaconf, which is not installed; type pip install omegaconf\n", done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
+    done = gpu_check("--output", str(tmp_path / "results"))
+    assert (done.returncode, done.stdout) == (2, "") and "type --device cpu --short" in done.stderr
+    assert not (tmp_path / "results").exists()
+    rows = [row for row in worlds("cuda", short=True) if "local" not in row.name]
+    assert {(row.name.split()[1], row.state, row.error) for row in rows} == {
+        ("1", LEFT_OUT, "needs a GPU for each worker; workers: 1, GPUs: 0"),
+        ("2", LEFT_OUT, "needs a GPU for each worker; workers: 2, GPUs: 0"),
+    }
+
+
+def results(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "gpu_check.json").read_text())
+    return values
+
+
+@pytest.mark.thorough
+def test_a_failed_part_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+    """An environment that the layers refuse: every row of theirs fails."""
+    options = ("--device", "cpu", "--short", "--output", str(tmp_path), "--only", "layers", "machine")
+    done = gpu_check(*options, METALEARN_KERNELS="none")
+    assert done.returncode == 1, done.stderr
+    states = {(row["part"], row["state"]) for row in results(tmp_path)["rows"]}
+    assert states >= {("layers", FAILED), ("machine", PASSED)}
+    page = (tmp_path / "gpu_check.md").read_text()
+    assert done.stdout == page
+    assert "METALEARN_KERNELS=none: must be native or torch" in page and "| CPU | passed |" in page
+
+
+@pytest.mark.slow
+def test_all_parts_pass_on_the_cpu(tmp_path: Path) -> None:
+    done = gpu_check("--device", "cpu", "--short", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results(tmp_path)
+    assert {row["part"] for row in found["rows"]} == set(PARTS) == set(found["parts"])
+    figures = {row["name"]: row["figures"] for row in found["rows"] if row["part"] == "worlds"}
+    for name, backend in (("rpc, 2 workers", "remote calls"), ("ddp, 2 workers", "gloo")):
+        assert figures[name] == {"parameters part by": 0.0, "equal bits": "yes", "backend": backend}
+
+
+def test_the_page_has_a_table_for_each_part() -> None:
+    rows = [
+        Row("layers", "linear", PASSED, 1.0, {"error": 1.25e-7}),
+        Row("worlds", "ddp, 2 workers", LEFT_OUT, 0.0, {}, "needs 2 GPUs"),
+        Row("layers", "mean", FAILED, 2.0, {}, "two\nlines"),
+    ]
+    page = "\n".join(report(rows, "cuda", short=False))
+    assert "3 rows, 1 failed" in page and "Failed: layers, mean\n\n```\ntwo\nlines\n```" in page
+    assert (
+        "| what | result | seconds | error |\n| --- | --- | --- | --- |\n| linear | passed | 1.0 | 1.25e-07 |" in page
+    )
+    assert "| ddp, 2 workers | left out: needs 2 GPUs | 0.0 |" in page
