@@ -226,6 +226,6 @@ def decoded_classes(
             return pictures[first:end]
 
         names = [identity("folder", class_name(label)) for label in sorted(classes)]
-        return Classes(names, min(map(len, classes.values())), class_pictures)
+        return Classes(names, min(map(len, classes.values())), class_pictures, f"{name}-v{DECODER}")
 
     return {split: part(classes) for split, classes in splits.items()}
