@@ -22,7 +22,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.samples import Drawings, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.tasks.common.shards import Form, Shards
 from metalearn.types import TaskSource
 
@@ -150,7 +150,7 @@ def glyph_characters(
         raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
-    def load() -> dict[str, Drawings]:
+    def load() -> dict[str, ByClass]:
         drawings = drawings_of(shards, image_size)  # the training characters are the first ones
         return split_drawings(drawings, DRAWINGS, train=train_drawings, val=val_drawings)
 

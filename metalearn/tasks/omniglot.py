@@ -34,7 +34,7 @@ from metalearn.tasks.common.episodes import (
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.omniglot_files import Drawings, find_collections
 from metalearn.tasks.common.place import DataPlace
-from metalearn.tasks.common.samples import Drawings, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
 from metalearn.tasks.common.shards import Form, Shards
 from metalearn.types import TaskSource
 
@@ -238,7 +238,7 @@ def omniglot_characters(
         raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
-    def load() -> dict[str, Drawings]:
+    def load() -> dict[str, ByClass]:
         drawings = drawings_of(place, image_size)
         return split_drawings(lambda label: drawings(chosen[label]), DRAWINGS, train=train_drawings, val=val_drawings)
 

@@ -32,7 +32,7 @@ class Labelled(NamedTuple):
         return Labelled(self.pictures[numbers], self.classes[numbers])
 
 
-class Drawings(NamedTuple):
+class ByClass(NamedTuple):
     """The drawings `which` of each class, class after class; `pictures(label)` [m, h, w] gives those of a class. Only
     the classes of the samples that are taken are read."""
 
@@ -46,7 +46,7 @@ class Drawings(NamedTuple):
         return Labelled(np.stack(drawn), np.array([label for label, _ in places], np.int64))
 
 
-Split = Labelled | Drawings
+Split = Labelled | ByClass
 
 
 class _Samples:
@@ -173,7 +173,7 @@ def all_drawings(
     """A source of training samples only: every drawing of each class.
 
     Args:
-        load: gives what `Drawings.pictures` is; called once, for the first sample.
+        load: gives what `ByClass.pictures` is; called once, for the first sample.
         identities: those of the classes.
         drawings: the number of drawings of each class.
         seeds: as for `samples`.
@@ -182,8 +182,8 @@ def all_drawings(
         ValueError: a negative seed.
     """
 
-    def splits() -> dict[str, Drawings]:
-        return {"train": Drawings(load(), range(drawings))}
+    def splits() -> dict[str, ByClass]:
+        return {"train": ByClass(load(), range(drawings))}
 
     sizes = {"train": len(identities) * drawings, "val": 0, "test": 0}
     return samples(splits, sizes, identities, known=1, seeds=seeds)
@@ -200,9 +200,7 @@ def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[
     return {"train": classes * train, "val": classes * val, "test": classes * (drawings - train - val)}
 
 
-def split_drawings(
-    pictures: Callable[[int], Images], drawings: int, *, train: int, val: int
-) -> dict[str, Drawings]:
+def split_drawings(pictures: Callable[[int], Images], drawings: int, *, train: int, val: int) -> dict[str, ByClass]:
     """The first `train` of the `drawings` of each class, the next `val`, and the rest."""
     cuts = {"train": range(train), "val": range(train, train + val), "test": range(train + val, drawings)}
-    return {split: Drawings(pictures, which) for split, which in cuts.items()}
+    return {split: ByClass(pictures, which) for split, which in cuts.items()}

@@ -13,8 +13,8 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from io import BufferedReader
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,11 +45,11 @@ class Form(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where the pictures of a class lie: `first` is the number of the first one in the shard."""
+    """Where the pictures of a class lie: from number `first` to before number `end` of the shard."""
 
     shard: int
     first: int
-    count: int
+    end: int
 
 
 class _Index(NamedTuple):
@@ -85,19 +85,21 @@ class Shards:
         self._sizes = index.sizes
         self._places = [index.places[name] for name in identities]
         if drawings is not None and set(self.counts) != {drawings}:
-            raise _refused(self._folder, f"its classes have {min(self.counts)} to {max(self.counts)} pictures of {drawings}")
+            raise _refused(
+                self._folder, f"its classes have {min(self.counts)} to {max(self.counts)} pictures of {drawings}"
+            )
         self._mapped = functools.cache(self._map)
         log.info("%s: %d classes in %d shards", folder, len(index.places), len(index.sizes))
 
     @property
     def counts(self) -> list[int]:
         """The number of pictures of every class."""
-        return [place.count for place in self._places]
+        return [place.end - place.first for place in self._places]
 
     def pictures(self, number: int) -> Images:
         """The pictures of class `number`, uint8 [n, h, w] or [n, h, w, 3]."""
-        shard, first, count = self._places[number]
-        return self._mapped(shard)[first : first + count]
+        shard, first, end = self._places[number]
+        return self._mapped(shard)[first:end]
 
     def _map(self, shard: int) -> Images:
         shape = (self._sizes[shard], *self._form.shape)
@@ -113,12 +115,8 @@ def shard_name(shard: int) -> str:
 # Writing
 
 
-def write_shard(folder: Path, shard: int, pictures: Images) -> str:
-    """Writes a shard; returns its SHA-256.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+def _write_shard(folder: Path, shard: int, pictures: Images) -> str:
+    """Writes a shard; returns its SHA-256."""
     digest = hashlib.sha256()
     with (folder / shard_name(shard)).open("xb") as file:
         for part in (array_header(pictures.shape), np.ascontiguousarray(pictures).reshape(-1).data):
@@ -140,9 +138,9 @@ def write_shards(folder: Path, form: Form, groups: Iterable[Mapping[str, Images]
     for group in groups:
         first = 0
         for name, pictures in group.items():
-            classes[name] = _Place(len(shards), first, len(pictures))
+            classes[name] = _Place(len(shards), first, first + len(pictures))
             first += len(pictures)
-        digest = write_shard(folder, len(shards), np.concatenate(list(group.values())))
+        digest = _write_shard(folder, len(shards), np.concatenate(list(group.values())))
         shards.append({"pictures": first, "sha256": digest})
     index = {"format": FORMAT, "decoder": form.decoder, "picture": form.shape, "shards": shards, "classes": classes}
     write_atomically(folder / INDEX, json.dumps(index | {"sha256": _digest(index)}))
@@ -196,9 +194,9 @@ def _parsed(content: Mapping[str, Any]) -> _Index:
     sizes = [_whole(shard["pictures"], 1) for shard in content["shards"]]
     digests = [str(shard["sha256"]) for shard in content["shards"]]
     places = {name: _Place(*(_whole(number, 0) for number in place)) for name, place in content["classes"].items()}
-    for name, (shard, first, count) in places.items():
-        if count < 1 or first + count > sizes[shard]:
-            raise ValueError(f"class {name}: {first} + {count} of {sizes[shard]} pictures")
+    for name, (shard, first, end) in places.items():
+        if not first < end <= sizes[shard]:
+            raise ValueError(f"class {name}: {first} to {end} of {sizes[shard]} pictures")
     return _Index(form, sizes, digests, places)
 
 
