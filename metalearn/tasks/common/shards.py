@@ -143,11 +143,11 @@ def write_shards(folder: Path, form: Form, groups: Iterable[Mapping[str, Images]
         digest = _write_shard(folder, len(shards), np.concatenate(list(group.values())))
         shards.append({"pictures": first, "sha256": digest})
     index = {"format": FORMAT, "decoder": form.decoder, "picture": form.shape, "shards": shards, "classes": classes}
-    write_atomically(folder / INDEX, json.dumps(index | {"sha256": _digest(index)}))
+    write_atomically(folder / INDEX, json.dumps(index | {"sha256": digest_of(index)}))
     return len(shards)
 
 
-def _digest(index: Mapping[str, Any]) -> str:
+def digest_of(index: Mapping[str, Any]) -> str:
     """The SHA-256 of an index, as it stands in its field `sha256`."""
     content = {key: value for key, value in index.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -180,7 +180,7 @@ def _read(folder: Path) -> _Index:
     wrong = [key for key, kind in _FIELDS.items() if not isinstance(content.get(key), kind)]
     if wrong or content.keys() != _FIELDS.keys():
         raise _refused(folder, f"{INDEX} has wrong fields: {', '.join(wrong) or 'more than it should'}")
-    if _digest(content) != content["sha256"]:
+    if digest_of(content) != content["sha256"]:
         raise _refused(folder, f"{INDEX} is damaged (another SHA-256)")
     try:
         return _parsed(content)
