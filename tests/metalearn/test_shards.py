@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from metalearn.config.compose import compose_config, to_container
+from metalearn.config.saved import changed_config
 from metalearn.errors import DataError
 from metalearn.program.commands import shard
 from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds
@@ -105,6 +107,12 @@ def test_every_split_list_of_omniglot_reads_the_same_shards(omniglot_root: Path,
     }  # fmt: skip
     samples = [omniglot_characters(place=place, seeds=SEEDS, **plain) for place in places]
     assert_same(samples[0], samples[1], "train", "val", "test")
+
+
+def test_an_evaluation_takes_the_shards_of_the_training_where_they_are(folder: Path) -> None:
+    for place, taken in ((folder, str(folder)), (folder / "absent", None)):
+        saved = to_container(compose_config([f"dataset.shards={place}"]).config)
+        assert changed_config(saved, [], {}).dataset.shards == taken
 
 
 # Only what is needed
