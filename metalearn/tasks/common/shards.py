@@ -78,7 +78,7 @@ class Shards:
     """
 
     def __init__(self, folder: str, form: Form, identities: Sequence[str], drawings: int | None = None) -> None:
-        self._folder, self._form = Path(folder), form
+        self._folder, self._form = Path(str(folder)), form  # a number is the name of a folder too
         index = _read(self._folder)
         _check_same_dataset(self._folder, index, form, identities)
         _check_files(self._folder, index)
