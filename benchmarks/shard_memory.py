@@ -27,14 +27,14 @@ BATCH = 32
 def main(arguments: Sequence[str]) -> None:
     """Measures; or, with `--worker`, is one of the workers."""
     if arguments[0] == "--worker":
-        rank, steps, *keys = arguments[1:]
-        work(int(rank), int(steps), keys)
+        work(int(arguments[1]), int(arguments[2]), arguments[3:])
         return
+    shards = Path(arguments[0]).resolve()
     print("dataset              steps  pictures from      RSS      PSS  private   (MB)")
     for dataset, numbers in CASES.items():
         for steps in numbers:
-            for name, shards in (("the cache", []), ("shards", [f"dataset.shards={Path(arguments[0]).resolve()}"])):
-                grown = measured(steps, [f"dataset={dataset}", *shards])
+            for name, place in (("the cache", "null"), ("shards", shards)):
+                grown = measured(steps, [f"dataset={dataset}", f"dataset.shards={place}"])
                 print(f"{dataset:19} {steps:6}  {name:13}", *(f"{value:8.1f}" for value in grown), flush=True)
 
 

@@ -70,7 +70,6 @@ class Shards:
         folder: the value of `dataset.shards`.
         form: what the dataset's pictures are.
         identities: those of the classes that the dataset needs, in the order of their numbers.
-
         drawings: the number of pictures of each class; None if classes differ.
 
     Raises:
@@ -78,7 +77,7 @@ class Shards:
     """
 
     def __init__(self, folder: str, form: Form, identities: Sequence[str], drawings: int | None = None) -> None:
-        self._folder, self._form = Path(str(folder)), form  # a number is the name of a folder too
+        self._folder, self._form = Path(str(folder)), form  # as an override, a name of digits is a number
         index = _read(self._folder)
         _check_same_dataset(self._folder, index, form, identities)
         _check_files(self._folder, index)
