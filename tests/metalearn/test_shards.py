@@ -93,7 +93,7 @@ def test_a_run_with_shards_has_the_bits_of_a_run_without(glyph_shards: Path, sta
 
 def test_every_split_list_of_omniglot_reads_the_same_shards(omniglot_root: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "omniglot")
-    script("dataset=omniglot", "dataset.split=vinyals", f"dataset.root={omniglot_root}", "--out", out)
+    assert shard.main(["dataset=omniglot", "dataset.split=vinyals", f"dataset.root={omniglot_root}", "--out", out]) == 0
     places = DataPlace(str(omniglot_root), download=False), DataPlace("absent", download=False, shards=out)
     for split in ("paper", "lake", "vinyals"):
         given: dict[str, Any] = {

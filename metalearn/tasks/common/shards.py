@@ -157,8 +157,8 @@ def digest_of(index: Mapping[str, Any]) -> str:
 
 def _refused(folder: Path, reason: str) -> DataError:
     return DataError(
-        f"dataset.shards={folder}: {reason}; cut the shards again, python scripts/shard.py --help, or type "
-        "dataset.shards=null"
+        f"dataset.shards={folder}: {reason}; cut them again (python scripts/shard.py --help), or type "
+        "another folder, or dataset.shards=null"
     )
 
 
