@@ -12,6 +12,7 @@ COMMANDS = {
     "evaluate": "metalearn.program.commands.evaluate",
     "adapt": "metalearn.program.commands.adapt",
     "export": "metalearn.program.commands.export",
+    "shard": "metalearn.program.commands.shard",
     "join": "metalearn.program.commands.join",
     "leave": "metalearn.program.commands.leave",
 }

@@ -45,7 +45,8 @@ LINKS = {
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "plugins", "seen_classes",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "plugins",
+    "seen_classes",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
@@ -162,8 +163,11 @@ def _check_part(override: Override) -> None:
 
 
 def _find_data(config: DictConfig) -> None:
-    """Takes this machine's dataset.root where the folder of the training is not there; and downloads into no folder
-    that only the checkpoint names."""
+    """Takes this machine's dataset.root where the folder of the training is not there, and no shards where theirs is
+    not; and downloads into no folder that only the checkpoint names."""
+    shards = config.dataset.get("shards")
+    if shards is not None and not is_folder(Path(str(shards))):
+        config.dataset.shards = None
     root, own = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
     if root is None or root == own:
         return

@@ -5,7 +5,7 @@ the test file. torchvision reads them. One array in a cache file keeps them; all
 """
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -25,13 +25,15 @@ from metalearn.tasks.common.episodes import (
 )
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.place import DataPlace
+from metalearn.tasks.common.shards import Form, Shards
 from metalearn.tasks.common.torchvision_files import Published, read_published
 from metalearn.types import TaskSource
 
 PICTURES = 600
 """In each class."""
-DECODER = 1
-"""Version of the cached array. Raise it if the array changes; caches of older versions are not read then."""
+DECODER = "cifar100-v1"
+"""Name and version of the cached array. Raise the version if the array changes; caches and shards of older ones are not
+read then."""
 
 _CIFAR100 = Published("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
@@ -53,6 +55,25 @@ def _by_class(place: DataPlace) -> Images:
     pictures = np.concatenate([train.pictures, test.pictures])
     classes = np.concatenate([train.classes, test.classes])
     return np.stack([pictures[classes == names.index(row["class"])] for row in _rows()])
+
+
+def pictures_of(place: DataPlace) -> Callable[[int], Images]:
+    """Number of a class → its pictures, [600, 32, 32, 3], from the shards if there are any.
+
+    Raises:
+        DataError: files or shards are missing or damaged, or the shards are of another dataset.
+    """
+    shape = (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
+    if place.shards is not None:
+        names = _identities(range(len(_rows())))
+        return Shards(place.shards, Form(DECODER, shape), names, PICTURES).pictures
+    whole = (len(_rows()), PICTURES, *shape)
+    pictures = cached_array(DECODER, whole, lambda: _by_class(place), title="CIFAR-100", unread=place.root)
+    return lambda number: pictures[number]
+
+
+def _identities(numbers: Iterable[int]) -> list[str]:
+    return [identity("cifar100", _rows()[number]["class"]) for number in numbers]
 
 
 def _few_shot(division: str) -> Callable[..., TaskSource]:
@@ -81,13 +102,10 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         true_or_false("download", place.download)
 
         def load() -> dict[str, Classes]:
-            shape = (len(_rows()), PICTURES, image_size, image_size, channels)
-            name = f"cifar100-v{DECODER}"
-            pictures = cached_array(name, shape, lambda: _by_class(place), title="CIFAR-100", unread=place.root)
+            pictures = pictures_of(place)
 
             def part(chosen: list[int]) -> Classes:
-                names = [identity("cifar100", _rows()[number]["class"]) for number in chosen]
-                return Classes(names, PICTURES, lambda label: pictures[chosen[label]])
+                return Classes(_identities(chosen), PICTURES, lambda label: pictures(chosen[label]), DECODER)
 
             return {split: part(chosen) for split, chosen in classes.items()}
 

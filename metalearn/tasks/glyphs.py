@@ -4,7 +4,8 @@ A character is a few curved strokes. Their control points come from a generator 
 drawing moves the points, then slants, stretches and shifts the whole character, as a hand would.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,14 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.shards import Form, Shards
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
 DRAWINGS = 20
+DECODER = "glyphs-v1"
+"""Name and version of the drawings. Raise the version if they change; shards of older ones are not read then."""
 _FIRST = {"train": 0, "val": 400, "test": 500}
 _FAMILY = 20171
 _CURVE_POINTS = 32
@@ -33,7 +37,11 @@ _CURVE_POINTS = 32
 
 def identities(split: str) -> list[str]:
     """The identities of a split's characters."""
-    return [identity("glyphs", _FIRST[split] + number) for number in range(CLASSES[split])]
+    return _identities(range(_FIRST[split], _FIRST[split] + CLASSES[split]))
+
+
+def _identities(numbers: range) -> list[str]:
+    return [identity("glyphs", number) for number in numbers]
 
 
 def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -76,16 +84,32 @@ def character(number: int, size: int) -> Images:
     return pictures.reshape(DRAWINGS, size, size)
 
 
-def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds) -> TaskSource:
+def drawings_of(shards: str | None, size: int) -> Callable[[int], Images]:
+    """Number of a character → its drawings, [DRAWINGS, size, size], from the `shards` if there are any.
+
+    Raises:
+        DataError: the shards are missing, damaged or of another dataset.
+    """
+    if shards is None:
+        return partial(character, size=size)
+    everyone = _identities(range(sum(CLASSES.values())))
+    return Shards(shards, Form(DECODER, (size, size)), everyone, DRAWINGS).pictures
+
+
+def glyphs(
+    *, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds, shards: str | None = None
+) -> TaskSource:
     """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each.
 
     Args:
         image_size: height and width, in pixels.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°.
+        shards: a folder that scripts/shard.py has written, from which the drawings are read; None draws them.
 
     Raises:
         ValueError: the characters cannot fill the episode; another number or seed is out of range.
+        DataError: when the first episode is made: the shards are missing, damaged or of another dataset.
     """
     shapes = shapes_of(episode)
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
@@ -93,24 +117,27 @@ def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: b
     if channels != 1:
         raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
 
-    def part(split: str) -> Classes:
-        return Classes(identities(split), DRAWINGS, lambda label: character(_FIRST[split] + label, image_size))
-
     def load() -> dict[str, Classes]:
+        drawings = drawings_of(shards, image_size)
+
+        def part(split: str) -> Classes:
+            return Classes(identities(split), DRAWINGS, lambda label: drawings(_FIRST[split] + label), DECODER)
+
         return {split: part(split) for split in CLASSES}
 
     return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)
 
 
 def glyph_characters(
-    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds
-) -> TaskSource:
+    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds,
+    shards: str | None = None,
+) -> TaskSource:  # fmt: skip
     """Plain classification of the training characters of `glyphs`.
 
     Args:
         ways: the number of characters; the first ones are taken.
         train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
-        image_size, channels: as for `glyphs`.
+        image_size, channels, shards: as for `glyphs`.
         known, seeds: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
@@ -123,33 +150,31 @@ def glyph_characters(
         raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
-    def load() -> dict[str, Labelled]:
-        pictures = np.stack([character(_FIRST["train"] + number, image_size) for number in range(ways)])
-        return split_drawings(pictures, train=train_drawings, val=val_drawings)
+    def load() -> dict[str, ByClass]:
+        drawings = drawings_of(shards, image_size)  # the training characters are the first ones
+        return split_drawings(drawings, DRAWINGS, train=train_drawings, val=val_drawings)
 
     return samples(load, sizes, identities("train")[:ways], known=known, seeds=seeds)
 
 
 def glyph_pretraining(
-    *, train_classes: int, episode: EpisodeShape, image_size: int, channels: int, rotations: bool, seeds: Seeds
-) -> TaskSource:
+    *, train_classes: int, episode: EpisodeShape, image_size: int, channels: int, rotations: bool, seeds: Seeds,
+    shards: str | None = None,
+) -> TaskSource:  # fmt: skip
     """Trains on plain samples, all 20 drawings of each training character; validates and tests on tasks of `glyphs`.
 
     Args:
         train_classes: the number of training characters; the first ones are taken.
-        image_size, channels, seeds: as for `glyphs`.
+        image_size, channels, seeds, shards: as for `glyphs`.
         rotations: as for `glyphs`, for validation and test tasks; training samples are not turned.
 
     Raises:
         ValueError: more characters than there are, or an episode that they cannot fill.
     """
     tasks = glyphs(
-        episode=EpisodeSpec(*episode), image_size=image_size, channels=channels, rotations=rotations, seeds=seeds
-    )
+        episode=EpisodeSpec(*episode), image_size=image_size, channels=channels, rotations=rotations, seeds=seeds,
+        shards=shards,
+    )  # fmt: skip
     whole_number("train_classes", train_classes, at_least=2, at_most=CLASSES["train"])
-
-    def load() -> Images:
-        return np.stack([character(_FIRST["train"] + number, image_size) for number in range(train_classes)])
-
-    names = identities("train")[:train_classes]
-    return pretraining(all_drawings(load, names, DRAWINGS, seeds=seeds), tasks)
+    names = identities("train")[:train_classes]  # the first characters
+    return pretraining(all_drawings(partial(drawings_of, shards, image_size), names, DRAWINGS, seeds=seeds), tasks)

@@ -16,17 +16,31 @@ from pathlib import Path
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
 from metalearn.files import read_bounded
-from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, check_filled, picture_tasks, shapes_of
+from metalearn.tasks.common.episodes import (
+    SPLITS,
+    Classes,
+    EpisodeShape,
+    EpisodeSpec,
+    Seeds,
+    check_filled,
+    picture_tasks,
+    shapes_of,
+)
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.picture_folders import (
+    FAMILY,
     check_picture_shape,
     decoded_classes,
+    decoder,
     first_few,
     is_picture,
     only_pictures,
     picture_folders,
 )
+from metalearn.tasks.common.shards import Form, Shards
 from metalearn.types import TaskSource
 
+NAME = "mini_imagenet"
 LARGEST_LIST = 2**26
 """Bytes of train.csv, val.csv or test.csv."""
 
@@ -152,9 +166,34 @@ def _members(root: Path) -> tuple[Path, Members]:
     return where, members
 
 
+def _from_shards(folder: str, shapes: Mapping[str, EpisodeShape], shape: tuple[int, ...]) -> dict[str, Classes]:
+    """The classes of every split, as `decoded_classes` gives them.
+
+    Raises:
+        DataError: the shards are missing, damaged or of another dataset, or have too few pictures for the episodes.
+    """
+    names = sorted(published_splits())
+    form = Form(decoder(NAME), shape)
+    shards = Shards(folder, form, [identity(FAMILY, name) for name in names])
+
+    def part(split: str) -> Classes:
+        numbers = [number for number, name in enumerate(names) if published_splits()[name] == split]
+        identities = [identity(FAMILY, names[number]) for number in numbers]
+        fewest = min(shards.counts[number] for number in numbers)
+        return Classes(identities, fewest, lambda label: shards.pictures(numbers[label]), form.decoder)
+
+    splits = {split: part(split) for split in SPLITS}
+    try:
+        check_filled(shapes, {split: (len(part.identities), part.fewest) for split, part in splits.items()}, "dataset.")
+    except ValueError as error:
+        raise DataError(f"{error}. This is dataset.shards={folder}") from error
+    return splits
+
+
 def mini_imagenet(
-    *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
-) -> TaskSource:
+    *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds,
+    shards: str | None = None,
+) -> TaskSource:  # fmt: skip
     """mini-ImageNet: 64 / 16 / 20 classes of photographs, 600 of each as published.
 
     Args:
@@ -164,6 +203,7 @@ def mini_imagenet(
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
+        shards: a folder that scripts/shard.py has written, from which the pictures are read; None reads `root`.
 
     Raises:
         ValueError: an episode has more ways than a split has classes, or another number is out of range.
@@ -177,11 +217,14 @@ def mini_imagenet(
     true_or_false("rotations", rotations)
 
     def load() -> dict[str, Classes]:
+        if shards is not None:
+            size = (image_size, image_size)
+            return _from_shards(shards, shapes, size if channels == 1 else (*size, channels))
         where, members = _members(Path(root))
         splits = {
             part: {name: files for name, files in members.items() if published_splits()[name] == part}
             for part in SPLITS
         }
-        return decoded_classes("mini_imagenet", where, splits, shapes, image_size=image_size, channels=channels)
+        return decoded_classes(NAME, where, splits, shapes, image_size=image_size, channels=channels)
 
     return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -34,14 +34,16 @@ from metalearn.tasks.common.episodes import (
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.omniglot_files import Drawings, find_collections
 from metalearn.tasks.common.place import DataPlace
-from metalearn.tasks.common.samples import Labelled, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.shards import Form, Shards
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
 SIDE = 105
 """Pixels of a published drawing."""
-DECODER = 1
-"""Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
+DECODER = "omniglot-v1"
+"""Name and version of the decoded pictures. Raise the version if decoding changes; caches and shards of older ones are
+not read then."""
 
 SPLIT_LISTS = ("paper", "lake", "vinyals")
 
@@ -147,8 +149,21 @@ def decoded(place: DataPlace, size: int) -> Images:
         DataError: pictures are missing, unreadable or not the published ones.
     """
     shape = (len(characters()), DRAWINGS, size, size)
-    name = f"omniglot-v{DECODER}-{size}"
+    name = f"{DECODER}-{size}"
     return cached_array(name, shape, lambda: _decode(place, size), title="Omniglot", unread=place.root)
+
+
+def drawings_of(place: DataPlace, size: int) -> Callable[[int], Images]:
+    """Number of a character → its drawings, [20, size, size], from the shards if there are any.
+
+    Raises:
+        DataError: as `decoded`; or the shards are missing, damaged or of another dataset.
+    """
+    if place.shards is not None:
+        form = Form(DECODER, (size, size))
+        return Shards(place.shards, form, identities(range(len(characters()))), DRAWINGS).pictures
+    pictures = decoded(place, size)
+    return lambda number: pictures[number]
 
 
 def omniglot(
@@ -180,14 +195,15 @@ def omniglot(
         raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
 
     def load() -> dict[str, Classes]:
-        pictures = decoded(place, image_size)
+        drawings = drawings_of(place, image_size)
 
         def part(chosen: list[tuple[int, int]]) -> Classes:
             def class_pictures(label: int) -> Images:
                 number, turns = chosen[label]
-                return turned(pictures[number], turns)
+                return turned(drawings(number), turns)
 
-            return Classes(identities(number for number, _ in chosen), DRAWINGS, class_pictures)
+            names = identities(number for number, _ in chosen)
+            return Classes(names, DRAWINGS, class_pictures, DECODER)
 
         return {name: part(chosen) for name, chosen in classes.items()}
 
@@ -222,9 +238,9 @@ def omniglot_characters(
         raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
-    def load() -> dict[str, Labelled]:
-        pictures = decoded(place, image_size)[chosen[:ways]]
-        return split_drawings(pictures, train=train_drawings, val=val_drawings)
+    def load() -> dict[str, ByClass]:
+        drawings = drawings_of(place, image_size)
+        return split_drawings(lambda label: drawings(chosen[label]), DRAWINGS, train=train_drawings, val=val_drawings)
 
     return samples(load, sizes, identities(chosen[:ways]), known=known, seeds=seeds)
 
@@ -251,8 +267,9 @@ def omniglot_pretraining(
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("train_classes", train_classes, at_least=2, at_most=len(chosen))
 
-    def load() -> Images:
-        return decoded(place, image_size)[chosen[:train_classes]]
+    def load() -> Callable[[int], Images]:
+        drawings = drawings_of(place, image_size)
+        return lambda label: drawings(chosen[label])
 
     names = identities(chosen[:train_classes])
     return pretraining(all_drawings(load, names, DRAWINGS, seeds=seeds), tasks)

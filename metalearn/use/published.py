@@ -51,7 +51,7 @@ OUTSIDE = {
 }  # fmt: skip
 """Keys that stand at the top of model.json, or in its preprocessing, and not in their group."""
 
-OF_THE_MACHINE = {"root": None, "download": True, "seed": 0, "eval_seed": 0}
+OF_THE_MACHINE = {"root": None, "download": True, "shards": None, "seed": 0, "eval_seed": 0}
 """Keys of a dataset that are not published, and what a reader takes: its own folder, and seeds that follow others."""
 
 REQUIRED: dict[str, type | tuple[type, ...]] = {

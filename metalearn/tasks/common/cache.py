@@ -31,7 +31,7 @@ def cached_array(
     Raises:
         DataError: no cache folder can be used.
     """
-    head = _header(shape)
+    head = array_header(shape)
 
     def content() -> cache.Parts:
         array = make()
@@ -48,8 +48,8 @@ def cached_array(
         return np.asarray(np.memmap(file, np.uint8, "r", len(head), shape))
 
 
-def _header(shape: tuple[int, ...]) -> bytes:
-    """How `np.save` begins a file."""
+def array_header(shape: tuple[int, ...]) -> bytes:
+    """How `np.save` begins the file of a uint8 array."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return buffer.getvalue()

@@ -5,7 +5,7 @@ can make any task, and a resumed run draws the same tasks as a run that was neve
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -52,11 +52,21 @@ class EpisodeSpec(NamedTuple):
 
 class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
-    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]."""
+    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names what made them, with its version."""
 
     identities: Sequence[str]
     fewest: int
     pictures: Callable[[int], Images]
+    decoder: str
+
+
+@runtime_checkable
+class HoldsClasses(Protocol):
+    """A task source whose classes can be cut into shards."""
+
+    def classes_of(self, split: str) -> Classes:
+        """The classes of a split, with all their pictures."""
+        ...
 
 
 def check_seeds(seeds: Seeds) -> None:
@@ -194,15 +204,15 @@ class _PictureTasks:
         return None
 
     def identities(self, split: str) -> Sequence[str]:
-        return self._classes_of(split).identities
+        return self.classes_of(split).identities
 
-    def _classes_of(self, split: str) -> Classes:
+    def classes_of(self, split: str) -> Classes:
         if self._splits is None:
             self._splits = self._load()
         return self._splits[split]
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        shape, classes = self._shapes[split], self._classes_of(split)
+        shape, classes = self._shapes[split], self.classes_of(split)
         drawn = [
             draw_images(
                 self._generator(split, index), classes.pictures, len(classes.identities), ways=shape.ways,

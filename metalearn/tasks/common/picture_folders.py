@@ -28,7 +28,9 @@ SUFFIXES = tuple(
     )
 )  # fmt: skip
 DECODER = 1
-"""Version of the decoded pictures. Raise it if decoding changes; caches of older versions are not read then."""
+"""Version of the decoded pictures. Raise it if decoding changes; caches and shards of older ones are not read then."""
+FAMILY = "folder"
+"""Of the identities of classes that are known by the names of their folders."""
 
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
 _THREADS = 8
@@ -183,6 +185,11 @@ def _check_enough(
         raise DataError(f"{error}. This is dataset.root={root}{which}") from error
 
 
+def decoder(name: str) -> str:
+    """What makes the pictures of the dataset `name`, with its version."""
+    return f"{name}-v{DECODER}"
+
+
 def decoded_classes(
     name: str,
     root: Path,
@@ -225,7 +232,7 @@ def decoded_classes(
             first, end = ranges[label]
             return pictures[first:end]
 
-        names = [identity("folder", class_name(label)) for label in sorted(classes)]
-        return Classes(names, min(map(len, classes.values())), class_pictures)
+        names = [identity(FAMILY, class_name(label)) for label in sorted(classes)]
+        return Classes(names, min(map(len, classes.values())), class_pictures, decoder(name))
 
     return {split: part(classes) for split, classes in splits.items()}

@@ -27,11 +27,32 @@ class Labelled(NamedTuple):
     pictures: Images
     classes: NDArray[np.int64]
 
+    def take(self, numbers: list[int]) -> "Labelled":
+        """The samples with these numbers."""
+        return Labelled(self.pictures[numbers], self.classes[numbers])
+
+
+class ByClass(NamedTuple):
+    """The drawings `which` of each class, class after class; `pictures(label)` [m, h, w] gives those of a class. Only
+    the classes of the samples that are taken are read."""
+
+    pictures: Callable[[int], Images]
+    which: range
+
+    def take(self, numbers: list[int]) -> Labelled:
+        """The samples with these numbers."""
+        places = [divmod(number, len(self.which)) for number in numbers]
+        drawn = [self.pictures(label)[self.which[place]] for label, place in places]
+        return Labelled(np.stack(drawn), np.array([label for label, _ in places], np.int64))
+
+
+Split = Labelled | ByClass
+
 
 class _Samples:
     def __init__(
         self,
-        load: Callable[[], Mapping[str, Labelled]],
+        load: Callable[[], Mapping[str, Split]],
         sizes: Mapping[str, int],
         identities: Sequence[str],
         *,
@@ -41,7 +62,7 @@ class _Samples:
         self._identities = identities
         self._load, self._sizes = load, sizes
         self._known, self._seeds = known, seeds
-        self._splits: Mapping[str, Labelled] | None = None
+        self._splits: Mapping[str, Split] | None = None
         self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
         self._support: Batch | None = None
 
@@ -76,10 +97,10 @@ class _Samples:
     def _batch(self, split: str, numbers: list[int]) -> Batch:
         if self._splits is None:
             self._splits = self._load()
-        pictures, classes = self._splits[split]
-        x = torch.from_numpy(np.ascontiguousarray(pictures[numbers])).to(torch.float32).div_(255)
+        pictures, classes = self._splits[split].take(numbers)
+        x = torch.from_numpy(np.ascontiguousarray(pictures)).to(torch.float32).div_(255)
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
-        return Batch(x.unsqueeze(0), torch.from_numpy(classes[numbers]).unsqueeze(0))
+        return Batch(x.unsqueeze(0), torch.from_numpy(classes).unsqueeze(0))
 
     def _known_samples(self) -> Batch:
         """Training samples drawn from the whole set, the same for every `seed`."""
@@ -94,7 +115,7 @@ class _Samples:
 
 
 def samples(
-    load: Callable[[], Mapping[str, Labelled]],
+    load: Callable[[], Mapping[str, Split]],
     sizes: Mapping[str, int],
     identities: Sequence[str],
     *,
@@ -146,11 +167,13 @@ def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
     return _Pretraining(samples, tasks)
 
 
-def all_drawings(load: Callable[[], Images], identities: Sequence[str], drawings: int, *, seeds: Seeds) -> TaskSource:
-    """A source of training samples only: every drawing of `load()` [classes, drawings, h, w].
+def all_drawings(
+    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, seeds: Seeds
+) -> TaskSource:
+    """A source of training samples only: every drawing of each class.
 
     Args:
-        load: gives the pictures; called once, for the first sample.
+        load: gives what `ByClass.pictures` is; called once, for the first sample.
         identities: those of the classes.
         drawings: the number of drawings of each class.
         seeds: as for `samples`.
@@ -159,15 +182,11 @@ def all_drawings(load: Callable[[], Images], identities: Sequence[str], drawings
         ValueError: a negative seed.
     """
 
-    classes = len(identities)
+    def splits() -> dict[str, ByClass]:
+        return {"train": ByClass(load(), range(drawings))}
 
-    def split() -> dict[str, Labelled]:
-        pictures = load()
-        labels = np.repeat(np.arange(classes, dtype=np.int64), drawings)
-        return {"train": Labelled(pictures.reshape(-1, *pictures.shape[2:]), labels)}
-
-    sizes = {"train": classes * drawings, "val": 0, "test": 0}
-    return samples(split, sizes, identities, known=1, seeds=seeds)
+    sizes = {"train": len(identities) * drawings, "val": 0, "test": 0}
+    return samples(splits, sizes, identities, known=1, seeds=seeds)
 
 
 def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[str, int]:
@@ -181,12 +200,7 @@ def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[
     return {"train": classes * train, "val": classes * val, "test": classes * (drawings - train - val)}
 
 
-def split_drawings(pictures: Images, *, train: int, val: int) -> dict[str, Labelled]:
-    """`pictures` [classes, drawings, h, w] → the first `train` drawings of each class, the next `val`, and the rest."""
-    classes, drawings = pictures.shape[:2]
-    labels = np.arange(classes, dtype=np.int64)
-
-    def part(first: int, end: int) -> Labelled:
-        return Labelled(pictures[:, first:end].reshape(-1, *pictures.shape[2:]), np.repeat(labels, end - first))
-
-    return {"train": part(0, train), "val": part(train, train + val), "test": part(train + val, drawings)}
+def split_drawings(pictures: Callable[[int], Images], drawings: int, *, train: int, val: int) -> dict[str, ByClass]:
+    """The first `train` of the `drawings` of each class, the next `val`, and the rest."""
+    cuts = {"train": range(train), "val": range(train, train + val), "test": range(train + val, drawings)}
+    return {split: ByClass(pictures, which) for split, which in cuts.items()}

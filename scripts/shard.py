@@ -1,0 +1,11 @@
+"""Cuts a dataset's pictures into shards: `python scripts/shard.py --help`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from metalearn.program.commands.shard import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
