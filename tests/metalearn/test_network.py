@@ -154,17 +154,19 @@ def test_a_gradient_that_keeps_nothing_has_the_same_bits(case: Case, transductiv
     packed = network.pack(start(model), TASKS)
     ((key, row),) = packed.items()
     row = row.contiguous().requires_grad_()
-    keeps, keeps_nothing = (
-        torch.autograd.grad(network.metrics({key: row}, x, y, support_x, twice=twice)["loss"].sum(), row)[0]
-        for twice in (True, False)
-    )
+    losses = [network.metrics({key: row}, x, y, support_x, twice=twice)["loss"] for twice in (True, False)]
+    keeps, keeps_nothing = (torch.autograd.grad(loss.sum(), row)[0] for loss in losses)
     assert torch.equal(keeps, keeps_nothing)
+    with torch.no_grad():
+        alone = network.metrics({key: row}, x, y, support_x)["loss"]
+    assert all(torch.equal(alone, loss) for loss in losses)
 
 
-def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_threads() -> None:
-    model = SMALL.model()
+@pytest.mark.parametrize("case", (SMALL, CASES["conv4, pooled"]), ids=("stride 2", "stride 1"))
+def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_threads(case: Case) -> None:
+    model = case.model()
     network, theta = network_of(model), start(model, torch.float32)
-    x, y = images(SMALL, 7)
+    x, y = images(case, 7)
     x = x.float()
 
     def gradient(chunk: slice) -> Tensor:
@@ -178,8 +180,9 @@ def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_th
     threads, whole = torch.get_num_threads(), gradient(slice(None))
     assert torch.equal(whole, torch.cat([gradient(slice(task, task + 1)) for task in range(TASKS)]))
     try:
-        torch.set_num_threads(2)
-        assert torch.equal(whole, gradient(slice(None)))
+        for more in (2, 5):  # fewer and more than there are tasks
+            torch.set_num_threads(more)
+            assert torch.equal(whole, gradient(slice(None)))
     finally:
         torch.set_num_threads(threads)
 

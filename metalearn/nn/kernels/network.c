@@ -16,11 +16,15 @@ enum { MAX_LAYERS = 96 };
 
 /* The places of a value, and of what belongs to it, in a task's memory: kept numbers first, then scratch. `extra` is
  * the layer's own: the statistics of a norm and its parameters' gradients, or the places of a pool's maxima. `moved` is
- * the part of the tangent of a norm's input gradient that comes from the tangent of its input. */
-struct place { int64_t size, value, gradient, extra, tangent, change, moved; };
+ * the part of the tangent of a norm's input gradient that comes from the tangent of its input. Where only the loss is
+ * wanted, values lie at `alone` and `extra_alone`: a value takes the place of others that nothing reads any more. */
+struct place { int64_t size, value, gradient, extra, tangent, change, moved, alone, extra_alone; };
 
+/* `kept` and `scratch` are how many numbers a task keeps, and needs in all. Two of the largest kernels, of `kernel`
+ * numbers each, have their place at `kernels`, and what convolutions need is at `work`. `alone`, `work_alone` and
+ * `last_alone`, the place of the last value's gradient, are those of a task whose loss only is wanted. */
 struct plan {
-    int64_t count, samples, parameters, inputs, kept, scratch, kernel, kernels, work;
+    int64_t count, samples, parameters, inputs, kept, scratch, kernel, kernels, work, alone, work_alone, last_alone;
     int64_t input[3];
     struct layer layers[MAX_LAYERS];
     struct taps taps[MAX_LAYERS];
@@ -92,6 +96,36 @@ static void lay_out(struct plan *p) {
     p->work = taken(&p->scratch, work);
 }
 
+/* Places for values where only the loss is wanted. */
+static void lay_out_alone(struct plan *p) {
+    int64_t last[MAX_LAYERS + 1] = {0}, count = 0;  /* the last layer that reads a value */
+    for (int64_t v = 1; v <= p->count; v++) {
+        const struct layer *l = p->layers + v - 1;
+        last[l->from] = v;
+        if (l->kind == SUM) last[l->other] = v;
+        if (l->kind == NORM) last[p->layers[l->from - 1].from] = v;  /* it may compute the convolution before it */
+    }
+    last[p->count] = p->count + 1;
+    struct { int64_t at, size, until; } slots[MAX_LAYERS];
+    for (int64_t v = 1; v <= p->count; v++) {
+        struct place *place = p->places + v;
+        int64_t found = count;
+        for (int64_t i = 0; i < count; i++) {
+            const int fits = slots[i].until < v && slots[i].size >= place->size;
+            if (fits && (found == count || slots[i].size < slots[found].size)) found = i;
+        }
+        if (found == count) {
+            slots[count].size = place->size;
+            slots[count++].at = taken(&p->alone, place->size);
+        }
+        slots[found].until = last[v];
+        place->alone = slots[found].at;
+        place->extra_alone = taken(&p->alone, extra_size(p->layers + v - 1, place->size));
+    }
+    p->last_alone = taken(&p->alone, p->places[p->count].size);
+    p->work_alone = taken(&p->alone, p->scratch - p->work);
+}
+
 static int has_derivative(const struct plan *p, int64_t value) {
     return value && p->layers[value - 1].kind != WINDOWS;
 }
@@ -119,6 +153,7 @@ struct plan *new_plan(const struct layer *layers, int64_t count, const int64_t *
     }
     for (int64_t i = 0; i <= count; i++) p->places[i].gradient = -1;
     lay_out(p);
+    lay_out_alone(p);
     return p;
 }
 
@@ -133,11 +168,21 @@ struct task {
     const int64_t *labels;
     const REAL *targets;
     REAL *kept, *scratch, *kernels, *work;
+    int64_t threads;  /* inside the task */
+    int alone;        /* whether only the loss is wanted */
 };
 
-INLINE REAL *value_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].value; }
-INLINE REAL *gradient_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].gradient; }
-INLINE REAL *extra_of(const struct task *t, int64_t v) { return t->kept + t->plan->places[v].extra; }
+INLINE REAL *value_of(const struct task *t, int64_t v) {
+    const struct place *place = t->plan->places + v;
+    return t->kept + (t->alone ? place->alone : place->value);
+}
+INLINE REAL *gradient_of(const struct task *t, int64_t v) {
+    return t->kept + (t->alone ? t->plan->last_alone : t->plan->places[v].gradient);
+}
+INLINE REAL *extra_of(const struct task *t, int64_t v) {
+    const struct place *place = t->plan->places + v;
+    return t->kept + (t->alone ? place->extra_alone : place->extra);
+}
 INLINE REAL *tangent_of(const struct task *t, int64_t v) {
     return t->scratch + t->plan->places[v].tangent - t->plan->kept;
 }
@@ -435,13 +480,13 @@ static void forward(const struct task *t) {
         else if (l->kind == CONVOLUTION) {
             if (is_fused(t, v)) continue;
             struct factors f = {1, {operand_of(t, l->from)}, {t->parameters + l->weight}};
-            tap_product(t->plan->taps + v - 1, f, y, 0, t->work);
+            tap_product(t->plan->taps + v - 1, f, y, 0, t->work, t->threads);
             add_bias(t, l, v, t->parameters, y);
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
             fuse(t, l, &n);
             n.y = y;
-            norm(&n, 1);
+            norm(&n, t->threads);
         } else if (l->kind == ACTIVATION) activate(l, size, value_of(t, l->from), y);
         else if (l->kind == POOL) pool(t, l, v);
         else if (l->kind == MEAN) mean(t, l, value_of(t, l->from), y);
@@ -465,11 +510,11 @@ static void backward(const struct task *t, REAL *g) {
         if (l->kind == CONVOLUTION) {
             if (is_fused(t, v)) continue;
             const struct taps *taps = t->plan->taps + v - 1;
-            tap_weight_gradient(taps, (struct factors){1, {operand_of(t, l->from)}, {gy}}, g + l->weight);
+            tap_weight_gradient(taps, (struct factors){1, {operand_of(t, l->from)}, {gy}}, g + l->weight, t->threads);
             sum_pixels(t, l, v, gy, g);
             if (wanted) {
                 transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
-                tap_input_gradient(taps, (struct factors){1, {gy}, {t->kernels}}, gx, add, t->work);
+                tap_input_gradient(taps, (struct factors){1, {gy}, {t->kernels}}, gx, add, t->work, t->threads);
             }
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
@@ -479,7 +524,7 @@ static void backward(const struct task *t, REAL *g) {
                 n.g_kernels = g + convolution->weight;
                 memset(n.g_kernels, 0, n.depth * l->channels * sizeof(REAL));
             }
-            norm_backward(&n, 1);
+            norm_backward(&n, t->threads);
             memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
             memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));
         } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), gy, gx, add);
@@ -506,7 +551,7 @@ static void forward_tangents(const struct task *t, REAL *product) {
         if (l->kind == CONVOLUTION) {
             struct factors f = {1 + moves, {operand_of(t, l->from), dx},
                                 {t->direction + l->weight, t->parameters + l->weight}};
-            tap_product(t->plan->taps + v - 1, f, dy, 0, t->work);
+            tap_product(t->plan->taps + v - 1, f, dy, 0, t->work, t->threads);
             add_bias(t, l, v, t->direction, dy);
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
@@ -514,7 +559,7 @@ static void forward_tangents(const struct task *t, REAL *product) {
             n.v_shift = t->direction + l->bias, n.scale_gradient = extra_of(t, v) + 2 * l->channels;
             n.shift_gradient = n.scale_gradient + l->channels, n.ggy = dy, n.hx = moved_of(t, v);
             n.h_scale = product + l->weight;
-            norm_second(&n, 1);
+            norm_second(&n, t->threads);
         } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), dx, dy, 0);
         else if (l->kind == POOL) pool_tangent(t, l, v);
         else if (l->kind == MEAN) mean(t, l, dx, dy);
@@ -539,19 +584,19 @@ static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
             const struct taps *taps = t->plan->taps + v - 1;
             const REAL *gy = gradient_of(t, v), *dx = wanted ? tangent_of(t, l->from) : NULL;
             struct factors by_kernel = {1 + wanted, {operand_of(t, l->from), dx}, {change, gy}};
-            tap_weight_gradient(taps, by_kernel, product + l->weight);
+            tap_weight_gradient(taps, by_kernel, product + l->weight, t->threads);
             sum_pixels(t, l, v, change, product);
             if (wanted) {
                 REAL *turned = t->kernels + t->plan->kernel;
                 transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
                 transpose_kernels(&taps->geometry, t->direction + l->weight, turned);
                 struct factors by_image = {2, {change, gy}, {t->kernels, turned}};
-                tap_input_gradient(taps, by_image, to, add, t->work);
+                tap_input_gradient(taps, by_image, to, add, t->work, t->threads);
             }
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
             n.gy = change, n.gx = to, n.g_scale = sums, n.g_shift = product + l->bias;
-            norm_backward(&n, 1);
+            norm_backward(&n, t->threads);
             add_to(product + l->weight, sums, l->channels);
             add_to(to, moved_of(t, v), t->plan->places[l->from].size);
         } else if (l->kind == ACTIVATION) {
@@ -570,7 +615,7 @@ static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
 
 /* Calls */
 
-struct job { const struct plan *plan; const struct call *call; };
+struct job { const struct plan *plan; const struct call *call; int64_t threads; };
 
 /* Memory for a task. What no task uses waits here for the next one: there are as many as there were tasks at once. */
 struct scratch { struct scratch *next; int64_t size; REAL *numbers; };
@@ -612,6 +657,7 @@ static void give_back(struct scratch *s) {
 static struct task task_of(const struct job *j, int64_t number, REAL *scratch) {
     const struct plan *p = j->plan;
     const struct call *c = j->call;
+    const int alone = !c->gradient && !c->product;
     int64_t counted = p->samples - c->known;
     return (struct task){
         .plan = p, .call = c, .parameters = c->parameters + number * c->parameters_step,
@@ -620,13 +666,14 @@ static struct task task_of(const struct job *j, int64_t number, REAL *scratch) {
         .labels = c->labels ? c->labels + number * counted : NULL,
         .targets = c->targets ? c->targets + number * counted * c->outputs : NULL,
         .kept = c->kept ? c->kept + number * p->kept : scratch, .scratch = scratch + p->kept,
-        .kernels = scratch + p->kernels, .work = scratch + p->work,
+        .kernels = scratch + p->kernels, .work = scratch + (alone ? p->work_alone : p->work), .threads = j->threads,
+        .alone = alone,
     };
 }
 
 static void loss_unit(const void *job, int64_t number) {
     const struct job *j = job;
-    struct scratch *scratch = take_scratch(j->plan->scratch);
+    struct scratch *scratch = take_scratch(j->call->gradient ? j->plan->scratch : j->plan->alone);
     const struct task t = task_of(j, number, scratch->numbers);
     forward(&t);
     evaluate(&t, number);
@@ -645,12 +692,17 @@ static void product_unit(const void *job, int64_t number) {
     give_back(scratch);
 }
 
+/* Tasks on threads; or, if there are fewer tasks, one after the other, each on all threads. */
+static void for_each_task(const struct plan *plan, const struct call *call, int64_t threads, unit_body body) {
+    const int inside = threads > call->tasks;
+    const struct job j = {plan, call, inside ? threads : 1};
+    for_each_unit(call->tasks, inside ? 1 : threads, body, &j);
+}
+
 void network_loss(const struct plan *plan, const struct call *call, int64_t threads) {
-    const struct job j = {plan, call};
-    for_each_unit(call->tasks, threads, loss_unit, &j);
+    for_each_task(plan, call, threads, loss_unit);
 }
 
 void network_product(const struct plan *plan, const struct call *call, int64_t threads) {
-    const struct job j = {plan, call};
-    for_each_unit(call->tasks, threads, product_unit, &j);
+    for_each_task(plan, call, threads, product_unit);
 }

@@ -165,42 +165,45 @@ INLINE void reach_tile(const int rows, const int vectors, const struct part *p, 
         EACH(v, vectors) store(result + reach->to[p->pixel + r] + p->column + v * LANES, sum[r][v]);
 }
 
-static void add_reaches(const struct reach *reaches, int64_t count, int64_t depth, int64_t width, struct factors f,
-                        REAL *result, int add) {
-    const int64_t taps_at_once = larger(SUM_LENGTH / depth, 1);
-    for (int64_t g = 0; g < count; g++) {
-        struct part p = {.reach = reaches + g, .depth = depth, .width = width};
-        while (p.column < width) {
-            const int vectors = vectors_left(width - p.column);
-            p.first_tap = 0;
-            do {
-                p.end_tap = smaller(p.first_tap + taps_at_once, p.reach->taps);
-                for (p.pixel = 0; p.pixel < p.reach->pixels;) {
-                    const int rows = next_rows(p.reach->pixels - p.pixel);
-#define TILE(R, V) reach_tile(R, V, &p, &f, result, add || p.first_tap)
-                    WITH_TILE(rows, vectors, TILE)
+struct reach_job { const struct reach *reaches; int64_t depth, width; const struct factors *f; REAL *result; int add; };
+
+static void add_reach(const void *job, int64_t unit) {
+    const struct reach_job *j = job;
+    const int64_t taps_at_once = larger(SUM_LENGTH / j->depth, 1);
+    struct part p = {.reach = j->reaches + unit, .depth = j->depth, .width = j->width};
+    while (p.column < p.width) {
+        const int vectors = vectors_left(p.width - p.column);
+        p.first_tap = 0;
+        do {
+            p.end_tap = smaller(p.first_tap + taps_at_once, p.reach->taps);
+            for (p.pixel = 0; p.pixel < p.reach->pixels;) {
+                const int rows = next_rows(p.reach->pixels - p.pixel);
+#define TILE(R, V) reach_tile(R, V, &p, j->f, j->result, j->add || p.first_tap)
+                WITH_TILE(rows, vectors, TILE)
 #undef TILE
-                    p.pixel += rows;
-                }
-                p.first_tap = p.end_tap;
-            } while (p.first_tap < p.reach->taps);
-            p.column += vectors * LANES;
-        }
+                p.pixel += rows;
+            }
+            p.first_tap = p.end_tap;
+        } while (p.first_tap < p.reach->taps);
+        p.column += vectors * LANES;
     }
 }
 
 int64_t taps_scratch(const struct taps *t) { return winograd_fits(&t->geometry) ? winograd_scratch(&t->geometry) : 0; }
 
-void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch) {
+void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch, int64_t threads) {
     const struct geometry *g = &t->geometry;
-    if (winograd_fits(g)) winograd(g, f, g->inputs, g->outputs, 0, result, add, scratch);
-    else add_reaches(t->forward, t->forward_count, g->inputs, g->outputs, f, result, add);
+    const struct reach_job j = {t->forward, g->inputs, g->outputs, &f, result, add};
+    if (winograd_fits(g)) winograd(g, f, g->inputs, g->outputs, 0, result, add, scratch, threads);
+    else for_each_unit(t->forward_count, threads, add_reach, &j);
 }
 
-void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch) {
+void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch,
+                        int64_t threads) {
     const struct geometry *g = &t->geometry;
-    if (winograd_fits(g)) winograd(g, f, g->outputs, g->inputs, 1, result, add, scratch);
-    else add_reaches(t->backward, t->backward_count, g->outputs, g->inputs, f, result, add);
+    const struct reach_job j = {t->backward, g->outputs, g->inputs, &f, result, add};
+    if (winograd_fits(g)) winograd(g, f, g->outputs, g->inputs, 1, result, add, scratch, threads);
+    else for_each_unit(t->backward_count, threads, add_reach, &j);
 }
 
 /* Some rows of a matrix product. */
@@ -256,24 +259,37 @@ INLINE void joint_tile(const int rows, const int vectors, const struct joint *j,
         EACH(v, vectors) store(result + r * width + v * LANES, sum[r][v]);
 }
 
-void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result) {
+struct joint_job { const struct taps *taps; const struct factors *f; REAL *result; };
+
+/* Adds one block of pixels to the kernel gradient of a tap. */
+static void add_joint(const struct joint_job *job, int64_t number) {
+    const struct taps *t = job->taps;
+    const struct joint *j = t->joints + number;
     const int64_t height = t->geometry.inputs, width = t->geometry.outputs;
-    for (int64_t i = 0; i < t->joint_count; i++) {
-        const struct joint *j = t->joints + i;
-        const int add = i >= tap_count(&t->geometry);  /* not the first block of pixels */
-        for (int64_t column = 0; column < width;) {
-            const int vectors = vectors_left(width - column);
-            for (int64_t row = 0; row < height;) {
-                const int rows = next_rows(height - row);
-                REAL *to = result + (j->tap * height + row) * width + column;
-#define TILE(R, V) joint_tile(R, V, j, &f, row, column, to, width, add)
-                WITH_TILE(rows, vectors, TILE)
+    const int add = number >= tap_count(&t->geometry);  /* not the first block */
+    for (int64_t column = 0; column < width;) {
+        const int vectors = vectors_left(width - column);
+        for (int64_t row = 0; row < height;) {
+            const int rows = next_rows(height - row);
+            REAL *to = job->result + (j->tap * height + row) * width + column;
+#define TILE(R, V) joint_tile(R, V, j, job->f, row, column, to, width, add)
+            WITH_TILE(rows, vectors, TILE)
 #undef TILE
-                row += rows;
-            }
-            column += vectors * LANES;
+            row += rows;
         }
+        column += vectors * LANES;
     }
+}
+
+static void add_joints_of_tap(const void *job, int64_t tap) {
+    const struct joint_job *j = job;
+    for (int64_t i = tap; i < j->taps->joint_count; i += tap_count(&j->taps->geometry)) add_joint(j, i);
+}
+
+void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, int64_t threads) {
+    const struct joint_job j = {t, &f, result};
+    if (threads > 1) for_each_unit(tap_count(&t->geometry), threads, add_joints_of_tap, &j);
+    else for (int64_t i = 0; i < t->joint_count; i++) add_joint(&j, i);  /* a block of pixels stays in the cache */
 }
 
 void transpose_kernels(const struct geometry *g, const REAL *weight, REAL *transposed) {

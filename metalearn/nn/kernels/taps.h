@@ -33,14 +33,15 @@ void free_taps(struct taps *t);
 int64_t taps_scratch(const struct taps *t);
 
 /* Σ over sources of images ∗ kernels; `left` are images, `right` kernels. With `add`, it is added to the result. */
-void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch);
+void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch, int64_t threads);
 
 /* Σ over sources of the derivatives by images; `left` are output gradients, `right` kernels transposed by
  * `transpose_kernels`. */
-void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch);
+void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch,
+                        int64_t threads);
 
 /* Σ over sources of the derivatives by kernels; `left` are images, `right` output gradients. */
-void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result);
+void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, int64_t threads);
 
 /* Σ over sources of left [rows][depth] · right [depth][width] → result [rows][width]. */
 void multiply(int64_t rows, int64_t depth, int64_t width, struct factors f, REAL *result);

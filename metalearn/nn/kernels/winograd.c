@@ -114,26 +114,66 @@ static void finish_tile(const struct geometry *g, const REAL *m, int64_t step, i
     }
 }
 
+/* A block of tiles: the first one, their number, and the memory of kernels, inputs and sums in transformed form. */
+struct block {
+    const struct geometry *g;
+    const struct factors *f;
+    int64_t depth, width, room, first, count;
+    int turned, add;
+    REAL *kernels, *inputs, *sums, *result;
+};
+
+static void kernels_unit(const void *job, int64_t source) {
+    const struct block *b = job;
+    int64_t pairs = b->depth * b->width;
+    transform_kernels(b->f->right[source], pairs, b->turned, b->kernels + source * PLACES * pairs);
+}
+
+/* Tiles of a unit. */
+enum { UNIT_TILES = 16 };
+
+INLINE int64_t unit_end(const struct block *b, int64_t unit) {
+    return (unit + 1) * UNIT_TILES < b->count ? (unit + 1) * UNIT_TILES : b->count;
+}
+
+static void tiles_unit(const void *job, int64_t unit) {
+    const struct block *b = job;
+    const int64_t step = b->room * b->depth;
+    for (int s = 0; s < b->f->sources; s++)
+        for (int64_t i = unit * UNIT_TILES; i < unit_end(b, unit); i++)
+            transform_tile(b->g, b->f->left[s], b->depth, tile_of(b->g, b->first + i),
+                           b->inputs + s * PLACES * step + i * b->depth, step);
+}
+
+static void place_unit(const void *job, int64_t place) {
+    const struct block *b = job;
+    struct factors f = {.sources = b->f->sources};
+    for (int s = 0; s < f.sources; s++) {
+        f.left[s] = b->inputs + (s * PLACES + place) * b->room * b->depth;
+        f.right[s] = b->kernels + (s * PLACES + place) * b->depth * b->width;
+    }
+    multiply(b->count, b->depth, b->width, f, b->sums + place * b->room * b->width);
+}
+
+static void finish_unit(const void *job, int64_t unit) {
+    const struct block *b = job;
+    for (int64_t i = unit * UNIT_TILES; i < unit_end(b, unit); i++)
+        finish_tile(b->g, b->sums + i * b->width, b->room * b->width, b->width, tile_of(b->g, b->first + i), b->result,
+                    b->add);
+}
+
 void winograd(const struct geometry *g, struct factors f, int64_t depth, int64_t width, int turned, REAL *result,
-              int add, REAL *scratch) {
-    const int64_t block = block_of(g), tiles = tiles_of(g), pairs = depth * width;
-    REAL *kernels = scratch, *inputs = kernels + 2 * PLACES * pairs, *sums = inputs + 2 * PLACES * block * depth;
-    for (int s = 0; s < f.sources; s++) transform_kernels(f.right[s], pairs, turned, kernels + s * PLACES * pairs);
-    for (int64_t first = 0; first < tiles; first += block) {
-        const int64_t count = tiles - first < block ? tiles - first : block;
-        for (int s = 0; s < f.sources; s++)
-            for (int64_t i = 0; i < count; i++)
-                transform_tile(g, f.left[s], depth, tile_of(g, first + i),
-                               inputs + s * PLACES * block * depth + i * depth, block * depth);
-        for (int place = 0; place < PLACES; place++) {
-            struct factors of_place = {.sources = f.sources};
-            for (int s = 0; s < f.sources; s++) {
-                of_place.left[s] = inputs + (s * PLACES + place) * block * depth;
-                of_place.right[s] = kernels + (s * PLACES + place) * pairs;
-            }
-            multiply(count, depth, width, of_place, sums + place * block * width);
-        }
-        for (int64_t i = 0; i < count; i++)
-            finish_tile(g, sums + i * width, block * width, width, tile_of(g, first + i), result, add);
+              int add, REAL *scratch, int64_t threads) {
+    const int64_t room = block_of(g), tiles = tiles_of(g);
+    struct block b = {.g = g, .f = &f, .depth = depth, .width = width, .room = room, .turned = turned, .add = add,
+                      .kernels = scratch, .inputs = scratch + 2 * PLACES * depth * width, .result = result};
+    b.sums = b.inputs + 2 * PLACES * room * depth;
+    for_each_unit(f.sources, threads, kernels_unit, &b);
+    for (b.first = 0; b.first < tiles; b.first += room) {
+        b.count = tiles - b.first < room ? tiles - b.first : room;
+        const int64_t units = (b.count + UNIT_TILES - 1) / UNIT_TILES;
+        for_each_unit(units, threads, tiles_unit, &b);
+        for_each_unit(PLACES, threads, place_unit, &b);
+        for_each_unit(units, threads, finish_unit, &b);
     }
 }

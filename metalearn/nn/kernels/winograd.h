@@ -14,6 +14,6 @@ int64_t winograd_scratch(const struct geometry *g);
 /* Σ over sources of images ∗ kernels. `left` are images of `depth` channels, `right` kernels [tap][depth][width]; with
  * `turned`, the kernels are turned by 180°, as the input gradient needs them. With `add`, it is added to the result. */
 void winograd(const struct geometry *g, struct factors f, int64_t depth, int64_t width, int turned, REAL *result,
-              int add, REAL *scratch);
+              int add, REAL *scratch, int64_t threads);
 
 #endif
