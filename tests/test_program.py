@@ -11,6 +11,8 @@ import pytest
 from metalearn.config.compose import compose_config, differences, to_container
 from metalearn.config.help import config_page
 from metalearn.config.saved import FREE_KEYS, MOVED, with_present_targets
+from metalearn.errors import ConfigError
+from metalearn.program.ranks import check_gpus
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.thorough
@@ -56,3 +58,10 @@ def test_the_page_of_keys_is_up_to_date() -> None:
     page = (ROOT / "docs/config.md").read_text()
     assert page == config_page(), "type python scripts/make_config_page.py"
     assert "| `dataset.train_ways` | `null` |" in page
+
+
+def test_fewer_gpus_than_workers_are_refused_only_where_gpus_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match="this host has 2 GPUs for 4 workers; type workers=2"):
+        check_gpus("cuda", 4, 2)
+    for device, workers, gpus in (("cuda", 2, 2), ("auto", 4, 2), ("cpu", 4, 0)):
+        check_gpus(device, workers, gpus)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from distributed.engine import on_ray
 from distributed.engine.isolation import CannotIsolateError
 from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
@@ -76,8 +78,18 @@ def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int
         if computes_elsewhere(job.config):
             command = on_ray.Command(program, os.getcwd(), _own_variables())  # noqa: PTH109
             return on_ray.launch(command, config, _ray_cluster(job), max_restarts=max_restarts, say=log.warning)
+        check_gpus(job.config.device, config.workers, torch.cuda.device_count())
         run = [sys.executable, *program] if job.fork is None else partial(job.fork, arguments)
         return launch(run, config, max_restarts=max_restarts, say=log.warning)
+
+
+def check_gpus(device: str, workers: int, gpus: int) -> None:
+    """Raises ConfigError for `device=cuda` where a host has fewer GPUs than workers. With `auto` they share them."""
+    if device == "cuda" and gpus < workers:
+        raise ConfigError(
+            f"device=cuda: this host has {gpus} GPUs for {workers} workers; type workers={gpus or 1} for each host, or "
+            "device=auto to let workers share a GPU"
+        )
 
 
 def _launch_config(job: Job) -> LaunchConfig:
