@@ -39,7 +39,7 @@ from benchmarks.processes import project, ratios  # noqa: E402
 from benchmarks.ways import RECIPES, Recipe, character_source, shortened  # noqa: E402
 from distributed.engine.memory import share_arena  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
-from metalearn.program.arguments import whole  # noqa: E402
+from metalearn.program.arguments import make_output, whole  # noqa: E402
 from metalearn.program.process import keep_freed_memory  # noqa: E402
 
 PROCESSES = "processes"
@@ -87,12 +87,7 @@ def arguments() -> argparse.Namespace:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU here; type --device cpu")
     if options.child is None:
-        try:
-            options.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            parser.error(
-                f"argument --output: {options.output}: cannot be written ({error.strerror}); type another folder"
-            )
+        make_output(parser, options.output)
     options.only = options.only or (QUICK if options.short else NAMES)
     options.rounds = options.rounds or (2 if options.short else 7)
     return options

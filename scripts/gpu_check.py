@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402 (the path comes first, here and below)
 
 from benchmarks.gpu_check.check import PARTS, check, write_rows  # noqa: E402
+from metalearn.program.arguments import make_output  # noqa: E402
 
 
 def main() -> int:
@@ -57,12 +58,7 @@ def arguments() -> argparse.Namespace:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU here; type --device cpu --short to try the check itself")
     if options.child is None:
-        try:
-            options.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            parser.error(
-                f"argument --output: {options.output}: cannot be written ({error.strerror}); type another folder"
-            )
+        make_output(parser, options.output)
     return options
 
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import by_name, conjugate_gradient, leaves, results, start_of, summed
+from metalearn.algorithms.common.functional import conjugate_gradient, leaves, results, start_of, summed, sums_by_name
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.checks import one_of, real_number, whole_number
-from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
 SPRINGS = ("every_step", "after")
@@ -84,7 +83,7 @@ def imaml(
         curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
         product = _system(curvature, cg_damping, cg_strength or strength)
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
-        grads = by_name(model, {name: sum_of_tasks(value) for name, value in solution.items()})
+        grads = sums_by_name(model, solution)
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)

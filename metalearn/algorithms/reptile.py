@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import by_name, results, start_of, summed
+from metalearn.algorithms.common.functional import results, start_of, summed, sums_by_name
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
-from metalearn.nn.packing import sum_of_tasks
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 INNER_STATES = ("fresh", "carried")
@@ -93,9 +92,9 @@ def reptile(
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
         start = start_of(model, weights_of(params), tasks)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))
-        grads = by_name(model, _summed({name: start[name] - end[name] for name in start}))
+        grads = sums_by_name(model, {name: start[name] - end[name] for name in start})
         if carries:
-            ends = {key: by_name(model, _summed(values)) for key, values in latest().items()}
+            ends = {key: sums_by_name(model, values) for key, values in latest().items()}
             grads |= change_of_state(params, ends, inner.decays, tasks, inner_steps, meta_batch)
         return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
@@ -158,10 +157,6 @@ def change_of_state(
             added = ends[key][name] - decay**steps * tasks * old
             change[f"{STATE}{key}.{name}"] = forgotten * (tasks * old - added / once)
     return change
-
-
-def _summed(values: Params) -> Params:
-    return {name: sum_of_tasks(value) for name, value in values.items()}
 
 
 # Mini-batches

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 
 def names(text: str) -> list[str]:
@@ -19,6 +20,14 @@ def whole(at_least: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def make_output(parser: argparse.ArgumentParser, folder: Path) -> None:
+    """Makes the folder of `--output`; ends the program with its usage if that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --output: {folder}: cannot be written ({error.strerror}); type another folder")
 
 
 def real(text: str) -> float:

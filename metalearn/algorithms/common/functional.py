@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.nn import laid_out
-from metalearn.nn.packing import is_packed
+from metalearn.nn.packing import is_packed, sum_of_tasks
 from metalearn.types import Batch, ChunkResult, Episode, Metrics, Model, Params
 
 Outcome = Callable[[Params, Episode, int], Metrics]
@@ -55,9 +55,10 @@ def start_of(model: Model, params: Params, tasks: int) -> Params:
     return per_task(params, tasks)
 
 
-def by_name(model: Model, params: Params) -> Params:
-    """Parameters or their gradients under their own names, if they are packed."""
-    return params if model.network is None else model.network.unpack(params)
+def sums_by_name(model: Model, values: Params) -> Params:
+    """Per-task values of parameters, packed or by name, summed over the tasks and under the parameters' own names."""
+    sums = {name: sum_of_tasks(value) for name, value in values.items()}
+    return sums if model.network is None else model.network.unpack(sums)
 
 
 def replaced(model: Model, params: Params, values: Params) -> Params:
