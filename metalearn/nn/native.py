@@ -171,13 +171,19 @@ def describe(device: torch.device, dtype: torch.dtype, *, together: bool = True)
         return f"torch's operations on {device.type}"
     kernels = compiled(dtype)
     if kernels is None:
-        missing = "there is no C compiler: install gcc, or type pip install ziglang"
-        why = "METALEARN_KERNELS=torch asks for them" if _unwanted() else missing
-        return f"torch's operations, several times slower than compiled kernels; {why}"
+        return f"torch's operations, several times slower than compiled kernels; {_why_not_compiled()}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if not rounds_products():
         return line if together else f"{line}; one by one, since this network has others than those of metalearn.nn"
     return f"{line}, {'convolutions in bf16 by AMX tiles' if kernels.tiles else TORCH_ROUNDS}"
+
+
+def _why_not_compiled() -> str:
+    if _unwanted():
+        return "METALEARN_KERNELS=torch asks for them"
+    if _compiler() is None:
+        return "there is no C compiler: install gcc, or type pip install ziglang"
+    return "the C compiler failed, as the log says; please report its message"
 
 
 @functools.cache

@@ -15,12 +15,16 @@ from metalearn.algorithms.reptile import reptile
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
-from metalearn.nn.native import compiled
 from metalearn.nn.network import Network
 from metalearn.nn.packing import is_packed
 from metalearn.types import Batch, Episode, Model, Params
+from tests.kernels import require_kernels
 
-pytestmark = pytest.mark.skipif(compiled(torch.float64) is None, reason="there is no C compiler")
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> None:
+    require_kernels(torch.float64)
+
 
 TASKS, WAYS = 3, 5
 

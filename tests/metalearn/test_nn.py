@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, laid_out, linear, max_pool2d, native, precision
+from tests.kernels import require_kernels
 from tests.runs import ROOT
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -29,8 +31,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """The compiled kernels, then torch's operations."""
     monkeypatch.setenv("METALEARN_KERNELS", request.param)
     native.compiled.cache_clear()
-    if request.param == "native" and native.compiled(torch.float32) is None:
-        pytest.skip("no C compiler")
+    if request.param == "native":
+        require_kernels()
     yield request.param
     native.compiled.cache_clear()
 
@@ -215,8 +217,7 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    if native.compiled(torch.float32) is None:
-        pytest.skip("no C compiler")
+    require_kernels()
     before = torch.get_num_threads()
     inputs = [normal(1, 9, 14, 14, 64), normal(1, 64, 64, 3, 3), normal(1, 64), normal(1, 64, seed=1)]
 
@@ -266,8 +267,7 @@ def test_no_layer_keeps_its_graph_alive() -> None:
 @pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder; the kernels are compiled again."""
-    if native.compiled(torch.float32) is None:
-        pytest.skip("no C compiler")
+    require_kernels()
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
     native.compiled.cache_clear()
     yield tmp_path / "cache"
@@ -277,6 +277,18 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def start_and_compile() -> "subprocess.Popen[bytes]":
     program = "import torch; from metalearn.nn import native; print(native.compiled(torch.float32).lanes)"
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "sapphirerapids"])
+def test_the_kernels_compile_for_other_processors_than_this(real: str, processor: str) -> None:
+    if platform.machine() != "x86_64" or not (compiler := native._compiler()):
+        pytest.skip("needs a C compiler on x86-64")
+    flags = [flag for flag in native.FLAGS if flag != "-march=native"]
+    sources = [str(source) for source in native.SOURCES if source.suffix == ".c"]
+    command = [*compiler, *flags, f"-march={processor}", f"-DREAL={real}", "-fsyntax-only", *sources]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.thorough
@@ -308,6 +320,7 @@ def test_a_compiler_that_fails_is_reported_and_not_needed(
     try:
         assert native.compiled(torch.float32) is None
         assert "could not be made by false" in caplog.text
+        assert "the C compiler failed" in native.describe(torch.device("cpu"), torch.float32)
         conv2d(normal(1, 1, 4, 4, 16).float(), normal(1, 16, 16, 3, 3).float())
     finally:
         native.compiled.cache_clear()

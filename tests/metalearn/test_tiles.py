@@ -14,6 +14,7 @@ from metalearn.models.conv4 import conv4
 from metalearn.nn import columns, conv, conv2d, native, precision
 from metalearn.nn.columns import Geometry
 from metalearn.types import Algorithm, Batch, Episode, Params
+from tests.kernels import require_kernels
 
 TOLERANCE = 2e-6
 """The largest error of sums in float32, relative to the largest value of their tensor."""
@@ -24,10 +25,7 @@ many = settings(deadline=None, max_examples=40, suppress_health_check=[HealthChe
 @pytest.fixture
 def bf16() -> Iterator[None]:
     """Products in bfloat16 by tiles; skips the test if there are none."""
-    kernels = native.compiled(torch.float32)
-    if kernels is None:
-        pytest.skip("no C compiler")
-    if kernels.tiles is None:
+    if require_kernels().tiles is None:
         pytest.skip("processor, compiler or operating system has no AMX tiles")
     precision.compute_with("bf16")
     yield

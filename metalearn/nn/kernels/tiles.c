@@ -55,7 +55,7 @@ INLINE __m512i paired(__m512i halves) {
 }
 
 /* Transposes 16 × 16 numbers: loads bring quarters of rows together, then numbers are exchanged within. */
-INLINE void transpose(const float *const row[EDGE], int64_t at, __m512 column[EDGE]) {
+INLINE void transpose_rows(const float *const row[EDGE], int64_t at, __m512 column[EDGE]) {
     EACH(quarter, 4) {
         __m512 part[4];
         EACH(i, 4) {
@@ -77,7 +77,7 @@ INLINE void transpose(const float *const row[EDGE], int64_t at, __m512 column[ED
 /* Packs half of a tile of a right operand: EDGE rows of numbers, or with `columns` EDGE columns. */
 INLINE void pack_half(const float *const row[EDGE], int64_t at, const int columns, brain *to) {
     __m512 packed[EDGE];
-    if (columns) transpose(row, at, packed);
+    if (columns) transpose_rows(row, at, packed);
     else EACH(r, EDGE) packed[r] = _mm512_loadu_ps(row[r] + at);
     EACH(pair, EDGE / 2) _mm512_store_si512(to + pair * DEPTH, paired(rounded(packed[2 * pair], packed[2 * pair + 1])));
 }
@@ -435,8 +435,8 @@ static void pack_images(const struct weights_job *j, const struct view *v, brain
         find_pixels(j, v, &place, pixel);
         for (int64_t channel = 0; channel < v->channels; channel += EDGE) {
             __m512 low[EDGE], high[EDGE];
-            transpose(pixel, channel, low);
-            transpose(pixel + EDGE, channel, high);
+            transpose_rows(pixel, channel, low);
+            transpose_rows(pixel + EDGE, channel, high);
             EACH(r, EDGE) _mm512_store_si512(to + (channel + r) * j->length + at, rounded(low[r], high[r]));
         }
     }

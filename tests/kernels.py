@@ -1,0 +1,15 @@
+"""What tests of the compiled kernels need."""
+
+import pytest
+import torch
+
+from metalearn.nn import native
+
+
+def require_kernels(dtype: torch.dtype = torch.float32) -> native.Kernels:
+    """The kernels for a type. Skips the test where there is no compiler; kernels that do not compile are a failure."""
+    if native._compiler() is None:
+        pytest.skip("no C compiler")
+    kernels = native.compiled(dtype)
+    assert kernels is not None, "the kernels do not compile here; the log says why"
+    return kernels
