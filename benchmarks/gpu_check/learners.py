@@ -9,6 +9,7 @@ from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
+from metalearn.algorithms.in_context import in_context
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=1.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
+    "in_context": lambda model: in_context(model=model, width=32, heads=4, layers=2),
     "scratch": lambda model: scratch(model=model, inner_lr=0.1, eval_steps=2),
     "finetune": lambda model: finetune(model=model, inner_lr=0.1, eval_steps=2, ways=WAYS, whole=False),
     "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.1, eval_steps=2, scale=2.0, task_scale=2.0),

@@ -141,13 +141,16 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
     assert slope == pytest.approx(fourth_order, rel=1e-6)
 
 
+WITHOUT_STEPS = ("protonet", "matching", "r2d2", "in_context", "simpleshot", "supervised")
+
+
 @every_learner
 def test_every_inner_step_is_evaluated(name: str) -> None:
     """Column i of an evaluation has the values of the predictor after i inner steps."""
     learner = LEARNERS[name](network())
     params, episode = start_of(learner), evaluation_episode(learner, 1 if learner.evaluated_on == "tasks" else 4)
     values = learner.evaluate(params, episode)
-    columns = 1 if name in ("protonet", "matching", "r2d2", "simpleshot", "supervised") else STEPS["eval_steps"] + 1
+    columns = 1 if name in WITHOUT_STEPS else STEPS["eval_steps"] + 1
     assert {value.shape[1] for value in values.values()} == {columns}
     for step in range(int(columns)):
         logits = learner.adapt(params, episode.support, step)(episode.query.x)
@@ -193,6 +196,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "protonet": written_out.gradient(written_out.protonet),
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
+    "in_context": written_out.gradient(written_out.in_context(heads=2, layers=2)),
     "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
     "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
     "imaml_damped": written_out.imaml(lr=0.1, steps=2, strength=2.0, damping=1.0, cg_strength=12.0),
