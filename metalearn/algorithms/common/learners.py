@@ -113,6 +113,13 @@ class SupportLoss:
             return None
         return network.gradient(params, x, y, twice=self.order == 2)
 
+    def stepped(self, params: Params, step: int, rate: float) -> Params | None:
+        """The parameters after a step of gradient descent; None if the network is not computed as a whole."""
+        network, (x, y) = self.model.network, self.support
+        if network is None or not is_packed(params):
+            return None
+        return network.stepped(params, x, y, rate, twice=self.order == 2)
+
 
 def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int) -> None:
     """Raises ValueError for a rate that is not above 0, or a negative number of steps."""
