@@ -261,8 +261,8 @@ class _Step(Function):
 
 
 def _times(factors: Tensor, gradient: Tensor) -> Tensor:
-    """Each task's gradient times its factor; the gradient itself if all factors are the constant 1."""
-    if not factors.requires_grad and bool((factors == 1).all()):
+    """Each task's gradient times its factor; the gradient itself if all factors are one constant 1, as for a sum."""
+    if not factors.requires_grad and factors.stride(0) == 0 and factors[0].item() == 1:
         return gradient
     return factors.unsqueeze(1) * gradient
 

@@ -6,7 +6,7 @@ directions and the new state. A step subtracts the rate times the directions.
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,17 +22,16 @@ class TaskLoss(Protocol):
         ...
 
 
-@runtime_checkable
-class HasGradient(Protocol):
-    """A loss that may know its gradient; each method gives None if it does not."""
+class KnowsItsGradient:
+    """The base of losses that may compute more than their value; each method gives None if they do not."""
 
     def gradient(self, params: Params, step: int) -> Params | None:
         """The gradient of the sum of the losses, at an inner step."""
-        ...
+        return None
 
     def stepped(self, params: Params, step: int, rate: float) -> Params | None:
         """The parameters after an inner step of plain gradient descent."""
-        ...
+        return None
 
 
 Rate = float | Params
@@ -157,7 +156,7 @@ def descent(
 
 def _stepped(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
     """A step of plain gradient descent that the loss itself takes; None if it does not."""
-    if not isinstance(loss, HasGradient) or not isinstance(rate, float | int):
+    if not isinstance(loss, KnowsItsGradient) or not isinstance(rate, float | int):
         return None
     with _graph_of(order):
         return loss.stepped(params, step, rate)
@@ -171,7 +170,7 @@ def _graph_of(order: int) -> torch.set_grad_enabled:
 def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
     """The gradient of the sum of the losses; its graph is kept for `order` 2."""
     with torch.enable_grad():
-        direct = loss.gradient(params, step) if isinstance(loss, HasGradient) else None
+        direct = loss.gradient(params, step) if isinstance(loss, KnowsItsGradient) else None
         if direct is not None:
             return direct
         total = loss(params, step).sum()

@@ -15,7 +15,7 @@ from metalearn.algorithms.common.functional import (
     results,
     total_of,
 )
-from metalearn.algorithms.common.inner import last
+from metalearn.algorithms.common.inner import KnowsItsGradient, last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.packing import is_packed
@@ -96,7 +96,7 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
 
 
 @dataclass(frozen=True)
-class SupportLoss:
+class SupportLoss(KnowsItsGradient):
     """The inner objective: each task's loss [t] on its own support set. `order` as for `descent`."""
 
     model: Model
