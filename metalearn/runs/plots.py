@@ -80,7 +80,8 @@ class Panel(NamedTuple):
 
 def by_inner_step(panels: Sequence[Panel], metric: str, path: Path) -> Path:
     """Draws tests against inner steps, the panels side by side. A dashed line has the value of a learner without inner
-    steps. The axis of steps is linear up to 1, and logarithmic behind it."""
+    steps. The axis of steps is linear up to 1, and logarithmic behind it; errors above twice the largest one before any
+    step are out of the picture."""
     figure, places = new_axes(4.6 * len(panels), 4.8, columns=len(panels), sharey=True)
     places = [places] if len(panels) == 1 else list(places)
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
@@ -101,6 +102,9 @@ def by_inner_step(panels: Sequence[Panel], metric: str, path: Path) -> Path:
         axes.set_xlabel("inner steps")
         axes.set_yscale("log" if metric == "mse" else "linear")
         axes.grid(alpha=0.3)
+    if metric == "mse":
+        starts = [values[0] for panel in panels for values in panel.lines.values() if 0 in values]
+        places[0].set_ylim(top=2 * max(starts))
     places[0].set_ylabel("test accuracy" if metric == "accuracy" else "test: mean squared error")
     figure.legend(*places[-1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return save(figure, path)
