@@ -14,6 +14,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
@@ -49,6 +50,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=1.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
+    "metaoptnet": lambda model: metaoptnet(model=model, cost=0.1, ridge=1.0, scale=1.0),
     "scratch": lambda model: scratch(model=model, inner_lr=0.1, eval_steps=2),
     "finetune": lambda model: finetune(model=model, inner_lr=0.1, eval_steps=2, ways=WAYS, whole=False),
     "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.1, eval_steps=2, scale=2.0, task_scale=2.0),

@@ -16,6 +16,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
@@ -74,6 +75,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=2.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
+    "metaoptnet": lambda model: metaoptnet(model=model, cost=0.3, ridge=0.5, scale=2.0),
     "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),
     "finetune_whole": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=True),
     "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.3, eval_steps=3, scale=10.0, task_scale=2.0),

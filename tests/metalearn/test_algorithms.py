@@ -144,7 +144,7 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
     assert slope == pytest.approx(fourth_order, rel=1e-6)
 
 
-ONE_COLUMN = ("protonet", "matching", "r2d2", "simpleshot", "simpleshot_centred", "supervised")
+ONE_COLUMN = ("protonet", "matching", "r2d2", "metaoptnet", "simpleshot", "simpleshot_centred", "supervised")
 
 
 @every_learner
