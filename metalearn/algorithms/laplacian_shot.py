@@ -23,6 +23,7 @@ from metalearn.algorithms.common.learners import (
     evaluated_together,
     one_hot,
     squared_distances,
+    squared_distances_by_products,
 )
 from metalearn.algorithms.common.pretrained import pretrained
 from metalearn.checks import real_number, true_or_false, whole_number
@@ -73,7 +74,7 @@ def laplacian_shot(
 
 def affinities(z: Tensor, neighbours: int) -> Tensor:
     """W [t, n, n] of features [t, n, d]: W[q, p] is 1 if p is one of the nearest other samples of q, else 0."""
-    distances = squared_distances(z, z)
+    distances = squared_distances_by_products(z, z)
     distances.diagonal(dim1=1, dim2=2).fill_(torch.inf)
     nearest = distances.topk(min(neighbours, z.shape[1] - 1), dim=2, largest=False).indices
     return torch.zeros_like(distances).scatter_(2, nearest, 1.0)

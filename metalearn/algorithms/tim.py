@@ -21,7 +21,7 @@ from metalearn.algorithms.common.learners import (
     class_means,
     evaluated_together,
     one_hot,
-    squared_distances,
+    squared_distances_by_products,
 )
 from metalearn.algorithms.common.pretrained import pretrained
 from metalearn.checks import real_number
@@ -66,7 +66,7 @@ def tim(
     features, learner = pretrained(model, centred=centred)
 
     def logits(z: Tensor, adapted: Params) -> Tensor:
-        return -temperature / 2 * squared_distances(z, adapted[VECTORS])
+        return -temperature / 2 * squared_distances_by_products(z, adapted[VECTORS])
 
     def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
         known, queries = features(params, support, x)

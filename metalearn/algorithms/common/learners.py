@@ -178,6 +178,12 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
 
 
+def squared_distances_by_products(a: Tensor, b: Tensor) -> Tensor:
+    """As `squared_distances`, in less time and memory. They have the rounding errors of ‖a‖² and ‖b‖²."""
+    squares = a.square().sum(dim=2, keepdim=True) + b.square().sum(dim=2).unsqueeze(1)
+    return squares - 2 * a @ b.transpose(1, 2)
+
+
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """The cosines between the vectors `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
     return torch.nn.functional.normalize(a, dim=2) @ torch.nn.functional.normalize(b, dim=2).transpose(1, 2)
