@@ -137,6 +137,8 @@ class Algorithm(NamedTuple):
     A learner may be trained on single samples (`trained_on`). Then it takes one episode whose queries are the samples
     of a micro-batch, and every per-task value above is a per-sample value. `evaluated_on` says the same of evaluation.
     `classify` gives the logits of such samples, if they are not the outputs of the model.
+
+    A learner is `transductive` if it predicts the queries of a task together, even if its model is not transductive.
     """
 
     init: Callable[[Generator], Params]
@@ -148,6 +150,7 @@ class Algorithm(NamedTuple):
     trained_on: Unit = "tasks"
     evaluated_on: Unit = "tasks"
     classify: Apply | None = None
+    transductive: bool = False
 
 
 class TaskSource(Protocol):

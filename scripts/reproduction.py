@@ -238,10 +238,10 @@ _HEAD = """# Results
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
 the paper's figure compares it with the mean of our seeds: *within* means that they differ by no more than both
 intervals allow, *above* that ours is better, *below* that ours is worse. In one table, rows with the same number of
-queries have the same test tasks. A *transductive* evaluation normalises all queries of a task together; an inductive
-one normalises them by the statistics of the support set. *Minutes* are those of training and validation, with one core
-for each worker. The [commands](#commands) stand at the end; `python scripts/reproduce.py --render` draws this page
-from `results/*.json`."""
+queries have the same test tasks. A *transductive* evaluation normalises, or predicts, all queries of a task together;
+an inductive one normalises them by the statistics of the support set. *Minutes* are those of training and validation,
+with one core for each worker. The [commands](#commands) stand at the end; `python scripts/reproduce.py --render` draws
+this page from `results/*.json`."""
 
 _COMMANDS = (
     "", "## Commands", "",

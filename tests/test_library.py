@@ -133,7 +133,7 @@ def test_importing_the_package_imports_no_torch() -> None:
     assert run.stdout == "set()\n", run.stderr
 
 
-@pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot"])
+@pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot"])
 def test_what_is_trained_on_samples_is_evaluated_on_tasks(name: str) -> None:
     tasks = metalearn.named("glyph_pretraining", train_classes=20)
     sizes = {"meta_batch_size": 30, "task_chunk": 15, "val_tasks": 4, "test_tasks": 4}

@@ -10,16 +10,19 @@ from metalearn.algorithms.boil import boil
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
+from metalearn.algorithms.laplacian_shot import laplacian_shot
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
 from metalearn.algorithms.scratch import scratch
 from metalearn.algorithms.simpleshot import simpleshot
 from metalearn.algorithms.supervised import supervised
+from metalearn.algorithms.tim import tim
 from metalearn.models.conv4 import conv4
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.glyphs import glyph_characters
@@ -49,14 +52,21 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "matching": lambda model: matching(model=model, scale=1.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
     "in_context": lambda model: in_context(model=model, width=32, heads=4, layers=2),
+    "metaoptnet": lambda model: metaoptnet(model=model, cost=0.1, ridge=1.0, scale=1.0),
     "scratch": lambda model: scratch(model=model, inner_lr=0.1, eval_steps=2),
     "finetune": lambda model: finetune(model=model, inner_lr=0.1, eval_steps=2, ways=WAYS, whole=False),
     "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.1, eval_steps=2, scale=2.0, task_scale=2.0),
-    "simpleshot": lambda model: simpleshot(model=model),
+    "simpleshot": lambda model: simpleshot(model=model, centred=True),
+    "tim": lambda model: tim(
+        model=model, inner_lr=0.01, eval_steps=2, temperature=15.0, support_weight=0.1, conditional_weight=0.1
+    ),
+    "laplacian_shot": lambda model: laplacian_shot(
+        model=model, strength=1.0, neighbours=2, eval_steps=2, rectified=True, centred=True
+    ),
     "supervised": lambda model: supervised(model=model),
 }
 
-ON_SAMPLES = ("finetune", "baseline_pp", "simpleshot", "supervised")
+ON_SAMPLES = ("finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot", "supervised")
 """The algorithms that are trained on samples."""
 
 

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import results, start_of, summed, sums_by_name
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed, weights_of
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
@@ -102,11 +102,6 @@ def reptile(
 
 
 # The carried state
-
-
-def weights_of(params: Params) -> Params:
-    """The meta-parameters without the state."""
-    return {name: value for name, value in params.items() if not name.startswith(STATE)}
 
 
 def first_state(inner: InnerOptimizer, weights: Params) -> Params:

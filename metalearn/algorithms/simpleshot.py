@@ -1,41 +1,32 @@
 """SimpleShot, Wang et al. 2019 (arXiv 1911.04623): a classifier of all training classes, then nearest means.
 
 The network is trained as in supervised learning. A task compares features of length 1, "L2N" in the paper: a query
-belongs to the class whose mean is nearest. Nothing is trained on a task. The paper's "CL2N", which first subtracts the
-mean of all training features, is not here.
+belongs to the class whose mean is nearest. With `centred`, "CL2N", the mean of the training features is subtracted
+first. Nothing is trained on a task.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import (
-    class_means,
-    comparing_learner,
-    features_and_head,
-    one_hot,
-    squared_distances,
-    trained_on_samples,
-)
+from metalearn.algorithms.common.learners import class_means, comparing_learner, one_hot, squared_distances
+from metalearn.algorithms.common.pretrained import pretrained
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
-def simpleshot(*, model: Model) -> Algorithm:
+def simpleshot(*, model: Model, centred: bool = False) -> Algorithm:
     """Supervised learning, then nearest means of features of length 1.
 
     Args:
         model: the network; its head has an output for every training class.
+        centred: subtract the mean of the training features from all features.
 
     Raises:
-        ValueError: a model without a linear head.
+        ValueError: `centred` is no bool, or a model without a linear head.
     """
-    features, _ = features_and_head(model)
+    features, learner = pretrained(model, centred=centred)
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        theta = per_task(params, support.x.shape[0])
-        known, queries = features(theta, support.x), features(theta, x, support.x)
-        means = class_means(F.normalize(known, dim=2), one_hot(support, known.dtype))
-        return -squared_distances(F.normalize(queries, dim=2), means)
+        known, queries = features(params, support, x)
+        return -squared_distances(queries, class_means(known, one_hot(support, known.dtype)))
 
     nearest = comparing_learner(model, compare, model.init)
-    return trained_on_samples(model.apply, model.init, nearest.evaluate, nearest.adapt)
+    return learner(nearest.evaluate, nearest.adapt)

@@ -107,7 +107,7 @@ def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Para
         try:
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split)
-            figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.model.transductive}
+            figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.transductive}
             report(request, job, saved, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
             strategy.close(failure=error)

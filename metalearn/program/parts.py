@@ -44,6 +44,11 @@ class Parts(NamedTuple):
     checkpointer: Checkpointer
     open_log: OpenLog
 
+    @property
+    def transductive(self) -> bool:
+        """Whether the queries of a task see each other."""
+        return self.model.transductive or self.algorithm.transductive
+
 
 def assemble(job: Job) -> Parts:
     """Builds every component, which checks its values.

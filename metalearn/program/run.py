@@ -81,7 +81,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         write_table(job.run_dir / "test.csv", values)
         test = summary(values, run.evaluation.unit) | check_unseen(seen, parts.source, "test", job.config.seen_classes)
         run_log.evaluation(progress.step, "test", test)
-        result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.model.transductive}}
+        result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.transductive}}
         figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
         run_log.result(config, figures)
     finally:

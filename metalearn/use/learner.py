@@ -87,7 +87,7 @@ class Learner:
 
     `name` is its algorithm. `ways` is the number of classes of every task, None if any number will do or if it learns
     real numbers; `trained_ways` and `shots` are those of the run's tasks. `form` is that of its pictures, None for real
-    numbers. If it is `transductive`, all pictures of a call of `predict` are normalised together.
+    numbers. If it is `transductive`, all pictures of a call of `predict` are normalised, or predicted, together.
     """
 
     name: str

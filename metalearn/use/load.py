@@ -48,7 +48,8 @@ def load(
         plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
         transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
             depend on other queries. If true, all queries of a call are normalised together, as a run with
-            model.transductive=true does in its test.
+            model.transductive=true does in its test. Runs of algorithm=tim and algorithm=laplacian_shot predict all
+            queries of a call together in any case.
         device: `cpu` or `cuda`.
 
     Raises:
@@ -177,7 +178,7 @@ def _learner(
         )
     learner = Learner(
         name=name, ways=None, trained_ways=classes, shots=config.dataset.get("shots"),
-        transductive=model.transductive, form=form, _algorithm=algorithm, _params=params,
+        transductive=model.transductive or algorithm.transductive, form=form, _algorithm=algorithm, _params=params,
     )  # fmt: skip
     return learner if form is None or classes is None else replace(learner, ways=_ways(learner, form, classes))
 

@@ -12,16 +12,19 @@ from metalearn.algorithms.common import inner
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
+from metalearn.algorithms.laplacian_shot import laplacian_shot
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
 from metalearn.algorithms.scratch import scratch
 from metalearn.algorithms.simpleshot import simpleshot
 from metalearn.algorithms.supervised import supervised
+from metalearn.algorithms.tim import tim
 from metalearn.models.conv4 import conv4
 from metalearn.types import Algorithm, Batch, Episode, Model, Params, Unit
 
@@ -29,6 +32,9 @@ FLOAT64 = torch.float64
 WAYS, SIZE = 3, 12
 STEPS = {"inner_lr": 0.3, "inner_steps": 2, "eval_steps": 3}
 PP = {"multi_step_until": 10, "first_order_until": 0, "learned_rates": True, "per_step_norm": True}
+
+TIM = {"inner_lr": 0.1, "eval_steps": 3, "temperature": 8.0, "support_weight": 0.4, "conditional_weight": 0.2}
+LAPLACIAN = {"strength": 0.7, "neighbours": 2, "eval_steps": 3}
 
 OPTIMIZERS = {
     "momentum": inner.momentum(momentum=0.8),
@@ -71,10 +77,16 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "matching": lambda model: matching(model=model, scale=2.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
     "in_context": lambda model: in_context(model=model, width=8, heads=2, layers=2),
+    "metaoptnet": lambda model: metaoptnet(model=model, cost=0.3, ridge=0.5, scale=2.0),
     "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),
     "finetune_whole": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=True),
     "baseline_pp": lambda model: baseline_pp(model=model, inner_lr=0.3, eval_steps=3, scale=10.0, task_scale=2.0),
     "simpleshot": lambda model: simpleshot(model=model),
+    "simpleshot_centred": lambda model: simpleshot(model=model, centred=True),
+    "tim": lambda model: tim(model=model, **TIM),
+    "tim_centred": lambda model: tim(model=model, **TIM, centred=True),
+    "laplacian_shot": lambda model: laplacian_shot(model=model, **LAPLACIAN, rectified=False, centred=False),
+    "laplacian_shot_rectified": lambda model: laplacian_shot(model=model, **LAPLACIAN, rectified=True, centred=True),
     "scratch": lambda model: scratch(model=model, inner_lr=0.3, eval_steps=3),
     "supervised": lambda model: supervised(model=model),
     **{

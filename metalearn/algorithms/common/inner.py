@@ -6,7 +6,7 @@ directions and the new state. A step subtracts the rate times the directions.
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ Rate = float | Params
 """One rate for all parameters, or one for each, of a shape that broadcasts to the parameter's."""
 
 State = dict[str, Params]
+
+Point = TypeVar("Point")
 
 
 class InnerOptimizer(NamedTuple):
@@ -180,8 +182,8 @@ def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
     return dict(zip(params, grads, strict=True))
 
 
-def last(path: Iterator[Params]) -> Params:
-    """The end of a path; the parameters before it are not kept."""
+def last(path: Iterator[Point]) -> Point:
+    """The end of a path; what comes before it is not kept."""
     for end in path:
         final = end
     return final

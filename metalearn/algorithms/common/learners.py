@@ -19,7 +19,7 @@ from metalearn.algorithms.common.inner import KnowsItsGradient, last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.packing import is_packed
-from metalearn.types import Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
+from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
 
 RATE = "inner_lr."
 """The prefix of the names of learned inner rates."""
@@ -34,6 +34,10 @@ each. `metalearn.algorithms.common.inner.descent` explains `order`."""
 
 Compare = Callable[[Params, Batch, Tensor], Tensor]
 """`compare(params, support, x)`: logits [t, n, ways] of the queries `x`."""
+
+PathOfLogits = Callable[[Params, Batch, Tensor, int], Iterator[Tensor]]
+"""`path(params, support, x, steps)` yields the logits [t, n, ways] of the queries `x`, before the first step and after
+each."""
 
 
 # Learners that adapt by descent
@@ -181,9 +185,37 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
 
 
+def squared_distances_by_products(a: Tensor, b: Tensor) -> Tensor:
+    """As `squared_distances`, in less time and memory. They have the rounding errors of ‖a‖² and ‖b‖²."""
+    squares = a.square().sum(dim=2, keepdim=True) + b.square().sum(dim=2).unsqueeze(1)
+    return squares - 2 * a @ b.transpose(1, 2)
+
+
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """The cosines between the vectors `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
     return torch.nn.functional.normalize(a, dim=2) @ torch.nn.functional.normalize(b, dim=2).transpose(1, 2)
+
+
+# Learners whose steps need the queries
+
+
+def evaluated_together(path: PathOfLogits, eval_steps: int) -> tuple[Evaluate, Adapt]:
+    """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that predicts all queries of a task along `path`."""
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        columns = [objective(logits, query.y) for logits in path(params, support, query.x, eval_steps)]
+        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return last(path(params, support, x, eval_steps if steps is None else steps))
+
+        return predict
+
+    return evaluate, adapt
 
 
 # Learners that are trained on samples, and evaluated on tasks
@@ -201,6 +233,11 @@ def trained_on_samples(classify: Apply, init: Init, evaluate: Evaluate, adapt: A
 
 
 # The parts of a model
+
+
+def weights_of(params: Params) -> Params:
+    """The meta-parameters without the state."""
+    return {name: value for name, value in params.items() if not name.startswith(STATE)}
 
 
 def features_and_head(model: Model) -> tuple[Apply, Stage]:

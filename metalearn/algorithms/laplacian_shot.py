@@ -1,0 +1,90 @@
+"""LaplacianShot, Ziko et al. 2020 (arXiv 2006.15486).
+
+The network is trained as in supervised learning. A query is compared with the class means of the support set, all in
+features of length 1, and with the queries nearest to it, which should have its class. Their assignments y to the
+classes are found together, by bound updates, y ← softmax(−a + λ W y), from y = softmax(−a). Here a has
+the squared distances of the queries to the means, and W[q, p] is 1 if p is among the nearest neighbours of q, else 0.
+So the learner is transductive, whatever the model.
+
+With `rectified`, the queries are first shifted by the difference of the means of both sets, and each class mean is
+taken anew over all samples, support and queries, that are nearest to it by cosine, weighted by a softmax of ten times
+the cosines (Liu et al. 2020, arXiv 1911.10713).
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.algorithms.common.learners import (
+    class_means,
+    cosines,
+    evaluated_together,
+    one_hot,
+    squared_distances,
+    squared_distances_by_products,
+)
+from metalearn.algorithms.common.pretrained import pretrained
+from metalearn.checks import real_number, true_or_false, whole_number
+from metalearn.types import Algorithm, Batch, Model, Params
+
+SHARPNESS = 10.0
+"""The factor of the cosines in the weights of `rectified_means`; that of both papers."""
+
+
+def laplacian_shot(
+    *, model: Model, strength: float, neighbours: int, eval_steps: int, rectified: bool, centred: bool
+) -> Algorithm:
+    """Supervised learning, then nearest means, where near queries get the same class.
+
+    Args:
+        model: the network; its head has an output for every training class.
+        strength: λ, the weight of the neighbours.
+        neighbours: how many of the other queries are neighbours of a query; all, if a task has fewer.
+        eval_steps: bound updates in validation and test. Without any, a query goes to the nearest mean.
+        rectified: take the class means over the queries, too.
+        centred: subtract the mean of the training features from all features.
+
+    Raises:
+        ValueError: a negative strength or number of updates, no neighbours, a switch that is no bool, or a model
+            without a linear head.
+    """
+    real_number("strength", strength, at_least=0)
+    whole_number("neighbours", neighbours, at_least=1)
+    whole_number("eval_steps", eval_steps, at_least=0)
+    true_or_false("rectified", rectified)
+    features, learner = pretrained(model, centred=centred)
+
+    def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
+        known, queries = features(params, support, x)
+        means = class_means(known, one_hot(support, known.dtype))
+        if rectified:
+            queries = queries + known.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
+            means = rectified_means(torch.cat([known, queries], dim=1), means)
+        distances, weights = squared_distances(queries, means), affinities(queries, neighbours)
+        logits = -distances
+        yield logits
+        for _ in range(steps):
+            logits = -distances + strength * weights @ logits.softmax(dim=2)
+            yield logits
+
+    return learner(*evaluated_together(path, eval_steps))._replace(transductive=True)
+
+
+def affinities(z: Tensor, neighbours: int) -> Tensor:
+    """W [t, n, n] of features [t, n, d]: W[q, p] is 1 if p is one of the nearest other samples of q, else 0."""
+    distances = squared_distances_by_products(z, z)
+    distances.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    nearest = distances.topk(min(neighbours, z.shape[1] - 1), dim=2, largest=False).indices
+    return torch.zeros_like(distances).scatter_(2, nearest, 1.0)
+
+
+def rectified_means(z: Tensor, means: Tensor) -> Tensor:
+    """The means [t, ways, d] over the samples `z` [t, n, d] that are nearest to each of `means` by cosine, weighted by
+    their softmax. The mean of a class without any such sample stays."""
+    similar = cosines(z, means)
+    nearest = F.one_hot(similar.argmax(dim=2), means.shape[1]).to(z.dtype)
+    sums = (nearest * (SHARPNESS * similar).softmax(dim=2)).transpose(1, 2) @ z
+    counts = nearest.sum(dim=1).unsqueeze(2)
+    return torch.where(counts > 0, sums / counts.clamp_min(1), means)

@@ -1,0 +1,162 @@
+"""MetaOptNet, Lee et al. 2019 (arXiv 1904.03758), with a support vector machine.
+
+The head of every task is the linear multi-class support vector machine of Crammer and Singer (2001), solved to its
+optimum. Its dual has α [n, k] for n support samples with features X, K = X Xᵀ, and one-hot classes Y:
+
+    minimise ½ tr(αᵀ (K + δ I) α) − tr(Yᵀ α)   so that   α ≤ C Y,   Σ_k α_ik = 0.
+
+The weights are Xᵀ α, and the logits of a query are γ x′ᵀ Xᵀ α; γ is learned with the network. δ is the authors': it
+makes the solution unique. The meta-gradient is the derivative of the solution itself, by the implicit function theorem;
+it does not depend on how the solution was found.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.checks import real_number
+from metalearn.types import Algorithm, Batch, Model, Params
+
+SCALE = "svm.scale"
+
+_TOLERANCE = 1e-13
+"""The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start."""
+
+_MOST_STEPS = 60
+"""Of an interior point; it takes about a dozen."""
+
+
+def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algorithm:
+    """Learns features from which a support vector machine predicts the classes of a task.
+
+    Args:
+        model: the network; its head is left out.
+        cost: C, the price of a support sample on the wrong side of its margin.
+        ridge: δ, which is added to the diagonal of the kernel matrix.
+        scale: the initial γ.
+
+    Raises:
+        ValueError: a cost, ridge or scale that is not above 0, or a model without a linear head.
+    """
+    real_number("cost", cost, above=0)
+    real_number("ridge", ridge, above=0)
+    real_number("scale", scale, above=0)
+    features, _ = features_and_head(model)
+    network = without_head(model)
+
+    def init(generator: Generator) -> Params:
+        return network(generator) | {SCALE: torch.tensor([scale])}
+
+    def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
+        theta = per_task(params, support.x.shape[0])
+        known, queries = features(theta, support.x), features(theta, x, support.x)
+        exact = known.double()
+        kernel = exact @ exact.transpose(1, 2)
+        eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
+        alpha = support_vectors(kernel + ridge * eye, one_hot(support, kernel.dtype), cost)
+        weights = (exact.transpose(1, 2) @ alpha).to(known.dtype)
+        return params[SCALE] * (queries @ weights)
+
+    return comparing_learner(model, compare, init)
+
+
+# The quadratic program
+
+
+class Point(NamedTuple):
+    """Probabilities P [t, n, k], the multipliers Z [t, n, k] of P ≥ 0, and those of Σ_k P_ik = 1, ν [t, n]."""
+
+    p: Tensor
+    z: Tensor
+    nu: Tensor
+
+
+def support_vectors(kernel: Tensor, y: Tensor, cost: float) -> Tensor:
+    """α [t, n, k] of the dual, for a positive definite `kernel` [t, n, n] and classes `y` [t, n, k] as by `one_hot`, of
+    float64. Its derivative by the kernel is exact where no p_ik and its multiplier are both zero.
+
+    With α = C (Y − P), the rows of P are probabilities. They minimise ½ tr((Y − P)ᵀ K (Y − P)) + tr(Yᵀ P) / C.
+    """
+    with torch.no_grad():
+        point = interior_point(kernel, y, cost)
+        system = NewtonSystem(kernel, point)
+    # A Newton step from the solution: zero, and its derivative by the kernel is that of the solution.
+    p = point.p + system.solve(-dual_residual(kernel, y, cost, point), torch.zeros_like(point.nu))[0]
+    return cost * (y - p)
+
+
+def dual_residual(kernel: Tensor, y: Tensor, cost: float, point: Point) -> Tensor:
+    """The slope of the objective minus Z and ν, [t, n, k]; zero at the solution."""
+    return kernel @ (point.p - y) + y / cost - point.z - point.nu.unsqueeze(2)
+
+
+class NewtonSystem:
+    """(K + D_k) Δp_k − Δν = r_k for every class k, and Σ_k Δp_k = s, where D = Z / P. Given Δν, each class has a system
+    of its own; Δν solves the sum of these systems."""
+
+    def __init__(self, kernel: Tensor, point: Point) -> None:
+        ratios = (point.z / point.p).transpose(1, 2)
+        roots = torch.linalg.cholesky(kernel.unsqueeze(1) + torch.diag_embed(ratios))
+        self.inverses = torch.cholesky_inverse(roots)
+        self.root = torch.linalg.cholesky(self.inverses.sum(dim=1))
+
+    def solve(self, r: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Δp [t, n, k] and Δν [t, n] for r [t, n, k] and s [t, n]."""
+        free = self._by_class(r)
+        nu = torch.cholesky_solve((s - free.sum(dim=2)).unsqueeze(2), self.root)
+        return free + self._by_class(nu.expand_as(r)), nu.squeeze(2)
+
+    def _by_class(self, r: Tensor) -> Tensor:
+        return (self.inverses @ r.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
+
+
+def interior_point(kernel: Tensor, y: Tensor, cost: float) -> Point:
+    """The solution, by the predictor and corrector steps of Mehrotra (1992). A task stops as soon as it is solved, so
+    its bits do not depend on the others."""
+    p = torch.full_like(y, 1 / y.shape[2])
+    slope = kernel @ (p - y) + y / cost
+    largest = slope.abs().amax(dim=(1, 2), keepdim=True)
+    nu = slope.amin(dim=2) - largest.squeeze(2)
+    point = Point(p, slope - nu.unsqueeze(2), nu)
+    for _ in range(_MOST_STEPS):
+        unsolved = (point.p * point.z).amax(dim=(1, 2), keepdim=True) > _TOLERANCE * largest
+        if not unsolved.any():
+            break
+        after = _predicted_and_corrected(kernel, y, cost, point)
+        point = Point(
+            torch.where(unsolved, after.p, point.p),
+            torch.where(unsolved, after.z, point.z),
+            torch.where(unsolved.squeeze(2), after.nu, point.nu),
+        )
+    return point
+
+
+def _predicted_and_corrected(kernel: Tensor, y: Tensor, cost: float, point: Point) -> Point:
+    p, z, nu = point
+    system = NewtonSystem(kernel, point)
+    of_slope, of_sum = -dual_residual(kernel, y, cost, point), 1 - p.sum(dim=2)
+
+    def towards(products: Tensor) -> Point:
+        """The direction in which P ∘ Z would change by `products` [t, n, k]."""
+        of_p, of_nu = system.solve(of_slope + products / p, of_sum)
+        return Point(of_p, (products - z * of_p) / p, of_nu)
+
+    gap = (p * z).mean(dim=(1, 2), keepdim=True)
+    predicted = towards(-p * z)
+    length = _length(point, predicted)
+    left = ((p + length * predicted.p) * (z + length * predicted.z)).mean(dim=(1, 2), keepdim=True)
+    corrected = towards(gap * (left / gap) ** 3 - p * z - predicted.p * predicted.z)
+    length = 0.99 * _length(point, corrected)
+    return Point(p + length * corrected.p, z + length * corrected.z, nu + length.squeeze(2) * corrected.nu)
+
+
+def _length(point: Point, direction: Point) -> Tensor:
+    """The longest step of at most 1, for each task [t, 1, 1], at whose end no probability or multiplier is negative."""
+    steps = [
+        torch.where(d < 0, -value / d, torch.inf).amin(dim=(1, 2), keepdim=True)
+        for value, d in ((point.p, direction.p), (point.z, direction.z))
+    ]
+    return torch.minimum(*steps).clamp_max(1)

@@ -1,0 +1,90 @@
+"""TIM, Boudiaf et al. 2020 (arXiv 2008.11297), by gradient descent ("TIM-GD").
+
+The network is trained as in supervised learning. A task has a vector w_k for each class, at first the mean of its
+support features. The probability of class k for features z, of length 1, is a softmax over −τ/2 ‖z − w_k‖². All
+queries of a task together move these vectors, by Adam on
+
+    λ · cross-entropy of the support set − H(Y) + α · H(Y | X).
+
+H(Y) is the entropy of the mean of the queries' probabilities: it makes the classes equally frequent. H(Y | X) is the
+mean of the entropies of each query: it makes predictions sure. So the learner is transductive, whatever the model.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from metalearn.algorithms.common.functional import objective
+from metalearn.algorithms.common.inner import adam, constant, descent
+from metalearn.algorithms.common.learners import (
+    check_descent,
+    class_means,
+    evaluated_together,
+    one_hot,
+    squared_distances_by_products,
+)
+from metalearn.algorithms.common.pretrained import pretrained
+from metalearn.checks import real_number
+from metalearn.types import Algorithm, Batch, Model, Params
+
+VECTORS = "vectors"
+"""The classes' vectors of a task, [t, ways, d]."""
+
+ADAM = adam(beta1=0.9, beta2=0.999, eps=1e-8)
+"""The authors'."""
+
+
+def tim(
+    *,
+    model: Model,
+    inner_lr: float,
+    eval_steps: int,
+    temperature: float,
+    support_weight: float,
+    conditional_weight: float,
+    centred: bool = False,
+) -> Algorithm:
+    """Supervised learning, then the largest mutual information between the queries of a task and their classes.
+
+    Args:
+        model: the network; its head has an output for every training class.
+        inner_lr: the rate of Adam's steps on a task.
+        eval_steps: Adam's steps in validation and test.
+        temperature: τ, the factor of the squared distances.
+        support_weight: λ, the weight of the support set's loss.
+        conditional_weight: α, the weight of the entropy of each query's probabilities.
+        centred: subtract the mean of the training features from all features.
+
+    Raises:
+        ValueError: a rate or temperature that is not above 0, a negative weight or number of steps, `centred` is no
+            bool, or a model without a linear head.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
+    real_number("temperature", temperature, above=0)
+    real_number("support_weight", support_weight, at_least=0)
+    real_number("conditional_weight", conditional_weight, at_least=0)
+    features, learner = pretrained(model, centred=centred)
+
+    def logits(z: Tensor, adapted: Params) -> Tensor:
+        return -temperature / 2 * squared_distances_by_products(z, adapted[VECTORS])
+
+    def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
+        known, queries = features(params, support, x)
+
+        def loss(adapted: Params, step: int) -> Tensor:
+            marginal, conditional = entropies(logits(queries, adapted))
+            of_support = objective(logits(known, adapted), support.y)["loss"]
+            return support_weight * of_support - marginal + conditional_weight * conditional
+
+        start = {VECTORS: class_means(known, one_hot(support, known.dtype))}
+        for adapted in descent(loss, start, optimizer=ADAM, rate=constant(inner_lr), steps=steps, order=0):
+            yield logits(queries, adapted)
+
+    return learner(*evaluated_together(path, eval_steps))._replace(transductive=True)
+
+
+def entropies(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """H(Y) and H(Y | X), in nats, of each task [t], for the logits [t, n, ways] of its queries."""
+    logs = logits.log_softmax(dim=2)
+    mean_logs = logs.logsumexp(dim=1).log_softmax(dim=1)
+    return -(mean_logs.exp() * mean_logs).sum(dim=1), -(logs.exp() * logs).sum(dim=2).mean(dim=1)
