@@ -190,6 +190,8 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "boil": written_out.gradient(written_out.maml(lr=0.3, steps=2, adapts="body")),
     "meta_sgd": written_out.gradient(written_out.meta_sgd(steps=2)),
     "maml_pp": written_out.gradient(written_out.maml_pp(steps=2, weights=(0.0, 1.0))),
+    "cavia": written_out.gradient(written_out.cavia(lr=0.3, steps=2, norm=2)),
+    "meta_curvature": written_out.gradient(written_out.meta_curvature(lr=0.3, steps=2)),
     "protonet": written_out.gradient(written_out.protonet),
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),

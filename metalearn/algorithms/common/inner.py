@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as computed_again
 
 from metalearn.algorithms.common.functional import leaves
 from metalearn.checks import fraction, real_number
@@ -129,21 +130,32 @@ def descent(
     rate: Callable[[int], Rate],
     steps: int,
     order: int,
+    checkpoint: bool = False,
 ) -> Iterator[Params]:
     """Descent on the losses of all tasks at once: yields `params`, then the parameters after each step.
 
     `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant
-    (first-order MAML). 0: there is none, and no graph is kept (evaluation).
+    (first-order MAML). 0: there is none, and no graph is kept (evaluation). With `checkpoint` and order 2, only the
+    parameters and the optimiser's state are kept between steps (Chen et al. 2016, arXiv 1604.06174): the derivative
+    computes each step again, and then drops it. The values stay the same.
     """
+
+    def stepped(params: Params, state: State, step: int) -> tuple[Params, State]:
+        grads = _gradient(loss, params, step, order)
+        with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
+            directions, state = optimizer.direct(grads, state, step)
+            return _moved(params, directions, rate(step)), state
+
     yield params
     state = optimizer.start(params)
     for step in range(steps):
         if order == 0:
             params = leaves(params)
-        grads = _gradient(loss, params, step, order)
-        with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
-            directions, state = optimizer.direct(grads, state, step)
-            params = _moved(params, directions, rate(step))
+        if checkpoint and order == 2:
+            # Nothing in a step is random.
+            params, state = computed_again(stepped, params, state, step, use_reentrant=False, preserve_rng_state=False)
+        else:
+            params, state = stepped(params, state, step)
         yield params
 
 
