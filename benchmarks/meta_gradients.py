@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from benchmarks.ways import PLAIN, SMOOTH, Make, Recipe, chunk_of, error, loop, 
 from metalearn.nn.native import describe
 
 Numbers = Sequence[float]
+
+IN_A_ROW = 0.1
+"""Seconds for which a way is called again and again in its turn, as in training; a longer call comes once."""
 
 
 def measure(recipes: Sequence[Recipe], rounds: int, device: str, threads: int, seconds: float) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[st
 
 
 def rounds_of(recipe: Recipe, makes: dict[str, Make], rounds: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of every way in every round. Before them, every way runs once without being measured."""
+    """Milliseconds of a call of every way in every round. Before them, every way runs once without being measured."""
     given = problem(recipe, PLAIN[recipe.kind]).to(torch.device(device))
     runs = {name: make(given) for name, make in makes.items()}
     for run in runs.values():
@@ -54,9 +57,17 @@ def rounds_of(recipe: Recipe, makes: dict[str, Make], rounds: int, device: str) 
     order = list(runs)
     for _ in range(rounds):
         for name in order:
-            times[name].append(1000 * timed(runs[name], device))
+            times[name].append(1000 * mean_of_calls(runs[name], device))
         order = [*order[1:], order[0]]
     return times
+
+
+def mean_of_calls(run: Callable[[], object], device: str) -> float:
+    """The mean seconds of a call, of as many calls as `IN_A_ROW` has time for; at least one."""
+    seconds = [timed(run, device)]
+    while sum(seconds) < IN_A_ROW:
+        seconds.append(timed(run, device))
+    return statistics.mean(seconds)
 
 
 def errors_of(recipe: Recipe, makes: dict[str, Make], device: str) -> tuple[dict[str, float], dict[str, float]]:

@@ -93,6 +93,10 @@ class Network(Protocol):
         """The gradient of each task's loss by its packed parameters; with `twice`, it has a derivative of its own."""
         ...
 
+    def stepped(self, params: Params, x: Tensor, y: Tensor, rate: float, *, twice: bool = False) -> Params:
+        """Packed parameters after a step of gradient descent; without `twice`, the gradient counts as a constant."""
+        ...
+
 
 class Model(NamedTuple):
     """A network as pure functions.

@@ -5,12 +5,13 @@
     python scripts/bench.py --short
 
 Every way computes the same second-order gradient of the same episodes from the same parameters. Each number of threads
-has its own process, which keeps freed memory as train.py does. There, every round runs every way once. The error of a
-way is the largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The
-limit is the time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution
-reaches in the same process. The budget is that of a step of our training loop: milliseconds in the kernels, between
-them, and outside the gradient (episodes, additions, update). TorchOpt and JAX are measured if they are installed.
-`processes` are runs of train.py under the strategies.
+has its own process, which keeps freed memory as train.py does. There, every round runs every way in its turn: a call
+that takes less than 0.1 s is repeated for so long, as in training, and its mean counts. The error of a way is the
+largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The limit is the
+time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution reaches in the
+same process. The budget is that of a step of our training loop: milliseconds in the kernels, between them, and outside
+the gradient (episodes, additions, update). TorchOpt and JAX are measured if they are installed. `processes` are runs of
+train.py under the strategies.
 """
 
 import argparse

@@ -58,6 +58,7 @@ class CALL(ctypes.Structure):
 
     _fields_ = [
         *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step")),
+        ("rate", ctypes.c_double),
         *((name, Address) for name in (
             "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
         )),
@@ -95,6 +96,8 @@ class Kernels:
             library.use_parallel_region(ctypes.cast(region, Address))
         fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
         self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
+        library.gather.argtypes = [Number, Address, Address, Address, Number]
+        library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
         library.new_plan.argtypes = [Address, Number, Address, Number, Number]
         library.new_plan.restype = Address
         library.kept_size.argtypes, library.kept_size.restype = [Address], Number
@@ -129,6 +132,18 @@ class Kernels:
         addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
         arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
+
+    def gather(self, x: Tensor, places: Tensor) -> Tensor:
+        """The numbers of `x` [n] at `places` [m] (int32, not checked)."""
+        y = x.new_empty(places.shape)
+        self._library.gather(y.numel(), places.data_ptr(), x.data_ptr(), y.data_ptr(), torch.get_num_threads())
+        return y
+
+    def sum_rows(self, x: Tensor) -> Tensor:
+        """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""
+        y = x.new_empty(x.shape[1])
+        self._library.sum_rows(*x.shape, x.data_ptr(), y.data_ptr(), torch.get_num_threads())
+        return y
 
     def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> int:
         """The address of a network's plan, which is kept as long as the process lives.

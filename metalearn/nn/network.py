@@ -91,6 +91,14 @@ class Network:
         _, _, gradient, kept = tasks.loss(row.detach(), gradient=True)
         return {key: _Gradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
 
+    def stepped(self, params: Params, x: Tensor, y: Tensor, rate: float, *, twice: bool = False) -> Params:
+        """The packed parameters after a step of gradient descent, θ − rate · ∇L(θ), in one call. With `twice`, the
+        derivative of the gradient counts too; else it is a constant."""
+        ((key, row),) = params.items()
+        tasks = _Tasks(self._packed[key], row, x, y, None, twice, rate)
+        _, _, after, kept = tasks.loss(row.detach(), gradient=True)
+        return {key: _Step.apply(row, after, kept, tasks)}
+
     def _of(self, values: Sequence[Tensor]) -> Shaped:
         """The network for the shapes of these parameters."""
         shapes = tuple([tuple(value.shape) for value in values])
@@ -106,10 +114,15 @@ class _Tasks:
     """The samples of some tasks, as the kernels take them."""
 
     def __init__(
-        self, shaped: Shaped, row: Tensor, x: Tensor, y: Tensor, support_x: Tensor | None, twice: bool
+        self, shaped: Shaped, row: Tensor, x: Tensor, y: Tensor, support_x: Tensor | None, twice: bool, rate: float = 0
     ) -> None:
-        """Raises ValueError if samples, targets and parameters do not fit."""
+        """With a `rate`, the parameters after a step take the place of the gradient.
+
+        Raises:
+            ValueError: samples, targets and parameters do not fit.
+        """
         self.shaped, self.known, self.twice = shaped, 0 if support_x is None else support_x.shape[1], twice
+        self.rate = rate
         self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
         self.y = (y if y.is_floating_point() else y.long()).contiguous()
         if (self.x.dtype, self.x.device) != (row.dtype, row.device):
@@ -143,7 +156,7 @@ class _Tasks:
     def _call(self, row: Tensor) -> CALL:
         call = CALL(
             tasks=row.shape[0], known=self.known, outputs=self._plan.outputs, parameters_step=row.stride(0),
-            parameters=row.data_ptr(), x=self.x.data_ptr(),
+            rate=self.rate, parameters=row.data_ptr(), x=self.x.data_ptr(),
         )  # fmt: skip
         if self.y.is_floating_point():
             call.targets = self.y.data_ptr()
@@ -168,7 +181,7 @@ class _Tasks:
         return loss, score, grad, kept
 
     def product(self, row: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
-        """The product of each task's Hessian with its direction [t, P]."""
+        """The product of each task's Hessian with its direction [t, P]; with a rate, the step's derivative."""
         row, direction = _rows(row), direction.contiguous()
         product = torch.empty_like(direction)
         call = self._call(row)
@@ -227,9 +240,29 @@ class _Gradient(Function):
         return ctx.tasks.product(row, kept, grads[0]), None, None, None
 
 
+class _Step(Function):
+    """(rows, the rows after a step) → the rows after the step, with the derivative v − rate · H v, or v."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, after: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
+        ctx.save_for_backward(row, kept)
+        ctx.tasks = tasks
+        return after.view_as(after)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        row, kept = ctx.saved_tensors
+        if kept is None:
+            return grads[0], None, None, None
+        if torch.is_grad_enabled():
+            product = _product_by_layers(ctx.tasks, row, -ctx.tasks.rate * grads[0])
+            return grads[0] + product, None, None, None
+        return ctx.tasks.product(row, kept, grads[0]), None, None, None
+
+
 def _times(factors: Tensor, gradient: Tensor) -> Tensor:
-    """Each task's gradient times its factor; the gradient itself if all factors are the constant 1."""
-    if not factors.requires_grad and bool((factors == 1).all()):
+    """Each task's gradient times its factor; the gradient itself if all factors are one constant 1, as for a sum."""
+    if not factors.requires_grad and factors.stride(0) == 0 and factors[0].item() == 1:
         return gradient
     return factors.unsqueeze(1) * gradient
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn.layers import Convolution, Layer, Linear, Norm, Params, Residual
+from metalearn.nn.native import Kernels, compiled_for
 
 PACKED = "packed."
 """The prefix of the name of the one tensor [t, P] of packed parameters; a number follows, that of its layout."""
@@ -93,11 +94,11 @@ class Layout:
         """For every number of a row its place in the parameters, one after the other with a zero at the end; and for
         every number of the parameters its place in a row."""
         total = sum(self._numbers)
-        to_row, first = torch.full((self.size,), total), 0
+        to_row, first = torch.full((self.size,), total, dtype=torch.int32), 0
         for place, count in zip(self.places.values(), self._numbers, strict=True):
             place.of(to_row).copy_(torch.arange(first, first + count).view(place.shape))
             first += count
-        places = torch.arange(self.size)
+        places = torch.arange(self.size, dtype=torch.int32)
         return to_row, torch.cat([place.of(places).flatten() for place in self.places.values()])
 
     def rows(self, params: Sequence[Tensor], tasks: int) -> Tensor:
@@ -107,14 +108,14 @@ class Layout:
 
     def pack(self, params: Sequence[Tensor]) -> Tensor:
         """The parameters as one row [P]."""
-        return torch.cat([*(value.reshape(-1) for value in params), params[0].new_zeros(1)])[self._to_row]
+        return _gathered(torch.cat([*(value.reshape(-1) for value in params), params[0].new_zeros(1)]), self._to_row)
 
     def replaced(self, row: Tensor, values: Params) -> Tensor:
         """Rows [t, P] with other values of some parameters: [*shape], which all tasks share, or [t, *shape]."""
         names = tuple(name for name in self.places if name in values)
         if names not in self._at:
             numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
-            self._at[names] = torch.cat([numbers[name] for name in names])
+            self._at[names] = torch.cat([numbers[name] for name in names]).long()
         flat = torch.cat([self._of_tasks(values[name], name, len(row)) for name in names], dim=1)
         return row.index_copy(1, self._at[names], flat)
 
@@ -127,7 +128,7 @@ class Layout:
 
     def unpack(self, row: Tensor) -> list[Tensor]:
         """Rows […, P] as the parameters in the order of the places."""
-        parts = row.index_select(-1, self._to_parameters).split(self._numbers, dim=-1)
+        parts = _gathered(row, self._to_parameters).split(self._numbers, dim=-1)
         return [
             part.view(*row.shape[:-1], *place.sizes) for part, place in zip(parts, self.places.values(), strict=True)
         ]
@@ -136,11 +137,26 @@ class Layout:
 def sum_of_tasks(values: Tensor) -> Tensor:
     """The sum over the tasks of [t, …], added in pairs: neighbours first, then pairs of pairs. Chunks are added in the
     same way, so the sum over all tasks has the same bits for chunks of 1, 2, 4, 8, … tasks."""
+    kernels = _kernels_for(values)
+    if kernels is not None:
+        return kernels.sum_rows(values.reshape(len(values), -1)).view(values.shape[1:])
     while len(values) > 1:
         even = len(values) // 2 * 2
         pairs = values[0:even:2] + values[1:even:2]
         values = pairs if even == len(values) else torch.cat([pairs, values[even:]])
     return values[0]
+
+
+def _gathered(values: Tensor, places: Tensor) -> Tensor:
+    """The numbers of values […, n] at `places` [m]."""
+    kernels = _kernels_for(values) if values.dim() == 1 else None
+    return values.index_select(-1, places) if kernels is None else kernels.gather(values, places)
+
+
+def _kernels_for(values: Tensor) -> Kernels | None:
+    """The kernels, if they can compute with these values: they are dense, and no graph is wanted."""
+    with_graph = torch.is_grad_enabled() and values.requires_grad
+    return compiled_for(values) if values.is_contiguous() and not with_graph else None
 
 
 class _Rows(Function):

@@ -12,8 +12,8 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 """The most floats that the activations of a chunk may take with `task_chunk=auto`, by type of device. Omniglot's 5-way
 1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
 
-PAIR_FLOATS = 12_000_000
-"""The same for a chunk of two tasks. It is larger, so that two threads have work."""
+FEW, FEW_FLOATS = 8, 12_000_000
+"""The same for a chunk of at most so many tasks. It is larger, since each chunk costs time of its own."""
 
 
 class Settings(NamedTuple):
@@ -63,17 +63,25 @@ def trainer(
 
 def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
     """How many tasks of `images` images are computed together: at most `tasks_that_fit`, in chunks as even as possible.
+    Large tasks come in four chunks or more, so that workers can share them, but in pairs if there are few.
 
     With `auto` this depends on the model, the episode, the type of device and constants. It depends on nothing else of
     the machine, so that the bits do not either.
     """
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
-    chunks = math.ceil(settings.meta_batch_size / tasks_that_fit(model, images, device))
-    return math.ceil(settings.meta_batch_size / chunks)
+    tasks = settings.meta_batch_size
+    shared = max(_small_chunk(model, images, device), tasks // 4, 2)
+    chunks = math.ceil(tasks / min(shared, tasks_that_fit(model, images, device)))
+    return math.ceil(tasks / chunks)
 
 
 def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:
-    """How many tasks of `images` images fit `CHUNK_FLOATS`. At least one; at least two if two fit `PAIR_FLOATS`."""
-    floats = images * model.activations
-    return max(CHUNK_FLOATS[device.type] // floats, 2 if 2 * floats <= PAIR_FLOATS else 1)
+    """How many tasks of `images` images fit `CHUNK_FLOATS`, or up to `FEW` that fit `FEW_FLOATS`; at least one."""
+    few = min(FEW, FEW_FLOATS // (images * model.activations))
+    return max(_small_chunk(model, images, device), few, 1)
+
+
+def _small_chunk(model: Model, images: int, device: torch.device) -> int:
+    """How many tasks fit `CHUNK_FLOATS`."""
+    return CHUNK_FLOATS[device.type] // (images * model.activations)

@@ -16,7 +16,7 @@ from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
 from metalearn.nn.network import Network
-from metalearn.nn.packing import is_packed
+from metalearn.nn.packing import is_packed, sum_of_tasks
 from metalearn.types import Batch, Episode, Model, Params
 from tests.kernels import require_kernels
 
@@ -270,3 +270,51 @@ def test_calls_from_many_threads_do_not_disturb_each_other() -> None:
     with ThreadPoolExecutor(8) as threads:
         first, *others = threads.map(gradient, range(24))
     assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5, 6, 7, 8, 13])
+def test_sums_over_tasks_have_the_bits_of_torch_s_sums_in_pairs(tasks: int) -> None:
+    values = torch.randn(tasks, 3, 20_011, generator=torch.Generator().manual_seed(tasks))
+    with_graph = values.clone().requires_grad_()
+    assert torch.equal(sum_of_tasks(values), sum_of_tasks(with_graph))
+    assert sum_of_tasks(with_graph).requires_grad
+
+
+@pytest.mark.parametrize("twice", (True, False))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_a_step_at_once_has_the_bits_of_gradient_and_update(dtype: torch.dtype, twice: bool) -> None:
+    model, (x, y) = SMOOTH.model(), images(SMOOTH, 7)
+    network, x, rate = network_of(model), x.to(dtype), 0.3
+    ((key, row),) = network.pack(start(model, dtype), TASKS).items()
+    weights = torch.randn(row.shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    results = []
+    for at_once in (True, False):
+        leaf = row.contiguous().requires_grad_()
+        if at_once:
+            after = network.stepped({key: leaf}, x, y, rate, twice=twice)[key]
+        else:
+            after = leaf.add(network.gradient({key: leaf}, x, y, twice=twice)[key], alpha=-rate)
+        results.append((after, torch.autograd.grad((weights * after).sum(), leaf)[0]))
+    for value, expected in zip(*results, strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_the_second_derivative_of_a_step_is_that_of_the_layers() -> None:
+    model = conv4(ways=WAYS, channels=1, image_size=8, filters=4, activation="softplus")
+    network, x, y = network_of(model), torch.rand(1, 5, 1, 8, 8, dtype=torch.float64), torch.arange(5).repeat(1, 1)
+    leaves = {name: value.requires_grad_() for name, value in start(model).items()}
+    results = []
+    for at_once in (True, False):
+        if at_once:
+            after = network.unpack(network.stepped(network.pack(leaves, 1), x, y, 0.3, twice=True))
+        else:
+            losses = objective(model.apply(per_task(leaves, 1), x), y)["loss"].sum()
+            grads = torch.autograd.grad(losses, list(leaves.values()), create_graph=True)
+            after = {name: p - 0.3 * g for (name, p), g in zip(leaves.items(), grads, strict=True)}
+        first = torch.autograd.grad(
+            sum((p.pow(3).sum() for p in after.values()), torch.zeros(())), list(leaves.values()), create_graph=True
+        )
+        squares = sum((g.square().sum() for g in first), torch.zeros(()))
+        results.append(torch.autograd.grad(squares, list(leaves.values())))
+    for value, expected in zip(*results, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-10)

@@ -6,7 +6,7 @@ directions and the new state. A step subtracts the rate times the directions.
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,13 +23,16 @@ class TaskLoss(Protocol):
         ...
 
 
-@runtime_checkable
-class HasGradient(Protocol):
-    """A loss that may know its gradient."""
+class KnowsItsGradient:
+    """The base of losses that may compute more than their value; each method gives None if they do not."""
 
     def gradient(self, params: Params, step: int) -> Params | None:
-        """The gradient of the sum of the losses, at an inner step; None: it is not known."""
-        ...
+        """The gradient of the sum of the losses, at an inner step."""
+        return None
+
+    def stepped(self, params: Params, step: int, rate: float) -> Params | None:
+        """The parameters after an inner step of plain gradient descent."""
+        return None
 
 
 Rate = float | Params
@@ -41,16 +44,17 @@ State = dict[str, Params]
 class InnerOptimizer(NamedTuple):
     """`start(params)` gives the state before the first step. `direct(grads, state, step)` gives the directions, which a
     step subtracts, and the new state. Steps count from 0. Each part of the state is a sum that a step multiplies by its
-    number in `decays`, and adds to."""
+    number in `decays`, and adds to. It is `plain` if the directions are the gradients."""
 
     start: Callable[[Params], State]
     direct: Callable[[Params, State, int], tuple[Params, State]]
     decays: Mapping[str, float] = MappingProxyType({})
+    plain: bool = False
 
 
 def sgd() -> InnerOptimizer:
     """Plain gradient descent."""
-    return InnerOptimizer(lambda params: {}, lambda grads, state, step: (grads, state))
+    return InnerOptimizer(lambda params: {}, lambda grads, state, step: (grads, state), plain=True)
 
 
 SGD = sgd()
@@ -141,16 +145,19 @@ def descent(
     """
 
     def stepped(params: Params, state: State, step: int) -> tuple[Params, State]:
-        grads = _gradient(loss, params, step, order)
-        with torch.set_grad_enabled(order > 0 and torch.is_grad_enabled()):
-            directions, state = optimizer.direct(grads, state, step)
-            return _moved(params, directions, rate(step)), state
+        moved = _stepped(loss, params, step, rate(step), order) if optimizer.plain else None
+        if moved is None:
+            if order == 0:
+                params = leaves(params)
+            grads = _gradient(loss, params, step, order)
+            with _graph_of(order):
+                directions, state = optimizer.direct(grads, state, step)
+                moved = _moved(params, directions, rate(step))
+        return moved, state
 
     yield params
     state = optimizer.start(params)
     for step in range(steps):
-        if order == 0:
-            params = leaves(params)
         if checkpoint and order == 2:
             # Nothing in a step is random.
             params, state = computed_again(stepped, params, state, step, use_reentrant=False, preserve_rng_state=False)
@@ -159,10 +166,23 @@ def descent(
         yield params
 
 
+def _stepped(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
+    """A step of plain gradient descent that the loss itself takes; None if it does not."""
+    if not isinstance(loss, KnowsItsGradient) or not isinstance(rate, float | int):
+        return None
+    with _graph_of(order):
+        return loss.stepped(params, step, rate)
+
+
+def _graph_of(order: int) -> torch.set_grad_enabled:
+    """Within it, a step has a graph if its `order` and the caller want one."""
+    return torch.set_grad_enabled(order > 0 and torch.is_grad_enabled())
+
+
 def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
     """The gradient of the sum of the losses; its graph is kept for `order` 2."""
     with torch.enable_grad():
-        direct = loss.gradient(params, step) if isinstance(loss, HasGradient) else None
+        direct = loss.gradient(params, step) if isinstance(loss, KnowsItsGradient) else None
         if direct is not None:
             return direct
         total = loss(params, step).sum()

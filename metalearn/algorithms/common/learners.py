@@ -15,7 +15,7 @@ from metalearn.algorithms.common.functional import (
     results,
     total_of,
 )
-from metalearn.algorithms.common.inner import last
+from metalearn.algorithms.common.inner import KnowsItsGradient, last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.packing import is_packed
@@ -96,7 +96,7 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
 
 
 @dataclass(frozen=True)
-class SupportLoss:
+class SupportLoss(KnowsItsGradient):
     """The inner objective: each task's loss [t] on its own support set. `order` as for `descent`."""
 
     model: Model
@@ -112,6 +112,13 @@ class SupportLoss:
         if network is None or not is_packed(params):
             return None
         return network.gradient(params, x, y, twice=self.order == 2)
+
+    def stepped(self, params: Params, step: int, rate: float) -> Params | None:
+        """The parameters after a step of gradient descent; None if the network is not computed as a whole."""
+        network, (x, y) = self.model.network, self.support
+        if network is None or not is_packed(params):
+            return None
+        return network.stepped(params, x, y, rate, twice=self.order == 2)
 
 
 def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int) -> None:

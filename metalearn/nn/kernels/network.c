@@ -677,18 +677,31 @@ static void loss_unit(const void *job, int64_t number) {
     const struct task t = task_of(j, number, scratch->numbers);
     forward(&t);
     evaluate(&t, number);
-    if (j->call->gradient) backward(&t, j->call->gradient + number * j->plan->parameters);
+    if (j->call->gradient) {
+        REAL *gradient = j->call->gradient + number * j->plan->parameters;
+        const REAL rate = -j->call->rate;
+        backward(&t, gradient);
+        if (rate) for (int64_t i = 0; i < j->plan->parameters; i++) gradient[i] = t.parameters[i] + rate * gradient[i];
+    }
     give_back(scratch);
 }
 
 static void product_unit(const void *job, int64_t number) {
     const struct job *j = job;
-    struct scratch *scratch = take_scratch(j->plan->scratch);
-    const struct task t = task_of(j, number, scratch->numbers);
-    REAL *product = j->call->product + number * j->plan->parameters;
+    const int64_t count = j->plan->parameters;
+    struct scratch *scratch = take_scratch(j->plan->scratch + count);
+    struct task t = task_of(j, number, scratch->numbers);
+    const REAL *direction = t.direction, rate = -j->call->rate;
+    REAL *product = j->call->product + number * count;
+    if (rate) {
+        REAL *scaled = scratch->numbers + j->plan->scratch;
+        for (int64_t i = 0; i < count; i++) scaled[i] = rate * direction[i];
+        t.direction = scaled;
+    }
     forward_tangents(&t, product);
     evaluate_change(&t);
     backward_tangents(&t, product, t.kernels);
+    if (rate) for (int64_t i = 0; i < count; i++) product[i] += direction[i];
     give_back(scratch);
 }
 
