@@ -96,7 +96,8 @@ class Kernels:
             library.use_parallel_region(ctypes.cast(region, Address))
         fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
         self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
-        library.gather.argtypes = [Number, Address, Address, Address, Number]
+        for function in (library.pack_row, library.unpack_row):
+            function.argtypes = [Number, Address, Number, Address, Address, Address, Number]
         library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
         library.new_plan.argtypes = [Address, Number, Address, Number, Number]
         library.new_plan.restype = Address
@@ -133,10 +134,17 @@ class Kernels:
         arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
 
-    def gather(self, x: Tensor, places: Tensor) -> Tensor:
-        """The numbers of `x` [n] at `places` [m] (int32, not checked)."""
-        y = x.new_empty(places.shape)
-        self._library.gather(y.numel(), places.data_ptr(), x.data_ptr(), y.data_ptr(), torch.get_num_threads())
+    def pack(self, params: Tensor, tiles: Tensor, places: Tensor) -> Tensor:
+        """Parameters [n] as a row [P]; `tiles` [·, 3] (int64) and `places` [P] (int32) are a layout's, not checked."""
+        return self._between(self._library.pack_row, params, tiles, len(params), places, len(places))
+
+    def unpack(self, row: Tensor, tiles: Tensor, places: Tensor, count: int) -> Tensor:
+        """A row [P] as its `count` parameters."""
+        return self._between(self._library.unpack_row, row, tiles, count, places, count)
+
+    def _between(self, function: Any, x: Tensor, tiles: Tensor, count: int, places: Tensor, size: int) -> Tensor:
+        y, threads = x.new_empty(size), torch.get_num_threads()
+        function(len(tiles), tiles.data_ptr(), count, places.data_ptr(), x.data_ptr(), y.data_ptr(), threads)
         return y
 
     def sum_rows(self, x: Tensor) -> Tensor:

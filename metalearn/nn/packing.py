@@ -31,12 +31,15 @@ def filled(channels: int) -> int:
 
 class Place(NamedTuple):
     """Where a parameter lies in a row: as a strided view of `shape`. The sizes are those of its own dimensions, but a
-    flattened image in a linear layer's inputs has two: channels and pixels."""
+    flattened image in a linear layer's inputs has two: channels and pixels. The row has `vectors` of so many output
+    `channels` for it, zeros included."""
 
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     sizes: tuple[int, ...]
+    vectors: int
+    channels: int
 
     def of(self, row: Tensor) -> Tensor:
         """The parameter in a dense `row` [P], a view."""
@@ -57,7 +60,9 @@ class Layout:
         self._shapes = shapes
         self._add(layers, None)
         self._numbers = [math.prod(place.sizes) for place in self.places.values()]
+        self._count = sum(self._numbers)
         self._to_row, self._to_parameters = self._orders()
+        self._tiles = self._tiles_of_places()
         self._at: dict[tuple[str, ...], Tensor] = {}
 
     def _add(self, layers: Sequence[Layer], channels: int | None) -> int | None:
@@ -67,18 +72,18 @@ class Layout:
                 case Convolution(weight):
                     shape = outputs, inputs, height, width = self._shapes[weight]
                     depth, to = inputs if channels is None else filled(inputs), filled(outputs)
-                    self._place(weight, shape, (1, to, width * depth * to, depth * to), height * width * depth * to)
+                    self._place(weight, shape, (1, to, width * depth * to, depth * to), height * width * depth, to)
                     channels = outputs
                 case Norm(scale, shift):
                     for name in (scale, shift):
-                        self._place(name, self._shapes[name], (1,), filled(*self._shapes[name]))
+                        self._place(name, self._shapes[name], (1,), 1, filled(*self._shapes[name]))
                 case Linear(weight, bias):
                     outputs, inputs = self._shapes[weight]
                     used = inputs if channels is None else channels
                     depth, to = inputs if channels is None else filled(used), filled(outputs)
                     pixels = inputs // used
-                    self._place(weight, (outputs, used, pixels), (1, to, depth * to), pixels * depth * to)
-                    self._place(bias, (outputs,), (1,), to)
+                    self._place(weight, (outputs, used, pixels), (1, to, depth * to), pixels * depth, to)
+                    self._place(bias, (outputs,), (1,), 1, to)
                     channels = outputs
                 case Residual(main, around):
                     after = self._add(main, channels)
@@ -86,19 +91,26 @@ class Layout:
                     channels = after
         return channels
 
-    def _place(self, name: str, shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> None:
-        self.places[name] = Place(self.size, shape, stride, self._shapes[name])
-        self.size += size
+    def _place(self, name: str, shape: tuple[int, ...], stride: tuple[int, ...], vectors: int, channels: int) -> None:
+        self.places[name] = Place(self.size, shape, stride, self._shapes[name], vectors, channels)
+        self.size += vectors * channels
+
+    def _tiles_of_places(self) -> Tensor:
+        """The tiles of `rows.c`: first number, rows and step of every `MULTIPLE` channels of a parameter."""
+        return torch.tensor([
+            (place.offset + channel, place.vectors, place.channels)
+            for place in self.places.values()
+            for channel in range(0, place.channels, MULTIPLE)
+        ])  # fmt: skip
 
     def _orders(self) -> tuple[Tensor, Tensor]:
         """For every number of a row its place in the parameters, one after the other with a zero at the end; and for
         every number of the parameters its place in a row."""
-        total = sum(self._numbers)
-        to_row, first = torch.full((self.size,), total, dtype=torch.int32), 0
+        to_row, first = torch.full((self.size,), self._count, dtype=torch.int32), 0
         for place, count in zip(self.places.values(), self._numbers, strict=True):
             place.of(to_row).copy_(torch.arange(first, first + count).view(place.shape))
             first += count
-        places = torch.arange(self.size, dtype=torch.int32)
+        places = torch.arange(self.size)
         return to_row, torch.cat([place.of(places).flatten() for place in self.places.values()])
 
     def rows(self, params: Sequence[Tensor], tasks: int) -> Tensor:
@@ -108,14 +120,18 @@ class Layout:
 
     def pack(self, params: Sequence[Tensor]) -> Tensor:
         """The parameters as one row [P]."""
-        return _gathered(torch.cat([*(value.reshape(-1) for value in params), params[0].new_zeros(1)]), self._to_row)
+        flat = [value.reshape(-1) for value in params]
+        kernels = _kernels_for(flat[0])
+        if kernels is not None:
+            return kernels.pack(torch.cat(flat), self._tiles, self._to_row)
+        return torch.cat([*flat, flat[0].new_zeros(1)])[self._to_row]
 
     def replaced(self, row: Tensor, values: Params) -> Tensor:
         """Rows [t, P] with other values of some parameters: [*shape], which all tasks share, or [t, *shape]."""
         names = tuple(name for name in self.places if name in values)
         if names not in self._at:
             numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
-            self._at[names] = torch.cat([numbers[name] for name in names]).long()
+            self._at[names] = torch.cat([numbers[name] for name in names])
         flat = torch.cat([self._of_tasks(values[name], name, len(row)) for name in names], dim=1)
         return row.index_copy(1, self._at[names], flat)
 
@@ -128,10 +144,13 @@ class Layout:
 
     def unpack(self, row: Tensor) -> list[Tensor]:
         """Rows […, P] as the parameters in the order of the places."""
-        parts = _gathered(row, self._to_parameters).split(self._numbers, dim=-1)
-        return [
-            part.view(*row.shape[:-1], *place.sizes) for part, place in zip(parts, self.places.values(), strict=True)
-        ]
+        kernels = _kernels_for(row) if row.dim() == 1 else None
+        if kernels is not None:
+            flat = kernels.unpack(row, self._tiles, self._to_row, self._count)
+        else:
+            flat = row.index_select(-1, self._to_parameters)
+        parts = zip(flat.split(self._numbers, dim=-1), self.places.values(), strict=True)
+        return [part.view(*row.shape[:-1], *place.sizes) for part, place in parts]
 
 
 def sum_of_tasks(values: Tensor) -> Tensor:
@@ -145,12 +164,6 @@ def sum_of_tasks(values: Tensor) -> Tensor:
         pairs = values[0:even:2] + values[1:even:2]
         values = pairs if even == len(values) else torch.cat([pairs, values[even:]])
     return values[0]
-
-
-def _gathered(values: Tensor, places: Tensor) -> Tensor:
-    """The numbers of values […, n] at `places` [m]."""
-    kernels = _kernels_for(values) if values.dim() == 1 else None
-    return values.index_select(-1, places) if kernels is None else kernels.gather(values, places)
 
 
 def _kernels_for(values: Tensor) -> Kernels | None:

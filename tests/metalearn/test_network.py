@@ -318,3 +318,15 @@ def test_the_second_derivative_of_a_step_is_that_of_the_layers() -> None:
         results.append(torch.autograd.grad(squares, list(leaves.values())))
     for value, expected in zip(*results, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-10)
+
+
+@every_case
+def test_parameters_come_back_from_a_row_as_torch_orders_them(case: Case) -> None:
+    model = case.model()
+    theta = start(model)
+    ((key, row),) = network_of(model).pack(theta, 1).items()
+    by_torch = network_of(model).unpack({key: row.contiguous().requires_grad_()})
+    by_kernels = network_of(model).unpack({key: row[0].contiguous()})
+    for name, value in theta.items():
+        assert torch.equal(by_kernels[name], value) and torch.equal(by_torch[name][0], value)
+    assert int((row != 0).sum()) == sum(int((value != 0).sum()) for value in theta.values())
