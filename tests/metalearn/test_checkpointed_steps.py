@@ -1,14 +1,12 @@
 """Checkpointed inner steps: the same bits, and memory that does not grow with the steps."""
 
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Generator
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.inner_steps import LivePeak
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import functional, inner
@@ -62,29 +60,6 @@ def test_the_meta_gradient_is_that_of_kept_steps(name: str, kind: str) -> None:
     for key, value in expected.grads.items():
         torch.testing.assert_close(result.grads[key], value, rtol=0, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
     assert all(torch.equal(result.metrics[key], value) for key, value in expected.metrics.items())
-
-
-class LivePeak(TorchDispatchMode):
-    """The most bytes of tensors, made inside, that were alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        for result in results if isinstance(results, tuple | list) else [results]:
-            if isinstance(result, torch.Tensor) and result.untyped_storage() not in self._known:
-                storage = result.untyped_storage()
-                self._known.add(storage)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._freed, storage.nbytes())
-        return results
-
-    def _freed(self, count: int) -> None:
-        self.now -= count
 
 
 def peak_of(model: Model, steps: int, *, optimizer: inner.InnerOptimizer = inner.SGD, checkpoint: bool) -> int:
