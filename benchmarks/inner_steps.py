@@ -100,7 +100,7 @@ class LivePeak(TorchDispatchMode):
     """The most bytes of tensors, made inside, that were alive at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
