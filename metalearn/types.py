@@ -76,7 +76,7 @@ class Network(Protocol):
         ...
 
     def replaced(self, packed: Params, values: Params) -> Params:
-        """Packed parameters with other values of some of them, which all tasks share."""
+        """Packed parameters with other values of some of them: [*shape], which all tasks share, or [t, *shape]."""
         ...
 
     def unpack(self, params: Params) -> Params:

@@ -7,6 +7,7 @@ from benchmarks.ways import SEED, character_source
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
+from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
@@ -14,6 +15,7 @@ from metalearn.algorithms.laplacian_shot import laplacian_shot
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
+from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.protonet import protonet
@@ -46,6 +48,8 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "maml_pp": lambda model: maml_pp(
         model=model, **DESCENT, multi_step_until=10, first_order_until=0, learned_rates=True, per_step_norm=True
     ),
+    "cavia": lambda model: cavia(model=model, **DESCENT, contexts=5, layer=3),
+    "meta_curvature": lambda model: meta_curvature(model=model, **DESCENT),
     "reptile": lambda model: reptile(model=model, **DESCENT, inner_batch=5, eval_batch=5),
     "imaml": lambda model: imaml(model=model, **DESCENT, strength=5.0, cg_steps=5),
     "protonet": lambda model: protonet(model=model),

@@ -23,6 +23,7 @@ def boil(
     inner_steps: int,
     eval_steps: int,
     first_order: bool = False,
+    checkpoint_steps: bool = False,
 ) -> Algorithm:
     """Body-only update in the inner loop.
 
@@ -33,19 +34,23 @@ def boil(
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
         first_order: drop the second derivatives from the meta-gradient.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
         ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     true_or_false("first_order", first_order)
+    true_or_false("checkpoint_steps", checkpoint_steps)
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = support.x.shape[0]
         start, rates = (start_of(model, values, tasks) for values in (params, _rates(params, inner_lr, head)))
         loss = SupportLoss(model, support, order)
-        return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order)
+        return descent(
+            loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint_steps
+        )
 
     order = 1 if first_order else 2
     return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)

@@ -38,6 +38,7 @@ def maml_pp(
     first_order_until: int,
     learned_rates: bool,
     per_step_norm: bool,
+    checkpoint_steps: bool = False,
 ) -> Algorithm:
     """MAML with the changes of "How to train your MAML".
 
@@ -53,6 +54,7 @@ def maml_pp(
         first_order_until: meta-steps with first-order gradients; later ones have second-order gradients.
         learned_rates: learn a rate for every parameter tensor and inner step.
         per_step_norm: learn scales and shifts of the norms for every inner step; the inner steps do not adapt them.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
         ValueError: a rate that is not above 0, a number of steps out of range, or `per_step_norm` for a model without
@@ -64,10 +66,11 @@ def maml_pp(
     whole_number("first_order_until", first_order_until, at_least=0)
     true_or_false("learned_rates", learned_rates)
     true_or_false("per_step_norm", per_step_norm)
+    true_or_false("checkpoint_steps", checkpoint_steps)
     if per_step_norm and not model.norms:
         raise ValueError("per_step_norm=True: this model has no batch norm; type per_step_norm=false")
     per_step = PerStep(inner_steps, learned_rates, model.norms if per_step_norm else ())
-    path = _path(model, inner, inner_lr, per_step)
+    path = _path(model, inner, inner_lr, per_step, checkpoint_steps)
     outcome = _multi_step_loss(model, path, inner_steps, multi_step_until, first_order_until)
     return gradient_learner(model, path, eval_steps=eval_steps, init=_init(model, inner_lr, per_step), outcome=outcome)
 
@@ -96,7 +99,7 @@ def _init(model: Model, inner_lr: float, per_step: PerStep) -> Init:
     return init
 
 
-def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerStep) -> InnerPath:
+def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerStep, checkpoint: bool) -> InnerPath:
     norms = per_step.norms
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
@@ -119,7 +122,7 @@ def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerSte
 
         start = start_of(model, first, tasks)
         rate = learned if per_step.rates else constant(inner_lr)
-        adapting = descent(loss, start, optimizer=inner, rate=rate, steps=steps, order=order)
+        adapting = descent(loss, start, optimizer=inner, rate=rate, steps=steps, order=order, checkpoint=checkpoint)
         for done, adapted in enumerate(adapting):
             yield with_norms(adapted, done - 1)
 

@@ -24,6 +24,7 @@ def meta_sgd(
     inner_steps: int,
     eval_steps: int,
     first_order: bool = False,
+    checkpoint_steps: bool = False,
 ) -> Algorithm:
     """MAML with a learned rate for every weight.
 
@@ -34,12 +35,14 @@ def meta_sgd(
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
         first_order: drop the second derivatives from the meta-gradient.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     true_or_false("first_order", first_order)
+    true_or_false("checkpoint_steps", checkpoint_steps)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
@@ -50,7 +53,9 @@ def meta_sgd(
         start = start_of(model, {name: params[name] for name in rates}, tasks)
         rates = start_of(model, rates, tasks)
         loss = SupportLoss(model, support, order)
-        return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order)
+        return descent(
+            loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint_steps
+        )
 
     order = 1 if first_order else 2
     return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order, init=init)

@@ -46,7 +46,7 @@ LINKS = {
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
     "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "plugins",
-    "seen_classes",
+    "seen_classes", "algorithm.checkpoint_steps",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 

@@ -50,7 +50,7 @@ class Network:
         return {shaped.key: shaped.layout.rows(values, tasks)}
 
     def replaced(self, packed: Params, values: Params) -> Params:
-        """Packed parameters with the `values` [*shape] of some of them, which all tasks share."""
+        """Packed parameters with other `values` of some of them: [*shape], which all tasks share, or [t, *shape]."""
         if not values:
             return packed
         ((key, row),) = packed.items()

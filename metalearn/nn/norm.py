@@ -132,9 +132,9 @@ class _NormBackward(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cotangents = (grad.contiguous() for grad in grads)
-        of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *ctx.saved_tensors, ctx.settings)
-        of_bias = torch.zeros_like(ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None  # it moves only the kink
+        cotangents, saved = (grad.contiguous() for grad in grads), ctx.saved_tensors
+        of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *saved, ctx.settings)
+        of_bias = torch.zeros_like(saved[3]) if ctx.needs_input_grad[3] else None  # it moves only the kink
         return (of_gy, of_x, of_weight, of_bias, None, None, None)
 
 

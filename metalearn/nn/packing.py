@@ -127,13 +127,19 @@ class Layout:
         return torch.cat([*flat, flat[0].new_zeros(1)])[self._to_row]
 
     def replaced(self, row: Tensor, values: Params) -> Tensor:
-        """Rows [t, P] with other values of some parameters, which all tasks share."""
+        """Rows [t, P] with other values of some parameters: [*shape], which all tasks share, or [t, *shape]."""
         names = tuple(name for name in self.places if name in values)
         if names not in self._at:
             numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
             self._at[names] = torch.cat([numbers[name] for name in names])
-        flat = torch.cat([values[name].reshape(-1) for name in names])
-        result: Tensor = _Replaced.apply(row, flat, self._at[names])
+        flat = torch.cat([self._of_tasks(values[name], name, len(row)) for name in names], dim=1)
+        return row.index_copy(1, self._at[names], flat)
+
+    def _of_tasks(self, value: Tensor, name: str, tasks: int) -> Tensor:
+        """A parameter [*shape] or [t, *shape] as [t, numbers]."""
+        if value.dim() > len(self.places[name].sizes):
+            return value.flatten(1)
+        result: Tensor = _Shared.apply(value.reshape(-1), tasks)
         return result
 
     def unpack(self, row: Tensor) -> list[Tensor]:
@@ -179,15 +185,13 @@ class _Rows(Function):
         return (None, None, *ctx.layout.unpack(sum_of_tasks(grads[0])))
 
 
-class _Replaced(Function):
-    """(rows, values, their places) → rows with the values."""
+class _Shared(Function):
+    """(values, tasks) → the values of every task."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, values: Tensor, at: Tensor) -> Tensor:
-        ctx.save_for_backward(at)
-        return row.index_copy(1, at, values.expand(len(row), -1))
+    def forward(ctx: Any, values: Tensor, tasks: int) -> Tensor:
+        return values.expand(tasks, -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (at,) = ctx.saved_tensors
-        return grads[0].index_fill(1, at, 0), sum_of_tasks(grads[0].index_select(1, at)), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return sum_of_tasks(grads[0]), None

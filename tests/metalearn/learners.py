@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
+from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
@@ -16,6 +17,7 @@ from metalearn.algorithms.laplacian_shot import laplacian_shot
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.matching import matching
+from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.protonet import protonet
@@ -49,6 +51,9 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "boil": lambda model: boil(model=model, **STEPS),
     "meta_sgd": lambda model: meta_sgd(model=model, **STEPS),
     "maml_pp": lambda model: maml_pp(model=model, **STEPS, **PP),
+    "cavia": lambda model: cavia(model=model, **STEPS, contexts=3, layer=2),
+    "meta_curvature": lambda model: meta_curvature(model=model, **STEPS),
+    "checkpointed": lambda model: maml(model=model, **STEPS, checkpoint_steps=True),
     "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=4, eval_batch=None),
     "reptile_carried": lambda model: reptile(
         model=model,

@@ -14,12 +14,14 @@ from torch import Generator, Tensor
 
 from distributed.reduce import mean_of_sums
 from metalearn.algorithms.anil import anil
+from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.common.functional import conjugate_gradient
 from metalearn.algorithms.common.inner import constant, descent, last
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp, step_weights
+from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import ridge
@@ -205,6 +207,8 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "boil": written_out.gradient(written_out.maml(lr=0.3, steps=2, adapts="body")),
     "meta_sgd": written_out.gradient(written_out.meta_sgd(steps=2)),
     "maml_pp": written_out.gradient(written_out.maml_pp(steps=2, weights=(0.0, 1.0))),
+    "cavia": written_out.gradient(written_out.cavia(lr=0.3, steps=2, norm=2)),
+    "meta_curvature": written_out.gradient(written_out.meta_curvature(lr=0.3, steps=2)),
     "protonet": written_out.gradient(written_out.protonet),
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
@@ -308,6 +312,8 @@ CLOSED_FORMS: dict[str, tuple[Callable[[Model], Algorithm], Callable[..., Tensor
     "maml": (lambda model: maml(model=model, **STEPPED), of_maml),
     "fomaml": (lambda model: maml(model=model, **STEPPED, first_order=True), of_fomaml),
     "meta_sgd": (lambda model: meta_sgd(model=model, **STEPPED), of_maml),
+    "meta_curvature": (lambda model: meta_curvature(model=model, **STEPPED), of_maml),
+    "checkpointed": (lambda model: maml(model=model, **STEPPED, checkpoint_steps=True), of_maml),
     "maml_pp": (
         lambda model: maml_pp(model=model, **STEPPED, **(PP | {"multi_step_until": 0, "per_step_norm": False})),
         of_maml,
@@ -377,6 +383,65 @@ def test_meta_sgd_with_equal_rates_is_maml() -> None:
     result = learned.meta_grad(weights | rates, episode, 1)
     close({name: result.grads[name] for name in weights}, expected.grads, atol=1e-12)
     assert learned.init(Generator().manual_seed(0))["inner_lr.head.bias"].tolist() == pytest.approx([0.3] * WAYS)
+
+
+def test_meta_curvature_begins_as_maml() -> None:
+    """The identity changes no bit of a gradient; the matrices are meta-parameters beside the weights."""
+    plain, learned = (make(model=network(), **STEPS) for make in (maml, meta_curvature))
+    weights = {name: value.double() for name, value in plain.init(Generator().manual_seed(3)).items()}
+    params = {name: value.double() for name, value in learned.init(Generator().manual_seed(3)).items()}
+    episode = tasks(3)
+    expected, result = plain.meta_grad(weights, episode, 1), learned.meta_grad(params, episode, 1)
+    assert torch.equal(result.metrics["loss"], expected.metrics["loss"])
+    close({name: result.grads[name] for name in weights}, expected.grads, atol=1e-15)
+    shapes = {name: tuple(value.shape) for name, value in params.items() if name not in weights}
+    convolution, head = (8, 8, 9), (WAYS, 8)
+    modes = ("outputs", "inputs", "pixels")
+    for name, sizes in (("conv2.weight", convolution), ("head.weight", head)):
+        for mode, size in zip(modes, sizes, strict=False):
+            assert shapes[f"curvature.{name}.{mode}"] == (size, size)
+    assert shapes["curvature.norm1.bias.entries"] == (8,) and len(shapes) == 4 * 5 + 3
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_cavia_of_a_perceptron_has_the_context_beside_its_inputs(layer: int) -> None:
+    """By torch.func: the network is written out, and a layer is given (h, φ) and the weights (W, W_φ)."""
+    learner = cavia(model=mlp(inputs=2, outputs=1, hidden=(5, 4), activation="tanh"), contexts=3, layer=layer, **STEPS)
+    params = start_of(learner)
+    episode = Episode(*(Batch(random(3, 6, 2, seed=seed), random(3, 6, 1, seed=seed + 1)) for seed in (1, 3)))
+
+    def loss(theta: Params, phi: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        for number in (1, 2, 3):
+            weight = theta[f"layer{number}.weight"]
+            if number == layer:
+                x = torch.cat([x, phi.expand(len(x), -1)], dim=1)
+                weight = torch.cat([weight, theta["context.shift"]], dim=1)
+            x = F.linear(x, weight, theta[f"layer{number}.bias"])
+            x = x.tanh() if number < 3 else x
+        return F.mse_loss(x, y)
+
+    def meta_loss(theta: Params) -> Tensor:
+        losses = []
+        for sx, sy, qx, qy in written_out.tasks_of(episode):
+            phi = torch.zeros(3, dtype=FLOAT64)
+            for _ in range(2):
+                phi = phi - 0.3 * torch.func.grad(loss, argnums=1)(theta, phi, sx, sy)
+            losses.append(loss(theta, phi, qx, qy))
+        return torch.stack(losses).sum()
+
+    result = learner.meta_grad(params, episode, 1)
+    close(result.grads, torch.func.grad(meta_loss)(params), atol=1e-12)
+    assert result.metrics["loss"].item() == pytest.approx(meta_loss(params).item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cavia", "meta_curvature"])
+@pytest.mark.parametrize("transductive", [True, False])
+def test_what_differs_by_task_is_the_same_in_packed_form(name: str, transductive: bool) -> None:
+    """The compiled network, beside its layers one by one."""
+    model, episode = network(transductive=transductive), tasks(3)
+    whole, by_layers = (LEARNERS[name](one) for one in (model, model._replace(network=None)))
+    params = start_of(whole)
+    close(whole.meta_grad(params, episode, 1).grads, by_layers.meta_grad(params, episode, 1).grads, atol=1e-12)
 
 
 def test_maml_pp_switched_off_is_maml() -> None:
@@ -863,6 +928,10 @@ def test_bad_settings_are_refused() -> None:
         (lambda: maml_pp(model=network(), **(STEPS | {"inner_steps": 0}), **PP), "inner_steps=0: must be a whole"),
         (lambda: imaml(model=plain, **STEPS, strength=0, cg_steps=1), "strength=0: must be a finite number above 0"),
         (lambda: imaml(model=plain, **STEPS, strength=1, cg_steps=1, spring="once"), "spring='once': must be one of"),
+        (lambda: cavia(model=network(), **STEPS, contexts=0), "contexts=0: must be a whole number of at least 1"),
+        (lambda: cavia(model=network(), **STEPS, contexts=2, layer=5), "layer=5: this model has 4 batch norms.*=4 or"),
+        (lambda: cavia(model=plain, **STEPS, contexts=2), "layer=1: this model has 0 linear layers .*model=conv4"),
+        (lambda: meta_curvature(model=plain, **STEPS, first_order=1), "first_order=1: must be true or false"),
         (lambda: inner.adam(beta1=1.0, beta2=0.9, eps=1e-8), "beta1=1.0: must be below 1"),
         (lambda: reptile(model=plain, **STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
     ):

@@ -5,6 +5,7 @@ the program.
 function gives the meta-loss of a task, or the value that replaces its gradient.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -110,6 +111,59 @@ def maml_pp(*, steps: int, weights: Sequence[float]) -> Callable[[Params, Task],
             at_step=lambda step: {name: params[name][step] for name in norms},
         )
         return torch.stack([weight * value for weight, value in zip(weights, losses, strict=True)]).sum()
+
+    return loss
+
+
+def cavia(*, lr: float, steps: int, norm: int) -> Callable[[Params, Task], Tensor]:
+    """With FiLM layers behind norm `norm`, and φ by gradient descent from 0."""
+
+    def logits(params: Params, phi: Tensor, x: Tensor) -> Tensor:
+        for block in range(1, 5):
+            x = F.conv2d(x, params[f"conv{block}.weight"], stride=2, padding=1)
+            x = (x - x.mean(dim=(0, 2, 3), keepdim=True)) / (
+                x.var(dim=(0, 2, 3), keepdim=True, correction=0) + 1e-5
+            ).sqrt()
+            scale, shift = (params[f"norm{block}.{part}"].view(1, -1, 1, 1) for part in ("weight", "bias"))
+            x = x * scale + shift
+            if block == norm:
+                gamma, beta = 1 + params["context.scale"] @ phi, params["context.shift"] @ phi
+                x = gamma.view(1, -1, 1, 1) * x + beta.view(1, -1, 1, 1)
+            x = F.softplus(x)
+        return F.linear(x.mean(dim=(2, 3)), params["head.weight"], params["head.bias"])
+
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        phi = sx.new_zeros(params["context.scale"].shape[1], requires_grad=True)
+        for _ in range(steps):
+            of_support = F.cross_entropy(logits(params, phi, sx), sy)
+            phi = phi - lr * torch.autograd.grad(of_support, phi, create_graph=True)[0]
+        return F.cross_entropy(logits(params, phi, qx), qy)
+
+    return loss
+
+
+def meta_curvature(*, lr: float, steps: int) -> Callable[[Params, Task], Tensor]:
+    """With the Kronecker product of a weight's matrices written out: (M_o ⊗ M_i ⊗ M_f) vec G."""
+
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        weights = {name: value for name, value in params.items() if not name.startswith("curvature.")}
+        matrices = {}
+        for name, value in weights.items():
+            modes = [params.get(f"curvature.{name}.{mode}") for mode in ("outputs", "inputs", "pixels")]
+            if value.dim() == 1:
+                matrices[name] = torch.diag(params[f"curvature.{name}.entries"])
+            else:
+                matrices[name] = functools.reduce(torch.kron, [mode for mode in modes if mode is not None])
+        for _ in range(steps):
+            of_support = F.cross_entropy(conv4(weights, sx, sx), sy)
+            grads = torch.autograd.grad(of_support, list(weights.values()), create_graph=True)
+            weights = {
+                name: value - lr * (matrices[name] @ grad.flatten()).view(value.shape)
+                for (name, value), grad in zip(weights.items(), grads, strict=True)
+            }
+        return F.cross_entropy(conv4(weights, qx, qx), qy)
 
     return loss
 

@@ -62,10 +62,12 @@ def sums_by_name(model: Model, values: Params) -> Params:
 
 
 def replaced(model: Model, params: Params, values: Params) -> Params:
-    """Per-task parameters, packed or by name, with other values [*shape] of some of them; all tasks share these."""
+    """Per-task parameters, packed or by name, with other values of some of them: [*shape], which all tasks share, or
+    [t, *shape]."""
     if model.network is not None and is_packed(params):
         return model.network.replaced(params, values)
-    return params | per_task(values, len(next(iter(params.values()))))
+    shared = {name: value for name, value in values.items() if value.dim() < params[name].dim()}
+    return params | values | per_task(shared, len(next(iter(params.values()))))
 
 
 def per_task(params: Params, tasks: int) -> Params:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as computed_again
 
 from metalearn.algorithms.common.functional import leaves
 from metalearn.checks import fraction, real_number
@@ -135,16 +136,18 @@ def descent(
     rate: Callable[[int], Rate],
     steps: int,
     order: int,
+    checkpoint: bool = False,
 ) -> Iterator[Params]:
     """Descent on the losses of all tasks at once: yields `params`, then the parameters after each step.
 
     `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant
-    (first-order MAML). 0: there is none, and no graph is kept (evaluation).
+    (first-order MAML). 0: there is none, and no graph is kept (evaluation). With `checkpoint` and order 2, only the
+    parameters and the optimiser's state are kept between steps (Chen et al. 2016, arXiv 1604.06174): the derivative
+    computes each step again, and then drops it. The values stay the same.
     """
-    yield params
-    state = optimizer.start(params)
-    for step in range(steps):
-        moved = _stepped(loss, params, step, rate(step), order) if optimizer.plain else None
+
+    def stepped(params: Params, state: State, step: int) -> tuple[Params, State]:
+        moved = _moved_at_once(loss, params, step, rate(step), order) if optimizer.plain else None
         if moved is None:
             if order == 0:
                 params = leaves(params)
@@ -152,11 +155,20 @@ def descent(
             with _graph_of(order):
                 directions, state = optimizer.direct(grads, state, step)
                 moved = _moved(params, directions, rate(step))
-        params = moved
+        return moved, state
+
+    yield params
+    state = optimizer.start(params)
+    for step in range(steps):
+        if checkpoint and order == 2:
+            # Nothing in a step is random.
+            params, state = computed_again(stepped, params, state, step, use_reentrant=False, preserve_rng_state=False)
+        else:
+            params, state = stepped(params, state, step)
         yield params
 
 
-def _stepped(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
+def _moved_at_once(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
     """A step of plain gradient descent that the loss itself takes; None if it does not."""
     if not isinstance(loss, KnowsItsGradient) or not isinstance(rate, float | int):
         return None

@@ -1,0 +1,125 @@
+"""CAVIA, Zintgraf et al. 2019 (arXiv 1810.03642).
+
+Algorithm 1: the inner steps change context parameters φ only, φᵢ = φ₀ − α ∇φ L_support(φ₀, θ) from φ₀ = 0 in every
+task; the outer step changes θ only, through the inner steps. φ is an input of one layer:
+
+- a linear layer has φ beside its other inputs. That adds W φ to its bias, where W is part of θ;
+- a batch norm is followed by FiLM, h ← γ ∘ h + β with γ = 1 + W_γ φ and β = W_β φ for every channel. That is the same
+  norm with the scale γ ∘ scale and the shift γ ∘ shift + β.
+
+So φ changes two parameters of the network for each task, and the network itself stays as it is.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed
+from metalearn.checks import true_or_false, whole_number
+from metalearn.types import Algorithm, Batch, Model, Params
+
+WEIGHTS = "context."
+"""The prefix of the names of W, or of W_γ (`scale`) and W_β (`shift`)."""
+
+
+def cavia(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
+    contexts: int,
+    layer: int = 1,
+    first_order: bool = False,
+    checkpoint_steps: bool = False,
+) -> Algorithm:
+    """Fast context adaptation.
+
+    Args:
+        model: the network; what it computes depends on the context parameters.
+        inner: the optimiser of the inner steps.
+        inner_lr: α, the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
+        contexts: the number of context parameters.
+        layer: which layer takes them, from 1: of the batch norms, or of the linear layers of a model without norms.
+        first_order: drop the second derivatives from the meta-gradient.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
+
+    Raises:
+        ValueError: a rate that is not above 0, a number out of range, or a model without such a layer.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    whole_number("contexts", contexts, at_least=1)
+    whole_number("layer", layer, at_least=1)
+    true_or_false("first_order", first_order)
+    true_or_false("checkpoint_steps", checkpoint_steps)
+    names = _layer(model, layer)
+
+    def init(generator: Generator) -> Params:
+        weights = model.init(generator)
+        return weights | prefixed(WEIGHTS, _draw(weights, names, bool(model.norms), contexts, generator))
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        tasks = support.x.shape[0]
+        weights = {name: value for name, value in params.items() if not name.startswith(WEIGHTS)}
+        start = start_of(model, weights, tasks)
+        chosen, by_context = (
+            per_task(values, tasks) for values in ({name: params[name] for name in names}, part(WEIGHTS, params))
+        )
+
+        def in_context(phi: Tensor) -> Params:
+            return replaced(model, start, _modulated(chosen, by_context, names, phi))
+
+        def loss(context: Params, step: int) -> Tensor:
+            return results(model, in_context(context["phi"]), support, twice=order == 2)["loss"]
+
+        zero = support.x.new_zeros(tasks, contexts, requires_grad=order > 0)
+        for context in descent(
+            loss, {"phi": zero}, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order,
+            checkpoint=checkpoint_steps,
+        ):  # fmt: skip
+            yield in_context(context["phi"])
+
+    order = 1 if first_order else 2
+    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order, init=init)
+
+
+def _layer(model: Model, layer: int) -> tuple[str, str]:
+    """The names of the scale and shift of a norm, or of the weight and bias of a linear layer.
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+    if model.norms:
+        layers = list(zip(model.norms[::2], model.norms[1::2], strict=True))
+    else:
+        layers = [(stage.params[0], stage.params[1]) for stage in model.stages if len(stage.params) == 2]
+    if layer > len(layers):
+        what = "batch norms" if model.norms else "linear layers"
+        advice = f"type algorithm.layer={len(layers)} or less" if layers else "type model=conv4 or model=mlp"
+        raise ValueError(f"layer={layer}: this model has {len(layers)} {what} that can take a context; {advice}")
+    return layers[layer - 1]
+
+
+def _draw(weights: Params, names: tuple[str, str], norm: bool, contexts: int, generator: Generator) -> Params:
+    """W [outputs, contexts], uniform as the weights of our linear layers (Glorot and Bengio 2010)."""
+    outputs = len(weights[names[1]])
+    bound = math.sqrt(6 / (contexts + outputs))
+    kinds = ("scale", "shift") if norm else ("shift",)
+    return {kind: torch.empty(outputs, contexts).uniform_(-bound, bound, generator=generator) for kind in kinds}
+
+
+def _modulated(chosen: Params, by_context: Params, names: tuple[str, str], phi: Tensor) -> Params:
+    """The parameters [t, outputs] that a context [t, contexts] changes."""
+    first, second = names
+    change = {kind: (weight @ phi.unsqueeze(2)).squeeze(2) for kind, weight in by_context.items()}
+    if "scale" not in change:
+        return {second: chosen[second] + change["shift"]}
+    gamma = 1 + change["scale"]
+    return {first: gamma * chosen[first], second: gamma * chosen[second] + change["shift"]}

@@ -1,0 +1,104 @@
+"""Meta-Curvature, Park and Oliva 2019 (arXiv 1902.03356).
+
+MAML whose inner gradients are transformed by learned matrices. The gradient G of a convolution is taken as a tensor
+[outputs, inputs, pixels of the kernel]. Each of its modes has a square matrix: MC(G) = G ×₃ M_f ×₂ M_i ×₁ M_o, in other
+words vec MC(G) = (M_o ⊗ M_i ⊗ M_f) vec G. A linear layer has M_o and M_i. A bias, scale or shift has one factor for
+each number, the diagonal of a matrix. All matrices begin as the identity, and there the meta-gradient is MAML's.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import replaced, start_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner, part
+from metalearn.checks import true_or_false
+from metalearn.types import Algorithm, Batch, Model, Params
+
+CURVATURE = "curvature."
+"""The prefix of the names of the matrices; the name of the weight and that of the mode follow."""
+
+MODES = ("outputs", "inputs", "pixels")
+
+
+def meta_curvature(
+    *,
+    model: Model,
+    inner: InnerOptimizer = SGD,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
+    first_order: bool = False,
+    checkpoint_steps: bool = False,
+) -> Algorithm:
+    """MAML with learned curvature.
+
+    Args:
+        model: the network to be adapted.
+        inner: the optimiser of the inner steps, which is given the transformed gradients.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
+        first_order: drop the second derivatives from the meta-gradient.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
+
+    Raises:
+        ValueError: a rate that is not above 0, or a negative number of steps.
+    """
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    true_or_false("first_order", first_order)
+    true_or_false("checkpoint_steps", checkpoint_steps)
+
+    def init(generator: Generator) -> Params:
+        weights = model.init(generator)
+        modes = {name: _identities(value) for name, value in weights.items()}
+        return weights | {f"{CURVATURE}{name}.{mode}": m for name in modes for mode, m in modes[name].items()}
+
+    def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        weights = {name: value for name, value in params.items() if not name.startswith(CURVATURE)}
+        modes = {name: part(f"{CURVATURE}{name}.", params) for name in weights}
+
+        def curved(grads: Params) -> Params:
+            by_name = grads if model.network is None else model.network.unpack(grads)
+            return replaced(model, grads, {name: transformed(g, modes[name]) for name, g in by_name.items()})
+
+        start = start_of(model, weights, support.x.shape[0])
+        loss, optimizer = SupportLoss(model, support, order), _given(inner, curved)
+        return descent(
+            loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=order,
+            checkpoint=checkpoint_steps,
+        )  # fmt: skip
+
+    order = 1 if first_order else 2
+    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order, init=init)
+
+
+def transformed(gradient: Tensor, modes: Params) -> Tensor:
+    """MC(G) of every task's gradient [t, *shape]; `modes` are the matrices of the weight, as in `MODES`, or its factors
+    `entries` [n]."""
+    if "entries" in modes:
+        return gradient * modes["entries"]
+    result = torch.einsum("pq,tq...->tp...", modes["outputs"], gradient.flatten(3) if "pixels" in modes else gradient)
+    result = torch.einsum("pq,toq...->top...", modes["inputs"], result)
+    if "pixels" in modes:
+        result = torch.einsum("pq,toiq->toip", modes["pixels"], result)
+    return result.view(gradient.shape)
+
+
+def _identities(weight: Tensor) -> Params:
+    """The matrices of a weight [outputs, inputs] or [outputs, inputs, height, width], or the factors of a vector."""
+    if weight.dim() < 2:
+        return {"entries": torch.ones_like(weight)}
+    sizes = weight.flatten(2).shape if weight.dim() > 2 else weight.shape
+    return {mode: torch.eye(size) for mode, size in zip(MODES, sizes, strict=False)}
+
+
+def _given(inner: InnerOptimizer, change: Callable[[Params], Params]) -> InnerOptimizer:
+    """The optimiser, which is given the gradients that `change` makes of them."""
+
+    def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
+        return inner.direct(change(grads), state, step)
+
+    return InnerOptimizer(inner.start, direct, inner.decays)

@@ -1,0 +1,92 @@
+"""Checkpointed inner steps: the same bits, and memory that does not grow with the steps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator
+
+from benchmarks.inner_steps import LivePeak
+from metalearn.algorithms.boil import boil
+from metalearn.algorithms.cavia import cavia
+from metalearn.algorithms.common import functional, inner
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.algorithms.meta_curvature import meta_curvature
+from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.models.common.adapter import model_of
+from metalearn.models.conv4 import conv4
+from metalearn.types import Algorithm, Batch, Episode, Model
+from tests.metalearn.learners import FLOAT64, OPTIMIZERS, PP, SIZE, STEPS, WAYS, network, random, start_of, tasks
+
+Make = Callable[..., Algorithm]
+
+LEARNERS: dict[str, Make] = {
+    "maml": lambda **options: maml(**STEPS, **options),
+    "boil": lambda **options: boil(**STEPS, **options),
+    "meta_sgd": lambda **options: meta_sgd(**STEPS, **options),
+    "maml_pp": lambda **options: maml_pp(**STEPS, **PP, **options),
+    "cavia": lambda **options: cavia(**STEPS, contexts=3, layer=2, **options),
+    "meta_curvature": lambda **options: meta_curvature(**STEPS, **options),
+    **{
+        name: lambda chosen=chosen, **options: maml(inner=chosen, **(STEPS | {"inner_lr": 0.05}), **options)
+        for name, chosen in OPTIMIZERS.items()
+    },
+}
+
+
+def torchs_network() -> torch.nn.Module:
+    body = [torch.nn.Conv2d(1, 8, 3, stride=2), torch.nn.BatchNorm2d(8), torch.nn.Softplus(), torch.nn.Flatten()]
+    return torch.nn.Sequential(*body, torch.nn.Linear(8 * 25, WAYS))
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "compiled": network,
+    "compiled, inductive": lambda: network(transductive=False),
+    "layers": lambda: network()._replace(network=None),
+    "module": lambda: model_of(torchs_network, name="net", shape=(1, SIZE, SIZE), transductive=True, advice=""),
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_meta_gradient_is_that_of_kept_steps(name: str, kind: str) -> None:
+    if kind == "module" and name == "cavia":
+        pytest.skip("this network has one norm, and the learner of the table takes the second")
+    model, episode = MODELS[kind](), tasks(3)
+    kept, checkpointed = (LEARNERS[name](model=model, checkpoint_steps=choice) for choice in (False, True))
+    params = start_of(kept)
+    expected, result = (learner.meta_grad(params, episode, 3) for learner in (kept, checkpointed))
+    for key, value in expected.grads.items():
+        torch.testing.assert_close(result.grads[key], value, rtol=0, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
+    assert all(torch.equal(result.metrics[key], value) for key, value in expected.metrics.items())
+
+
+def peak_of(model: Model, steps: int, *, optimizer: inner.InnerOptimizer = inner.SGD, checkpoint: bool) -> int:
+    learner = maml(
+        model=model, inner=optimizer, inner_lr=0.1, inner_steps=steps, eval_steps=1, checkpoint_steps=checkpoint
+    )
+    params = {name: value.to(FLOAT64) for name, value in learner.init(Generator().manual_seed(0)).items()}
+    y = torch.arange(WAYS).repeat(2, 2)
+    episode = Episode(*(Batch(random(2, 2 * WAYS, 1, 28, 28, seed=seed), y) for seed in (0, 1)))
+    with LivePeak() as live:
+        learner.meta_grad(params, episode, 1)
+    return live.peak
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("optimizer", "carried"), [("sgd", 1), ("adam", 3)])
+def test_memory_grows_by_no_more_than_what_steps_carry(whole: bool, optimizer: str, carried: int) -> None:
+    """From 3 to 9 steps: the parameters of the 2 tasks, and Adam's two moments; without checkpoints, the activations of
+    every step too."""
+    model = conv4(ways=WAYS, channels=1, image_size=28, filters=16)
+    model = model if whole else model._replace(network=None)
+    chosen = {"sgd": inner.SGD, "adam": OPTIMIZERS["adam"]}[optimizer]
+    start = functional.start_of(model, {k: v.double() for k, v in model.init(Generator()).items()}, 2)
+    carries = 6 * carried * 8 * sum(value.numel() for value in start.values())
+    grown = {
+        checkpoint: peak_of(model, 9, optimizer=chosen, checkpoint=checkpoint)
+        - peak_of(model, 3, optimizer=chosen, checkpoint=checkpoint)
+        for checkpoint in (True, False)
+    }
+    assert grown[True] <= 1.01 * carries < grown[False] / 4, (grown, carries)
