@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from metalearn.errors import ConfigError  # noqa: E402
 from metalearn.files import creating  # noqa: E402
 from metalearn.program.arguments import whole  # noqa: E402
-from metalearn.runs.plots import comparison  # noqa: E402
+from metalearn.runs.plots import by_inner_step, comparison  # noqa: E402
 from scripts import reproduction  # noqa: E402 (the path comes first)
 from scripts.reproduction import Row, Table  # noqa: E402
 
@@ -267,14 +267,18 @@ _CODE = ("train.py", "metalearn", "distributed", "conf")
 
 
 def render(tables: Sequence[Table], places: Places) -> None:
-    """Draws the page and its learning curves."""
+    """Draws the page and the tables' pictures."""
     results = {row.name: reproduction.read_results(places.results, row.name) for table in tables for row in table.rows}
     plots = {}
     for table in tables:
-        curves = reproduction.curves_of(table, results)
-        if curves:
-            comparison(curves, places.results / f"{table.name}.png")
-            plots[table.name] = f"{places.results.name}/{table.name}.png"
+        path = places.results / f"{table.name}.png"
+        if table.by_step and (panels := reproduction.panels_of(table, results)):
+            by_inner_step(panels, table.rows[0].metric, path)
+        elif not table.by_step and (curves := reproduction.curves_of(table, results)):
+            comparison(curves, path)
+        else:
+            continue
+        plots[table.name] = f"{places.results.name}/{table.name}.png"
     places.page.write_text(reproduction.page(tables, results, plots))
     print(places.page)
 

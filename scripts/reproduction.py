@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from metalearn.checks import one_of, real_number
+from metalearn.checks import one_of, real_number, true_or_false
 from metalearn.config.compose import CONF
 from metalearn.config.foreign import read_config
 from metalearn.errors import ConfigError
 from metalearn.files import read_object, write_atomically
-from metalearn.runs.plots import Curve, curve_of
+from metalearn.runs.plots import Curve, Panel, curve_of
 
 TABLES = CONF / "reproduce"
 LAST = "last"
@@ -51,11 +51,13 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows that are compared with each other."""
+    """Rows that are compared with each other; `by_step`: in a picture of their tests against inner steps, with a panel
+    for each number of shots, in place of their validations."""
 
     name: str
     title: str
     rows: list[Row]
+    by_step: bool = False
 
 
 Result = dict[str, Any]
@@ -92,10 +94,12 @@ def _table(path: Path) -> Table:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         assert isinstance(content, dict)
         metric = str(content.get("metric", "accuracy"))
+        by_step = content.get("by_step", False)
         one_of("metric", metric, METRICS)
+        true_or_false("by_step", by_step)
         common = str(content.get("all", "")).split()
         rows = [_row(str(name), metric, common, fields) for name, fields in content["rows"].items()]
-        return Table(path.stem, str(content["title"]), rows)
+        return Table(path.stem, str(content["title"]), rows, by_step)
     except (
         AssertionError,
         AttributeError,
@@ -222,7 +226,7 @@ def page(tables: Sequence[Table], results: Mapping[str, Sequence[Result]], plots
     Args:
         tables: what to show.
         results: the results of every row, by its name.
-        plots: the paths of the tables' learning curves, by the tables' names.
+        plots: the paths of the tables' pictures, by the tables' names.
     """
     shown = [line for table in tables for line in _section(table, results, plots)]
     commands = [line for table in tables for line in _commands(table, results)]
@@ -254,7 +258,8 @@ def _section(table: Table, results: Mapping[str, Sequence[Result]], plots: Mappi
         for published in row.published:
             yield _line(row, results.get(row.name, []), published)
     if table.name in plots:
-        yield from ("", f"![validation against time and steps]({plots[table.name]})")
+        shown = "test against inner steps" if table.by_step else "validation against time and steps"
+        yield from ("", f"![{shown}]({plots[table.name]})")
     notes = [f"- `{row.name}`: {row.note}" for row in table.rows if row.note]
     sources = sorted({row.source for row in table.rows if row.source})
     yield from ["", f"Figures of the papers: {'; '.join(sources)}."] if sources else []
@@ -310,6 +315,23 @@ def curves_of(table: Table, results: Mapping[str, Sequence[Result]]) -> list[Cur
     """The validation curves of a table's rows, each of the row's first seed."""
     first = [(row, results[row.name][0]) for row in table.rows if results.get(row.name)]
     return [_curve(row, result) for row, result in first if result["validation"] is not None]
+
+
+def panels_of(table: Table, results: Mapping[str, Sequence[Result]]) -> list[Panel]:
+    """The tests of a table's rows after each inner step, the mean over the seeds: a panel for each number of shots, a
+    line for each algorithm."""
+    shown = [found for row in table.rows if (found := results.get(row.name))]
+    shots = sorted({found[0]["shots"] for found in shown})
+    return [
+        Panel(_counted(k, "shot"), {found[0]["algorithm"]: _means(found) for found in shown if found[0]["shots"] == k})
+        for k in shots
+    ]
+
+
+def _means(results: Sequence[Result]) -> dict[int, float]:
+    """The mean over the seeds after each inner step that all of them have."""
+    common = set.intersection(*({int(step) for step in result["by_step"]} for result in results))
+    return {step: statistics.fmean(result["by_step"][str(step)] for result in results) for step in sorted(common)}
 
 
 def _curve(row: Row, result: Result) -> Curve:

@@ -15,8 +15,18 @@ import pytest
 
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
-from metalearn.runs.plots import curve_of
-from scripts.reproduction import LAST, TABLES, Published, Row, Table, comparison_with_paper, page, read_tables
+from metalearn.runs.plots import Panel, by_inner_step, curve_of
+from scripts.reproduction import (
+    LAST,
+    TABLES,
+    Published,
+    Row,
+    Table,
+    comparison_with_paper,
+    page,
+    panels_of,
+    read_tables,
+)
 from tests.runs import ROOT, Outcome, Program, metrics, until
 
 pytestmark = pytest.mark.thorough
@@ -199,6 +209,7 @@ def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path)
         ("title: x\nrows:\n  a: {method: M}", "KeyError: 'run'"),
         ("title: x\nrows:\n  a: {method: M, run: b, papper: 1}", "a: papper"),
         ("title: x\nmetric: f1\nrows: {}", "metric='f1': must be one of accuracy, mse"),
+        ("title: x\nby_step: 5\nrows: {}", "by_step=5: must be true or false"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -248,6 +259,28 @@ def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     text = page([Table("t", "T", [row])], {"r": results}, {})
     assert "| 97.00% ± 0.20%, 99.00% ± 0.20% | 98.00% ± 0.50% | *within* | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |" in text
     assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c" in text
+
+
+def test_a_table_may_show_its_tests_against_inner_steps(tmp_path: Path) -> None:
+    """A panel for each number of shots, and the mean of the seeds, here after the steps that both have."""
+    rows = [Row(name, None, "M", "mse", ["a=b"], [Published(LAST, None, None)], "", [0], "") for name in "abc"]
+    common = {"queries": 1, "tasks": 9, "transductive": False, "steps": 1, "workers": 1, "date": "d", "commit": "c"}
+    common |= {"mse": 1.0, "ci95": 0.1, "seconds": 1.0, "command": "x", "validation": None}
+    results = {
+        "a": [
+            common | {"algorithm": "maml", "shots": 10, "by_step": {"0": 3.0, "1": 1.0}},
+            common | {"algorithm": "maml", "shots": 10, "by_step": {"0": 5.0, "1": 2.0, "2": 9.0}},
+        ],
+        "b": [common | {"algorithm": "in_context", "shots": 10, "by_step": {"0": 0.5}}],
+        "c": [common | {"algorithm": "maml", "shots": 5, "by_step": {"0": 4.0, "10": 2.0}}],
+    }
+    table = Table("t", "T", rows, by_step=True)
+    panels = panels_of(table, results)
+    ten = Panel("10 shots", {"maml": {0: 4.0, 1: 1.5}, "in_context": {0: 0.5}})
+    assert panels == [Panel("5 shots", {"maml": {0: 4.0, 10: 2.0}}), ten]
+    assert "![test against inner steps](t.png)" in page([table], results, {"t": "t.png"})
+    for shown in (panels, panels[:1]):
+        assert by_inner_step(shown, "mse", tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_has_all_tables_first_and_then_all_commands() -> None:

@@ -10,6 +10,7 @@ from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
+from metalearn.algorithms.in_context import in_context
 from metalearn.algorithms.laplacian_shot import laplacian_shot
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=1.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
+    "in_context": lambda model: in_context(model=model, width=32, heads=4, layers=2),
     "metaoptnet": lambda model: metaoptnet(model=model, cost=0.1, ridge=1.0, scale=1.0),
     "scratch": lambda model: scratch(model=model, inner_lr=0.1, eval_steps=2),
     "finetune": lambda model: finetune(model=model, inner_lr=0.1, eval_steps=2, ways=WAYS, whole=False),

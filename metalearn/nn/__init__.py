@@ -5,10 +5,23 @@ it. Every layer can be differentiated any number of times. On the CPU, compiled 
 convolutions and norms whose channels fill the vectors (16 floats with AVX-512). Torch's operations compute the rest.
 """
 
+from metalearn.nn.attention import attention, draw_transformer, transformer
 from metalearn.nn.conv import conv2d
 from metalearn.nn.layout import channels_last, laid_out
-from metalearn.nn.linear import linear
+from metalearn.nn.linear import linear, shared_linear
 from metalearn.nn.norm import LINEAR, batch_norm
 from metalearn.nn.pool import max_pool2d
 
-__all__ = ["LINEAR", "batch_norm", "channels_last", "conv2d", "laid_out", "linear", "max_pool2d"]
+__all__ = [
+    "LINEAR",
+    "attention",
+    "batch_norm",
+    "channels_last",
+    "conv2d",
+    "draw_transformer",
+    "laid_out",
+    "linear",
+    "max_pool2d",
+    "shared_linear",
+    "transformer",
+]

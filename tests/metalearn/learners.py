@@ -12,6 +12,7 @@ from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
+from metalearn.algorithms.in_context import in_context
 from metalearn.algorithms.laplacian_shot import laplacian_shot
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
@@ -80,6 +81,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=2.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
+    "in_context": lambda model: in_context(model=model, width=8, heads=2, layers=2),
     "metaoptnet": lambda model: metaoptnet(model=model, cost=0.3, ridge=0.5, scale=2.0),
     "finetune": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=False),
     "finetune_whole": lambda model: finetune(model=model, inner_lr=0.3, eval_steps=3, ways=WAYS, whole=True),

@@ -146,7 +146,16 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
     assert slope == pytest.approx(fourth_order, rel=1e-6)
 
 
-ONE_COLUMN = ("protonet", "matching", "r2d2", "metaoptnet", "simpleshot", "simpleshot_centred", "supervised")
+ONE_COLUMN = (
+    "protonet",
+    "matching",
+    "r2d2",
+    "metaoptnet",
+    "in_context",
+    "simpleshot",
+    "simpleshot_centred",
+    "supervised",
+)
 
 
 @every_learner
@@ -203,6 +212,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "protonet": written_out.gradient(written_out.protonet),
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
+    "in_context": written_out.gradient(written_out.in_context(heads=2, layers=2)),
     "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
     "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
     "imaml_damped": written_out.imaml(lr=0.1, steps=2, strength=2.0, damping=1.0, cg_strength=12.0),

@@ -17,7 +17,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from metalearn.nn import LINEAR, batch_norm, channels_last, conv2d, laid_out, linear, max_pool2d, native, precision
+from metalearn.nn import (
+    LINEAR,
+    batch_norm,
+    channels_last,
+    conv2d,
+    laid_out,
+    linear,
+    max_pool2d,
+    native,
+    precision,
+    shared_linear,
+)
 from tests.kernels import require_kernels
 from tests.runs import ROOT
 
@@ -238,11 +249,15 @@ def test_threads_change_no_bit() -> None:
 
 def test_products_in_bf16_have_its_rounding_and_no_more() -> None:
     x, weight, bias = normal(2, 5, 6, 6, 16).detach(), normal(2, 16, 16, 3, 3).detach(), normal(2, 16).detach()
+    shared = weight[0, :, :, 0, 0]
     exact = [conv2d(x, weight, padding=1), linear(x[:, :, 0, 0], weight[:, :, :, 0, 0], bias)]
+    exact += [shared_linear(x[:, :, 0, 0], shared, bias[0]), shared_linear(x[:, :, 0, 0], shared)]
     try:
         precision.compute_with("bf16")
         rounded = [conv2d(x.float(), weight.float(), padding=1)]
         rounded.append(linear(x[:, :, 0, 0].float(), weight[:, :, :, 0, 0].float(), bias.float()))
+        rounded.append(shared_linear(x[:, :, 0, 0].float(), shared.float(), bias[0].float()))
+        rounded.append(shared_linear(x[:, :, 0, 0].float(), shared.float()))
     finally:
         precision.compute_with("float32")
     for a, b in zip(exact, rounded, strict=True):

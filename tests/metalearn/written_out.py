@@ -204,6 +204,47 @@ def r2d2(params: Params, task: Task) -> Tensor:
     return F.cross_entropy(params["ridge.scale"] * (with_ones(qx) @ weights), qy)
 
 
+def in_context(*, heads: int, layers: int) -> Callable[[Params, Task], Tensor]:
+    """One query after the other, each alone with the support set; torch's own attention, under a mask."""
+
+    def block(params: Params, name: str, h: Tensor, mask: Tensor) -> Tensor:
+        def norm(number: int, h: Tensor) -> Tensor:
+            return F.layer_norm(
+                h, h.shape[1:], params[f"{name}norm{number}.weight"], params[f"{name}norm{number}.bias"]
+            )
+
+        q, k, v = (norm(1, h) @ weight.T for weight in params[f"{name}attention.in"].chunk(3))
+        size = h.shape[1] // heads
+        by_head = [
+            F.scaled_dot_product_attention(*(part[None, None, :, first : first + size] for part in (q, k, v)), mask)
+            for first in range(0, h.shape[1], size)
+        ]
+        h = h + torch.cat(by_head, dim=3)[0, 0] @ params[f"{name}attention.out"].T
+        inner = F.gelu(norm(2, h) @ params[f"{name}mlp.in.weight"].T + params[f"{name}mlp.in.bias"])
+        return h + inner @ params[f"{name}mlp.out.weight"].T + params[f"{name}mlp.out.bias"]
+
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        known, queries = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
+        ways = int(sy.max()) + 1
+        labels = torch.cat([F.one_hot(sy, ways), torch.zeros(1, ways, dtype=sy.dtype)])
+        labels = torch.cat([labels, torch.tensor([[0]] * len(sy) + [[1]])], dim=1).to(sx.dtype)
+        mask = torch.ones(len(sy) + 1, len(sy) + 1, dtype=torch.bool)
+        mask[:-1, -1] = False
+        losses = []
+        for query, label in zip(queries, qy, strict=True):
+            h = torch.cat([torch.cat([known, query[None]]), labels], dim=1)
+            h = F.linear(h, params["set.token.weight"], params["set.token.bias"])
+            for number in range(layers):
+                h = block(params, f"set.block{number}.", h, mask)
+            h = F.layer_norm(h[-1:], h.shape[1:], params["set.norm.weight"], params["set.norm.bias"])
+            logits = F.linear(h, params["set.head.weight"], params["set.head.bias"])
+            losses.append(F.cross_entropy(logits, label[None]))
+        return torch.stack(losses).mean()
+
+    return loss
+
+
 def reptile(*, lr: float, steps: int, size: int) -> Callable[[Params, Episode], Params]:
     """Σ (θ − φ), φ by torch's own SGD on mini-batches: the first drawing of each class, then the second, …"""
 

@@ -1,0 +1,96 @@
+"""An in-context learner: a transformer reads the support set and the queries, and answers. There is no inner loop.
+
+GPICL, Kirsch et al. 2022 (arXiv 2212.04458): a transformer that is trained on many tasks learns to learn in its forward
+pass. CAML, Fifty et al. 2024 (arXiv 2310.10971), section 3: samples and labels as one set without an order; a query has
+a learned token in place of its label. What differs here: the encoder is trained with the transformer, and a query
+attends to the support set and itself only.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.learners import comparing_learner, features_and_head, part, prefixed
+from metalearn.checks import whole_number
+from metalearn.errors import ConfigError
+from metalearn.nn import draw_transformer, shared_linear, transformer
+from metalearn.types import Algorithm, Batch, Model, Params
+
+SET = "set."
+"""The prefix of the names of the transformer's parameters."""
+
+
+def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorithm:
+    """Learns to predict queries from a support set in one forward pass; of classes or of real numbers.
+
+    Args:
+        model: the encoder of the samples. Its head is left out, but says how many outputs there are.
+        width: numbers in the token of a sample.
+        heads: heads of the attention; a divisor of `width`.
+        layers: blocks of the transformer.
+
+    Raises:
+        ValueError: a number below 1, heads that do not divide the width, or a model without a linear head.
+    """
+    for name, value in (("width", width), ("heads", heads), ("layers", layers)):
+        whole_number(name, value, at_least=1)
+    if width % heads:
+        raise ValueError(f"heads={heads}: must divide width={width}; type heads={_divisor_below(heads, width)}")
+    features, head = features_and_head(model)
+
+    def init(generator: Generator) -> Params:
+        drawn = model.init(generator)
+        outputs, inputs = drawn[head.params[0]].shape
+        body = {name: value for name, value in drawn.items() if name not in head.params}
+        return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
+
+    def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
+        weights = part(SET, params)
+        body = {name: value for name, value in params.items() if not name.startswith(SET)}
+        theta, known = per_task(body, support.x.shape[0]), support.x.shape[1]
+        seen = torch.cat([features(theta, support.x), features(theta, x, support.x)], dim=1)
+        tokens = torch.cat([seen, labels(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
+        tokens = shared_linear(tokens, weights["token.weight"], weights["token.bias"])
+        tokens = transformer(weights, tokens, known=known, heads=heads, layers=layers)
+        return shared_linear(tokens[:, known:], weights["head.weight"], weights["head.bias"])
+
+    return comparing_learner(model, compare, init)
+
+
+def labels(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Tensor:
+    """What a token is told of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as
+    one-hot, or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown.
+
+    Raises:
+        ConfigError: the targets are not as many numbers as the model has outputs.
+    """
+    y = support.y
+    if y.is_floating_point():
+        if y.shape[2] != outputs:
+            raise ConfigError(
+                f"model: it has {outputs} outputs, and targets here are {y.shape[2]} numbers; "
+                f"type model.outputs={y.shape[2]}"
+            )
+        told = y.to(dtype)
+    else:
+        told = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
+    unknown = torch.cat([told.new_zeros(len(y), queries, outputs), told.new_ones(len(y), queries, 1)], dim=2)
+    return torch.cat([F.pad(told, (0, 1)), unknown], dim=1)
+
+
+def _draw_set(outputs: int, inputs: int, width: int, layers: int, generator: Generator) -> Params:
+    """The parameters of the tokens, of the transformer and of its head, for `inputs` features."""
+    seen = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
+    told = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
+    return {
+        "token.weight": torch.cat([seen, told], dim=1),
+        "token.bias": torch.zeros(width),
+        **draw_transformer(width, layers, generator),
+        "head.weight": torch.empty(outputs, width).normal_(0, 0.01, generator=generator),
+        "head.bias": torch.zeros(outputs),
+    }
+
+
+def _divisor_below(heads: int, width: int) -> int:
+    return next(number for number in range(min(heads, width), 0, -1) if width % number == 0)

@@ -1,0 +1,101 @@
+"""A transformer over the samples of a task, which are a set: their order changes nothing.
+
+The first `known` samples of a task, its support set, attend to each other. Every other sample attends to them and to
+itself, so its outputs depend on no other query. All tasks share the weights.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.nn.linear import shared_linear
+
+Params = dict[str, Tensor]
+
+EXPANSION = 4
+"""The width of a block's MLP, in widths of the transformer."""
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, known: int) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) over the known samples.
+
+    Args:
+        queries, keys, values: [t, h, n, d], for h heads of d numbers.
+        known: how many samples, the first of the n, all samples attend to.
+
+    Returns:
+        [t, h, n, d]. Time and memory grow as n · known.
+    """
+    to_known = queries @ keys[:, :, :known].transpose(2, 3)
+    to_itself = (queries * keys)[:, :, known:].sum(dim=3, keepdim=True)
+    among_known = to_itself.new_full((*queries.shape[:2], known, 1), -math.inf)  # a known sample must not count twice
+    scores = torch.cat([to_known, torch.cat([among_known, to_itself], dim=2)], dim=3)
+    weights = (scores / math.sqrt(queries.shape[3])).softmax(dim=3)
+    return weights[..., :known] @ values[:, :, :known] + weights[..., known:] * values
+
+
+def transformer(params: Params, x: Tensor, *, known: int, heads: int, layers: int) -> Tensor:
+    """Pre-norm blocks (Xiong et al. 2020, arXiv 2002.04745, figure 1b) of attention and an MLP with GELU; a last norm.
+
+    Args:
+        params: as `draw_transformer` draws them.
+        x: the samples [t, n, width].
+        known: as for `attention`.
+        heads: heads of the attention; they divide the width.
+        layers: the number of blocks.
+
+    Returns:
+        [t, n, width].
+    """
+    for number in range(layers):
+        x = x + _attend(params, f"block{number}.attention", _norm(params, f"block{number}.norm1", x), known, heads)
+        x = x + _mlp(params, f"block{number}.mlp", _norm(params, f"block{number}.norm2", x))
+    return _norm(params, "norm", x)
+
+
+def draw_transformer(width: int, layers: int, generator: Generator) -> Params:
+    """Parameters for `transformer`. A product keeps the variance of its inputs; the products that are added to the
+    samples are smaller by √(2 · layers), so that the sum of all blocks does so too (as in GPT-2). The attention has no
+    biases: that of the keys would change nothing."""
+    params: Params = {}
+
+    def draw(name: str, outputs: int, inputs: int, gain: float = 1.0) -> None:
+        params[name] = torch.empty(outputs, inputs).normal_(0, gain / math.sqrt(inputs), generator=generator)
+
+    inner, added = EXPANSION * width, 1 / math.sqrt(2 * max(layers, 1))
+    for number in range(layers):
+        block = f"block{number}"
+        params |= _draw_norm(f"{block}.norm1", width)
+        draw(f"{block}.attention.in", 3 * width, width)
+        params[f"{block}.attention.in"][width : 2 * width] = params[f"{block}.attention.in"][:width]
+        draw(f"{block}.attention.out", width, width, added)
+        params |= _draw_norm(f"{block}.norm2", width)
+        draw(f"{block}.mlp.in.weight", inner, width)
+        params[f"{block}.mlp.in.bias"] = torch.zeros(inner)
+        draw(f"{block}.mlp.out.weight", width, inner, added)
+        params[f"{block}.mlp.out.bias"] = torch.zeros(width)
+    return params | _draw_norm("norm", width)
+
+
+def _attend(params: Params, name: str, x: Tensor, known: int, heads: int) -> Tensor:
+    def by_head(part: Tensor) -> Tensor:
+        return part.view(*part.shape[:2], heads, -1).transpose(1, 2)
+
+    queries, keys, values = map(by_head, shared_linear(x, params[f"{name}.in"]).chunk(3, dim=2))
+    mixed = attention(queries, keys, values, known).transpose(1, 2).flatten(2)
+    return shared_linear(mixed, params[f"{name}.out"])
+
+
+def _mlp(params: Params, name: str, x: Tensor) -> Tensor:
+    inner = F.gelu(shared_linear(x, params[f"{name}.in.weight"], params[f"{name}.in.bias"]))
+    return shared_linear(inner, params[f"{name}.out.weight"], params[f"{name}.out.bias"])
+
+
+def _norm(params: Params, name: str, x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], params[f"{name}.weight"], params[f"{name}.bias"])
+
+
+def _draw_norm(name: str, width: int) -> Params:
+    return {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
