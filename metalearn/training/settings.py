@@ -15,6 +15,9 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 FEW, FEW_FLOATS = 8, 12_000_000
 """The same for a chunk of at most so many tasks. It is larger, since each chunk costs time of its own."""
 
+PAIR_FLOATS = 80_000_000
+"""The same for a chunk of two tasks, so that two threads have one each."""
+
 
 class Settings(NamedTuple):
     """The settings of the loop; see `trainer`."""
@@ -77,9 +80,11 @@ def chunk_size(settings: Settings, model: Model, images: int, device: torch.devi
 
 
 def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:
-    """How many tasks of `images` images fit `CHUNK_FLOATS`, or up to `FEW` that fit `FEW_FLOATS`; at least one."""
-    few = min(FEW, FEW_FLOATS // (images * model.activations))
-    return max(_small_chunk(model, images, device), few, 1)
+    """How many tasks of `images` images fit `CHUNK_FLOATS`, or up to `FEW` that fit `FEW_FLOATS`, or two that fit
+    `PAIR_FLOATS`; at least one."""
+    floats = images * model.activations
+    few = min(FEW, FEW_FLOATS // floats)
+    return max(_small_chunk(model, images, device), few, 2 if 2 * floats <= PAIR_FLOATS else 1)
 
 
 def _small_chunk(model: Model, images: int, device: torch.device) -> int:

@@ -186,10 +186,12 @@ TEN_IMAGES = [(10, 32, 8), (10, 30, 8), (10, 5, 5)]
 EIGHTY_IMAGES = [(80, 32, 8), (80, 31, 7), (80, 16, 4), (80, 8, 2), (80, 4, 2), (80, 2, 2), (80, 1, 1)]
 
 
-@pytest.mark.parametrize(("images", "batch", "chunk"), [*TEN_IMAGES, *EIGHTY_IMAGES, (200, 32, 3), (400, 32, 1)])
+@pytest.mark.parametrize(
+    ("images", "batch", "chunk"), [*TEN_IMAGES, *EIGHTY_IMAGES, (200, 32, 3), (400, 32, 2), (2400, 32, 1)]
+)
 def test_chunks_follow_the_formula(images: int, batch: int, chunk: int) -> None:
     """Conv4 keeps 64 · (14² + 7² + 4² + 2²) = 16,960 floats per image. A chunk may have 1,400,000; of eight
-    tasks or fewer 12,000,000, but then there are four chunks, if they can have two tasks."""
+    tasks or fewer 12,000,000, of two 80,000,000; large tasks come in four chunks, if these can have two tasks."""
     settings = trainer(
         steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
     )
