@@ -59,7 +59,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
 
 
 def labels(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Tensor:
-    """What a token is told of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as
+    """What a token has of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as
     one-hot, or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown.
 
     Raises:
@@ -72,19 +72,19 @@ def labels(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Te
                 f"model: it has {outputs} outputs, and targets here are {y.shape[2]} numbers; "
                 f"type model.outputs={y.shape[2]}"
             )
-        told = y.to(dtype)
+        given = y.to(dtype)
     else:
-        told = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
-    unknown = torch.cat([told.new_zeros(len(y), queries, outputs), told.new_ones(len(y), queries, 1)], dim=2)
-    return torch.cat([F.pad(told, (0, 1)), unknown], dim=1)
+        given = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
+    unknown = torch.cat([given.new_zeros(len(y), queries, outputs), given.new_ones(len(y), queries, 1)], dim=2)
+    return torch.cat([F.pad(given, (0, 1)), unknown], dim=1)
 
 
 def _draw_set(outputs: int, inputs: int, width: int, layers: int, generator: Generator) -> Params:
     """The parameters of the tokens, of the transformer and of its head, for `inputs` features."""
-    seen = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
-    told = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
+    of_features = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
+    of_label = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
     return {
-        "token.weight": torch.cat([seen, told], dim=1),
+        "token.weight": torch.cat([of_features, of_label], dim=1),
         "token.bias": torch.zeros(width),
         **draw_transformer(width, layers, generator),
         "head.weight": torch.empty(outputs, width).normal_(0, 0.01, generator=generator),
