@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed
+from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed, without
 from metalearn.checks import true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -67,7 +67,7 @@ def cavia(
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = support.x.shape[0]
-        weights = {name: value for name, value in params.items() if not name.startswith(WEIGHTS)}
+        weights = without(WEIGHTS, params)
         start = start_of(model, weights, tasks)
         chosen, by_context = (
             per_task(values, tasks) for values in ({name: params[name] for name in names}, part(WEIGHTS, params))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, part, prefixed
+from metalearn.algorithms.common.learners import comparing_learner, features_and_head, part, prefixed, without
 from metalearn.checks import whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn import draw_transformer, shared_linear, transformer
@@ -47,7 +47,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         weights = part(SET, params)
-        body = {name: value for name, value in params.items() if not name.startswith(SET)}
+        body = without(SET, params)
         theta, known = per_task(body, support.x.shape[0]), support.x.shape[1]
         seen = torch.cat([features(theta, support.x), features(theta, x, support.x)], dim=1)
         tokens = torch.cat([seen, labels(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)

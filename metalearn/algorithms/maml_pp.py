@@ -22,6 +22,7 @@ from metalearn.algorithms.common.learners import (
     gradient_learner,
     part,
     prefixed,
+    without,
 )
 from metalearn.checks import true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
@@ -104,7 +105,7 @@ def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerSte
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks, rates = support.x.shape[0], part(RATE, params)
-        weights = {name: value for name, value in params.items() if not name.startswith(RATE)}
+        weights = without(RATE, params)
         first = {name: value[0] if name in norms else value for name, value in weights.items()}
 
         def with_norms(adapted: Params, step: int) -> Params:

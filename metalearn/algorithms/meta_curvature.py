@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import replaced, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner, part
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner, part, without
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -57,7 +57,7 @@ def meta_curvature(
         return weights | {f"{CURVATURE}{name}.{mode}": m for name in modes for mode, m in modes[name].items()}
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        weights = {name: value for name, value in params.items() if not name.startswith(CURVATURE)}
+        weights = without(CURVATURE, params)
         modes = {name: part(f"{CURVATURE}{name}.", params) for name in weights}
 
         def curved(grads: Params) -> Params:

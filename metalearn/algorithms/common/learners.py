@@ -81,10 +81,9 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        columns = [
+        return _by_step([
             results(model, adapted, query, support.x, twice=False) for adapted in path(params, support, eval_steps, 0)
-        ]
-        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+        ])  # fmt: skip
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
@@ -97,6 +96,11 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
         return predict
 
     return evaluate, adapt
+
+
+def _by_step(values: list[Metrics]) -> Metrics:
+    """The values [t] before the first step and after each, as [t, steps + 1]."""
+    return {name: torch.stack([after[name] for after in values], dim=1) for name in values[0]}
 
 
 @dataclass(frozen=True)
@@ -205,8 +209,7 @@ def evaluated_together(path: PathOfLogits, eval_steps: int) -> tuple[Evaluate, A
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        columns = [objective(logits, query.y) for logits in path(params, support, query.x, eval_steps)]
-        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+        return _by_step([objective(logits, query.y) for logits in path(params, support, query.x, eval_steps)])
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()
@@ -237,7 +240,7 @@ def trained_on_samples(classify: Apply, init: Init, evaluate: Evaluate, adapt: A
 
 def weights_of(params: Params) -> Params:
     """The meta-parameters without the state."""
-    return {name: value for name, value in params.items() if not name.startswith(STATE)}
+    return without(STATE, params)
 
 
 def features_and_head(model: Model) -> tuple[Apply, Stage]:
@@ -272,3 +275,8 @@ def prefixed(prefix: str, params: Params) -> Params:
 def part(prefix: str, params: Params) -> Params:
     """The tensors whose names have the prefix, under names without it."""
     return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
+
+
+def without(prefix: str, params: Params) -> Params:
+    """The tensors whose names do not have the prefix."""
+    return {name: value for name, value in params.items() if not name.startswith(prefix)}
