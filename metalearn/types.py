@@ -83,6 +83,10 @@ class Network(Protocol):
         """Packed parameters, or sums of such [P], by name; and other parameters as they are."""
         ...
 
+    def outputs(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        """What the last layer gives, [t, n, d]."""
+        ...
+
     def metrics(
         self, params: Params, x: Tensor, y: Tensor, support_x: Tensor | None = None, *, twice: bool = False
     ) -> Metrics:
@@ -105,7 +109,7 @@ class Model(NamedTuple):
     network that can be cut has `stages`. `note` says what a user should know about how the network is computed, if
     anything. `features` computes the inputs [t, n, d] of the `head`, the last linear layer; both are None if the
     network does not end in one. `norms` names the parameters of the normalisation layers. `network` computes the whole
-    network at once, if it can be compiled.
+    network at once, and `body` the features, if they can be compiled.
     """
 
     init: Callable[[Generator], Params]
@@ -118,6 +122,7 @@ class Model(NamedTuple):
     head: Stage | None = None
     norms: tuple[str, ...] = ()
     network: Network | None = None
+    body: Network | None = None
 
 
 class Adapt(Protocol):

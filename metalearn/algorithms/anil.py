@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.functional import objective, per_task, replaced, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner
+from metalearn.algorithms.common.learners import check_descent, features_and_head, features_of, gradient_learner
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -39,18 +39,19 @@ def anil(
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     true_or_false("first_order", first_order)
-    features, head = features_and_head(model)
+    _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        theta = per_task(params, support.x.shape[0])
-        known = features(theta, support.x)
-        start = {name: theta[name] for name in head.params}
+        tasks = support.x.shape[0]
+        theta = start_of(model, params, tasks)
+        known = features_of(model, params, tasks)(support.x)
+        start = per_task({name: params[name] for name in head.params}, tasks)
 
         def loss(adapted: Params, step: int) -> Tensor:
             return objective(head.apply(adapted, known, 0), support.y)["loss"]
 
         for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order):
-            yield theta | adapted
+            yield replaced(model, theta, adapted)
 
     order = 1 if first_order else 2
     return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)

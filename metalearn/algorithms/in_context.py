@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, part, prefixed, without
+from metalearn.algorithms.common.learners import (
+    comparing_learner,
+    features_and_head,
+    features_of,
+    part,
+    prefixed,
+    without,
+)
 from metalearn.checks import whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn import draw_transformer, shared_linear, transformer
@@ -37,7 +43,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         whole_number(name, value, at_least=1)
     if width % heads:
         raise ValueError(f"heads={heads}: must divide width={width}; type heads={_divisor_below(heads, width)}")
-    features, head = features_and_head(model)
+    _, head = features_and_head(model)
 
     def init(generator: Generator) -> Params:
         drawn = model.init(generator)
@@ -46,10 +52,9 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        weights = part(SET, params)
-        body = without(SET, params)
-        theta, known = per_task(body, support.x.shape[0]), support.x.shape[1]
-        seen = torch.cat([features(theta, support.x), features(theta, x, support.x)], dim=1)
+        weights, known = part(SET, params), support.x.shape[1]
+        features = features_of(model, without(SET, params), support.x.shape[0])
+        seen = torch.cat([features(support.x), features(x, support.x)], dim=1)
         tokens = torch.cat([seen, labels(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
         tokens = shared_linear(tokens, weights["token.weight"], weights["token.bias"])
         tokens = transformer(weights, tokens, known=known, heads=heads, layers=layers)

@@ -8,11 +8,10 @@ the full context embeddings of section 2.1.2 are not here.
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.common.learners import (
     comparing_learner,
     cosines,
-    features_and_head,
+    features_of,
     one_hot,
     without_head,
 )
@@ -31,12 +30,11 @@ def matching(*, model: Model, scale: float) -> Algorithm:
         ValueError: a scale that is not above 0, or a model without a linear head.
     """
     real_number("scale", scale, above=0)
-    features, _ = features_and_head(model)
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        theta = per_task(params, support.x.shape[0])
-        known = features(theta, support.x)
-        attention = (scale * cosines(features(theta, x, support.x), known)).softmax(dim=2)
+        features = features_of(model, params, support.x.shape[0])
+        known = features(support.x)
+        attention = (scale * cosines(features(x, support.x), known)).softmax(dim=2)
         probabilities = attention @ one_hot(support, known.dtype)
         return probabilities.clamp_min(torch.finfo(known.dtype).tiny).log()
 

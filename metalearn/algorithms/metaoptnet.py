@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -44,15 +43,14 @@ def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algo
     real_number("cost", cost, above=0)
     real_number("ridge", ridge, above=0)
     real_number("scale", scale, above=0)
-    features, _ = features_and_head(model)
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
         return network(generator) | {SCALE: torch.tensor([scale])}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        theta = per_task(params, support.x.shape[0])
-        known, queries = features(theta, support.x), features(theta, x, support.x)
+        features = features_of(model, params, support.x.shape[0])
+        known, queries = features(support.x), features(x, support.x)
         exact = known.double()
         kernel = exact @ exact.transpose(1, 2)
         eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)

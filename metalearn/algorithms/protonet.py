@@ -6,11 +6,10 @@ softmax over its negative squared distances to these means (equation 2).
 
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.common.learners import (
     class_means,
     comparing_learner,
-    features_and_head,
+    features_of,
     one_hot,
     squared_distances,
     without_head,
@@ -27,12 +26,11 @@ def protonet(*, model: Model) -> Algorithm:
     Raises:
         ValueError: a model without a linear head.
     """
-    features, _ = features_and_head(model)
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        theta = per_task(params, support.x.shape[0])
-        known = features(theta, support.x)
+        features = features_of(model, params, support.x.shape[0])
+        known = features(support.x)
         prototypes = class_means(known, one_hot(support, known.dtype))
-        return -squared_distances(features(theta, x, support.x), prototypes)
+        return -squared_distances(features(x, support.x), prototypes)
 
     return comparing_learner(model, compare, without_head(model))

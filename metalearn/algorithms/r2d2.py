@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -35,7 +34,6 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
     """
     real_number("strength", strength, above=0)
     real_number("scale", scale, above=0)
-    features, _ = features_and_head(model)
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
@@ -43,10 +41,10 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
         return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        theta = per_task(params, support.x.shape[0])
-        known = _with_ones(features(theta, support.x))
+        features = features_of(model, params, support.x.shape[0])
+        known = _with_ones(features(support.x))
         weights = ridge(known, one_hot(support, known.dtype), params[LOG_STRENGTH].exp())
-        return params[SCALE] * (_with_ones(features(theta, x, support.x)) @ weights)
+        return params[SCALE] * (_with_ones(features(x, support.x)) @ weights)
 
     return comparing_learner(model, compare, init)
 

@@ -61,6 +61,7 @@ class CALL(ctypes.Structure):
         ("rate", ctypes.c_double),
         *((name, Address) for name in (
             "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
+            "result",
         )),
     ]  # fmt: skip
 
@@ -101,9 +102,10 @@ class Kernels:
         library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
         library.new_plan.argtypes = [Address, Number, Address, Number, Number]
         library.new_plan.restype = Address
-        library.kept_size.argtypes, library.kept_size.restype = [Address], Number
-        for function in (library.network_loss, library.network_product):
-            function.argtypes = [Address, Address, Number]
+        for function in (library.kept_size, library.values_size):
+            function.argtypes, function.restype = [Address], Number
+        for name in ("loss", "product", "outputs", "outputs_gradient"):
+            getattr(library, "network_" + name).argtypes = [Address, Address, Number]
         self._library, self.real = library, real
         self.lanes = int(library.lanes())
 
@@ -174,6 +176,10 @@ class Kernels:
         """How many numbers of a task the product needs."""
         return int(self._library.kept_size(plan))
 
+    def values_size(self, plan: int) -> int:
+        """How many numbers of a task the gradient of its outputs needs."""
+        return int(self._library.values_size(plan))
+
     def network_loss(self, plan: int, call: CALL) -> None:
         """Losses and gradients of all tasks."""
         self._library.network_loss(plan, ctypes.byref(call), torch.get_num_threads())
@@ -181,6 +187,14 @@ class Kernels:
     def network_product(self, plan: int, call: CALL) -> None:
         """Hessian-vector products of all tasks."""
         self._library.network_product(plan, ctypes.byref(call), torch.get_num_threads())
+
+    def network_outputs(self, plan: int, call: CALL) -> None:
+        """Last values of all tasks."""
+        self._library.network_outputs(plan, ctypes.byref(call), torch.get_num_threads())
+
+    def network_outputs_gradient(self, plan: int, call: CALL) -> None:
+        """From the gradients of the last values to those of the parameters, of all tasks."""
+        self._library.network_outputs_gradient(plan, ctypes.byref(call), torch.get_num_threads())
 
 
 def compiled_for(x: Tensor) -> Kernels | None:

@@ -1,10 +1,10 @@
-"""A network of known layers, compiled: the loss of every task, its gradient and its Hessian-vector product.
+"""A network of known layers, compiled: outputs, the loss of every task, its gradient and its Hessian-vector product.
 
 The parameters of a task are one row of a tensor [t, P], the *packed* form of `Params`, a dictionary of one tensor. So
 inner optimisers, which compute elementwise, need one operation for all parameters. Each task is computed by itself,
 from the first layer to the last (`kernels/network.c`), and its numbers do not depend on the other tasks of the chunk.
 
-The loss can be differentiated twice. Third and higher derivatives are those of the layers, one by one.
+The loss can be differentiated twice, the outputs once. Higher derivatives are those of the layers, one by one.
 """
 
 import threading
@@ -63,6 +63,22 @@ class Network:
         ((key, row),) = packed.items()
         return dict(zip(self._names, self._packed[key].layout.unpack(row), strict=True))
 
+    def outputs(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        """What the last layer gives, [t, n, d].
+
+        Args:
+            params: packed.
+            x: [t, n, …].
+            support_x: the support set whose statistics normalise; None: those of `x`.
+        """
+        ((key, row),) = params.items()
+        samples = _Samples(self._packed[key], row, x, self._used(support_x))
+        if torch.is_grad_enabled() and row.requires_grad:
+            result: Tensor = _Outputs.apply(row, samples)
+        else:
+            result, _ = samples.outputs(row, keep=False)
+        return samples.flattened(result)
+
     def metrics(
         self, params: Params, x: Tensor, y: Tensor, support_x: Tensor | None = None, *, twice: bool = False
     ) -> Metrics:
@@ -76,7 +92,7 @@ class Network:
             twice: keep what the second derivative of the loss needs.
         """
         ((key, row),) = params.items()
-        tasks = _Tasks(self._packed[key], row, x, y, None if self._ignores_support else support_x, twice)
+        tasks = _Tasks(self._packed[key], row, x, y, self._used(support_x), twice)
         if torch.is_grad_enabled() and row.requires_grad:
             loss, score = _Loss.apply(row, tasks)
         else:
@@ -99,6 +115,9 @@ class Network:
         _, _, after, kept = tasks.loss(row.detach(), gradient=True)
         return {key: _Step.apply(row, after, kept, tasks)}
 
+    def _used(self, support_x: Tensor | None) -> Tensor | None:
+        return None if self._ignores_support else support_x
+
     def _of(self, values: Sequence[Tensor]) -> Shaped:
         """The network for the shapes of these parameters."""
         shapes = tuple([tuple(value.shape) for value in values])
@@ -110,8 +129,65 @@ class Network:
         return self._shaped[shapes]
 
 
-class _Tasks:
+class _Samples:
     """The samples of some tasks, as the kernels take them."""
+
+    def __init__(self, shaped: Shaped, row: Tensor, x: Tensor, support_x: Tensor | None) -> None:
+        """Raises ValueError if samples and parameters do not fit, since kernels would read beyond their memory."""
+        self.shaped, self.known = shaped, 0 if support_x is None else support_x.shape[1]
+        self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
+        if (self.x.dtype, self.x.device) != (row.dtype, row.device):
+            raise ValueError(
+                f"inputs {self.x.dtype} on {self.x.device}: must be as the parameters, {row.dtype} on {row.device}"
+            )
+        kernels = compiled_for(row)
+        assert kernels is not None
+        self.plan = shaped.plan(kernels, self.x.shape[1], tuple(self.x.shape[2:]))
+        if (self.known or self.x.shape[1]) * self.plan.fewest_pixels == 1:
+            raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
+        if row.shape != (len(self.x), shaped.layout.size):
+            raise ValueError(f"parameters of {len(row)} tasks: must be those of {len(self.x)}, as the inputs")
+
+    def call(self, row: Tensor) -> CALL:
+        return CALL(
+            tasks=row.shape[0], known=self.known, outputs=self.plan.last.used, parameters_step=row.stride(0),
+            parameters=row.data_ptr(), x=self.x.data_ptr(),
+        )  # fmt: skip
+
+    def outputs(self, row: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+        """The last values [t, n, pixels, channels], and with `keep` what their gradient needs."""
+        row, last = _rows(row), self.plan.last
+        samples = self.x.shape[1] - self.known
+        result = row.new_empty(row.shape[0], samples, last.height * last.width, last.channels)
+        kept = row.new_empty(row.shape[0], self.plan.values) if keep else None
+        call = self.call(row)
+        call.result = result.data_ptr()
+        if kept is not None:
+            call.kept = kept.data_ptr()
+        self.plan.kernels.network_outputs(self.plan.address, call)
+        return result, kept
+
+    def outputs_gradient(self, row: Tensor, kept: Tensor, grads: Tensor) -> Tensor:
+        """The gradient [t, P] of each task's parameters from that of the last values."""
+        row, grads = _rows(row), grads.contiguous()
+        gradient = row.new_empty(row.shape)
+        call = self.call(row)
+        call.kept, call.result, call.gradient = kept.data_ptr(), grads.data_ptr(), gradient.data_ptr()
+        self.plan.kernels.network_outputs_gradient(self.plan.address, call)
+        return gradient
+
+    def flattened(self, result: Tensor) -> Tensor:
+        """Last values as the layers give them, [t, n, d]."""
+        return result[..., : self.plan.last.used].transpose(2, 3).flatten(2)
+
+    def by_layers(self, row: Tensor) -> Tensor:
+        """The outputs [t, n, d], by the layers one by one: they can be differentiated any number of times."""
+        params = dict(zip(parameters_of(self.shaped.layers), self.shaped.layout.unpack(row), strict=True))
+        return apply_layers(self.shaped.layers, params, self.x, self.known)[:, self.known :]
+
+
+class _Tasks(_Samples):
+    """Samples and what is to be predicted for them."""
 
     def __init__(
         self, shaped: Shaped, row: Tensor, x: Tensor, y: Tensor, support_x: Tensor | None, twice: bool, rate: float = 0
@@ -121,31 +197,18 @@ class _Tasks:
         Raises:
             ValueError: samples, targets and parameters do not fit.
         """
-        self.shaped, self.known, self.twice = shaped, 0 if support_x is None else support_x.shape[1], twice
-        self.rate = rate
-        self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
+        super().__init__(shaped, row, x, support_x)
+        self.twice, self.rate = twice, rate
         self.y = (y if y.is_floating_point() else y.long()).contiguous()
-        if (self.x.dtype, self.x.device) != (row.dtype, row.device):
-            raise ValueError(
-                f"inputs {self.x.dtype} on {self.x.device}: must be as the parameters, {row.dtype} on {row.device}"
-            )
-        kernels = compiled_for(row)
-        assert kernels is not None
-        self._plan = shaped.plan(kernels, self.x.shape[1], tuple(self.x.shape[2:]))
         self._check(row)
 
     def _check(self, row: Tensor) -> None:
         """Raises ValueError if kernels would read beyond their memory."""
-        tasks, samples, outputs = *self.x.shape[:2], self._plan.outputs
-        if (self.known or samples) * self._plan.fewest_pixels == 1:
-            raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
+        tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
         numbers = self.y.is_floating_point()
         wanted = (tasks, samples - self.known, *((outputs,) if numbers else ()))
-        if self.y.shape != wanted or row.shape != (tasks, self.shaped.layout.size):
-            raise ValueError(
-                f"targets {list(self.y.shape)} and parameters of {row.shape[0]} tasks: targets must be {list(wanted)}, "
-                f"for inputs {list(self.x.shape)}"
-            )
+        if self.y.shape != wanted:
+            raise ValueError(f"targets {list(self.y.shape)}: must be {list(wanted)}, for inputs {list(self.x.shape)}")
         if numbers and self.y.dtype != row.dtype:
             raise ValueError(f"targets {self.y.dtype}: must be {row.dtype}, as the parameters")
         if not numbers:
@@ -153,11 +216,9 @@ class _Tasks:
             if least < 0 or most >= outputs:
                 raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")
 
-    def _call(self, row: Tensor) -> CALL:
-        call = CALL(
-            tasks=row.shape[0], known=self.known, outputs=self._plan.outputs, parameters_step=row.stride(0),
-            rate=self.rate, parameters=row.data_ptr(), x=self.x.data_ptr(),
-        )  # fmt: skip
+    def call(self, row: Tensor) -> CALL:
+        call = super().call(row)
+        call.rate = self.rate
         if self.y.is_floating_point():
             call.targets = self.y.data_ptr()
         else:
@@ -168,31 +229,30 @@ class _Tasks:
         """Loss and score [t]; with `gradient`, the gradient [t, P] too, and what the product needs."""
         row, tasks = _rows(row), row.shape[0]
         loss, score = row.new_empty(tasks), row.new_empty(tasks)
-        call = self._call(row)
+        call = self.call(row)
         call.loss, call.score = loss.data_ptr(), score.data_ptr()
         grad = kept = None
         if gradient:
             grad = row.new_empty(row.shape)
             call.gradient = grad.data_ptr()
             if self.twice:
-                kept = row.new_empty(tasks, self._plan.kept)
+                kept = row.new_empty(tasks, self.plan.kept)
                 call.kept = kept.data_ptr()
-        self._plan.kernels.network_loss(self._plan.address, call)
+        self.plan.kernels.network_loss(self.plan.address, call)
         return loss, score, grad, kept
 
     def product(self, row: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
         """The product of each task's Hessian with its direction [t, P]; with a rate, the step's derivative."""
         row, direction = _rows(row), direction.contiguous()
         product = torch.empty_like(direction)
-        call = self._call(row)
+        call = self.call(row)
         call.kept, call.direction, call.product = kept.data_ptr(), direction.data_ptr(), product.data_ptr()
-        self._plan.kernels.network_product(self._plan.address, call)
+        self.plan.kernels.network_product(self.plan.address, call)
         return product
 
-    def by_layers(self, row: Tensor) -> Tensor:
+    def loss_by_layers(self, row: Tensor) -> Tensor:
         """The loss [t], by the layers one by one: it can be differentiated any number of times."""
-        params = dict(zip(parameters_of(self.shaped.layers), self.shaped.layout.unpack(row), strict=True))
-        outputs = apply_layers(self.shaped.layers, params, self.x, self.known)[:, self.known :]
+        outputs = self.by_layers(row)
         if self.y.is_floating_point():
             return (outputs - self.y).square().mean(dim=(1, 2))
         losses = F.cross_entropy(outputs.flatten(0, 1), self.y.flatten(), reduction="none")
@@ -202,6 +262,27 @@ class _Tasks:
 def _rows(row: Tensor) -> Tensor:
     """Rows that are dense, or one row for all."""
     return row if row.stride(1) == 1 and row.stride(0) in (0, row.shape[1]) else row.contiguous()
+
+
+class _Outputs(Function):
+    """(rows, samples) → the last values [t, n, pixels, channels]."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, samples: _Samples) -> Tensor:
+        result, kept = samples.outputs(row, keep=True)
+        ctx.save_for_backward(row, kept)
+        ctx.samples = samples
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        row, kept = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return ctx.samples.outputs_gradient(row, kept, grads[0]), None
+        at = row.view_as(row)
+        outputs, direction = ctx.samples.by_layers(at), ctx.samples.flattened(grads[0])
+        (gradient,) = torch.autograd.grad(outputs, at, direction, create_graph=True)
+        return gradient, None
 
 
 class _Loss(Function):
@@ -272,6 +353,6 @@ def _product_by_layers(tasks: _Tasks, row: Tensor, direction: Tensor) -> Tensor:
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         at = row.view_as(row) if row.requires_grad else row.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(tasks.by_layers(at).sum(), at, create_graph=True)
+        (slope,) = torch.autograd.grad(tasks.loss_by_layers(at).sum(), at, create_graph=True)
         (product,) = torch.autograd.grad(slope, at, direction, create_graph=keep)
     return product

@@ -33,13 +33,15 @@ class Value(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A network for one shape of inputs: what computes it, how many numbers a task keeps for its product, the channels
-    of the last value, and the pixels of the smallest image that a norm takes; 0: there is no norm."""
+    """A network for one shape of inputs: what computes it, how many numbers a task keeps for its product and for the
+    gradient of its outputs, the last value, and the pixels of the smallest image that a norm takes; 0: there is no
+    norm."""
 
     kernels: Kernels
     address: int
     kept: int
-    outputs: int
+    values: int
+    last: Value
     fewest_pixels: int
 
 
@@ -142,4 +144,5 @@ class Shaped:
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
         address = kernels.plan(layers, image, self.layout.size, samples)
         pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == compiler.NORM]
-        return Plan(kernels, address, kernels.kept_size(address), last.used, int(min(pixels, default=0)))
+        fewest = int(min(pixels, default=0))
+        return Plan(kernels, address, kernels.kept_size(address), kernels.values_size(address), last, fewest)

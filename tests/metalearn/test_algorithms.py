@@ -434,12 +434,11 @@ def test_cavia_of_a_perceptron_has_the_context_beside_its_inputs(layer: int) -> 
     assert result.metrics["loss"].item() == pytest.approx(meta_loss(params).item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["cavia", "meta_curvature"])
+@pytest.mark.parametrize("name", ["anil", "cavia", "matching", "meta_curvature", "metaoptnet", "protonet", "r2d2"])
 @pytest.mark.parametrize("transductive", [True, False])
-def test_what_differs_by_task_is_the_same_in_packed_form(name: str, transductive: bool) -> None:
-    """The compiled network, beside its layers one by one."""
+def test_the_compiled_network_gives_what_its_layers_give(name: str, transductive: bool) -> None:
     model, episode = network(transductive=transductive), tasks(3)
-    whole, by_layers = (LEARNERS[name](one) for one in (model, model._replace(network=None)))
+    whole, by_layers = (LEARNERS[name](one) for one in (model, model._replace(network=None, body=None)))
     params = start_of(whole)
     close(whole.meta_grad(params, episode, 1).grads, by_layers.meta_grad(params, episode, 1).grads, atol=1e-12)
 

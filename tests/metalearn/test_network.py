@@ -11,6 +11,7 @@ from torch import Tensor
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.functional import objective, per_task
 from metalearn.algorithms.maml import maml
+from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.reptile import reptile
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
@@ -166,6 +167,46 @@ def test_a_gradient_that_keeps_nothing_has_the_same_bits(case: Case, transductiv
     assert all(torch.equal(alone, loss) for loss in losses)
 
 
+@pytest.mark.parametrize("transductive", (True, False))
+@every_case
+def test_outputs_and_features_have_the_derivatives_of_the_layers(case: Case, transductive: bool) -> None:
+    model, (x, _), (support_x, _) = case.model(transductive), images(case, 7), images(case, 5, seed=9)
+    assert model.features is not None and model.body is not None
+    for compiled, apply in ((network_of(model), model.apply), (model.body, model.features)):
+        results = []
+        for whole in (True, False):
+            theta = {name: value.requires_grad_() for name, value in start(model).items()}
+            if whole:
+                outputs = compiled.outputs(compiled.pack(theta, TASKS), x, support_x)
+            else:
+                outputs = apply(per_task(theta, TASKS), x, support_x)
+            weights = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(1))
+            loss = (weights * outputs.square()).sum()
+            kept = torch.autograd.grad(loss, list(theta.values()), allow_unused=True, retain_graph=True)
+            first = torch.autograd.grad(loss, list(theta.values()), create_graph=True, allow_unused=True)
+            squares = sum((grad.square().sum() for grad in first if grad is not None), torch.zeros(()))
+            second = torch.autograd.grad(squares, list(theta.values()), allow_unused=True)
+            results.append([outputs, *kept, *first, *second])
+        for value, expected in zip(*results, strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_outputs_without_a_graph_have_the_same_bits() -> None:
+    model, (x, _), (support_x, _) = SMALL.model(transductive=False), images(SMALL, 7), images(SMALL, 5, seed=9)
+    network = network_of(model)
+    theta = {name: value.requires_grad_() for name, value in start(model).items()}
+    packed = network.pack(theta, TASKS)
+    with_graph = network.outputs(packed, x, support_x)
+    with torch.no_grad():
+        assert torch.equal(with_graph, network.outputs(packed, x, support_x))
+        assert network.outputs(packed, x[:, :0], support_x).shape == (TASKS, 0, WAYS)
+
+
+def test_a_network_of_one_layer_has_no_body() -> None:
+    model = mlp(inputs=3, outputs=2, hidden=[])
+    assert model.body is None and model.network is not None
+
+
 @pytest.mark.parametrize("case", (SMALL, CASES["conv4, pooled"]), ids=("stride 2", "stride 1"))
 def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_threads(case: Case) -> None:
     model = case.model()
@@ -179,7 +220,10 @@ def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_th
         loss = network.metrics({key: row}, x[chunk], y[chunk], twice=True)["loss"]
         (first,) = torch.autograd.grad(loss.sum(), row, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), row)
-        return torch.cat([loss.detach().unsqueeze(1), first.detach(), second], dim=1)
+        outputs = network.outputs({key: row}, x[chunk])
+        (of_outputs,) = torch.autograd.grad(outputs.square().sum(), row)
+        values = [loss.detach().unsqueeze(1), first.detach(), second, outputs.detach().flatten(1), of_outputs]
+        return torch.cat(values, dim=1)
 
     threads, whole = torch.get_num_threads(), gradient(slice(None))
     assert torch.equal(whole, torch.cat([gradient(slice(task, task + 1)) for task in range(TASKS)]))
@@ -191,11 +235,17 @@ def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_th
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("algorithm", (maml, reptile))
+OPTIONS: dict[Any, dict[str, Any]] = {
+    maml: {"inner_lr": 0.4, "inner_steps": 2, "eval_steps": 2},
+    reptile: {"inner_lr": 0.4, "inner_steps": 2, "eval_steps": 2, "inner_batch": None, "eval_batch": None},
+    protonet: {},
+}
+
+
+@pytest.mark.parametrize("algorithm", OPTIONS)
 def test_the_gradient_of_a_batch_has_the_same_bits_for_chunks_of_1_2_4_and_8(algorithm: Any) -> None:
     model = SMALL.model()
-    options = {"inner_batch": None, "eval_batch": None} if algorithm is reptile else {}
-    learner = algorithm(model=model, inner_lr=0.4, inner_steps=2, eval_steps=2, **options)
+    learner = algorithm(model=model, **OPTIONS[algorithm])
     generator, theta = torch.Generator().manual_seed(3), start(model, torch.float32)
     batches = [
         Batch(torch.rand(11, WAYS, 1, 28, 28, generator=generator), torch.arange(WAYS).repeat(11, 1)) for _ in range(2)

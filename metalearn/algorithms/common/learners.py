@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -255,6 +257,24 @@ def features_and_head(model: Model) -> tuple[Apply, Stage]:
             "has none; type model=conv4, for example"
         )
     return model.features, model.head
+
+
+class Features(Protocol):
+    def __call__(self, x: Tensor, support_x: Tensor | None = None, /) -> Tensor:
+        """The features [t, n, d] of samples, by the statistics of a support set if one is given."""
+        ...
+
+
+def features_of(model: Model, params: Params, tasks: int) -> Features:
+    """The features by meta-parameters that `tasks` tasks share; compiled as a whole if the model can be.
+
+    Raises:
+        ValueError: the model does not end in a linear layer.
+    """
+    features, _ = features_and_head(model)
+    if model.body is not None and model.body.computes(params):
+        return partial(model.body.outputs, model.body.pack(params, tasks))
+    return partial(features, per_task(params, tasks))
 
 
 def without_head(model: Model) -> Init:

@@ -12,8 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.learners import Evaluate, features_and_head, trained_on_samples, weights_of
+from metalearn.algorithms.common.learners import (
+    Evaluate,
+    features_and_head,
+    features_of,
+    trained_on_samples,
+    weights_of,
+)
 from metalearn.checks import true_or_false
 from metalearn.types import STATE, Adapt, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
@@ -53,11 +58,11 @@ def pretrained(model: Model, *, centred: bool) -> Pretrained:
         ValueError: `centred` is no bool, or a model without a linear head.
     """
     true_or_false("centred", centred)
-    features, head = features_and_head(model)
+    _, head = features_and_head(model)
 
     def unit_features(params: Params, support: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
-        theta = per_task(weights_of(params), support.x.shape[0])
-        known, queries = features(theta, support.x), features(theta, x, support.x)
+        features = features_of(model, weights_of(params), support.x.shape[0])
+        known, queries = features(support.x), features(x, support.x)
         if centred:
             known, queries = known - params[CENTRE], queries - params[CENTRE]
         return F.normalize(known, dim=2), F.normalize(queries, dim=2)
@@ -76,7 +81,7 @@ def pretrained(model: Model, *, centred: bool) -> Pretrained:
         def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
             weights = weights_of(params)
             result = plain.meta_grad(weights, episode, step)
-            (known,) = features(per_task(weights, 1), episode.query.x)
+            (known,) = features_of(model, weights, 1)(episode.query.x)
             change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - known).sum(dim=0)
             return result._replace(grads=result.grads | {CENTRE: change})
 

@@ -7,6 +7,7 @@ from torch import Generator, Tensor
 
 from metalearn.nn.layers import Layer, Linear, apply_layers, parameters_of
 from metalearn.nn.network import Network
+from metalearn.nn.packing import is_packed
 from metalearn.types import Apply, Model, Params, Stage
 
 
@@ -69,10 +70,16 @@ def staged_model(
 
 
 def compiled_model(model: Model, ignores_support: bool) -> Model:
-    """The same model, whose network is also computed as a whole."""
-    network = Network([layer for stage in model.stages for layer in stage.layers], ignores_support=ignores_support)
+    """The same model, whose network and features are also computed as a whole."""
+
+    def compiled(stages: Sequence[Stage]) -> Network:
+        return Network([layer for stage in stages for layer in stage.layers], ignores_support=ignores_support)
+
+    network = compiled(model.stages)
 
     def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        return model.apply(network.unpack(params), x, support_x)
+        return (network.outputs if is_packed(params) else model.apply)(params, x, support_x)
 
-    return model._replace(apply=apply, network=network)
+    return model._replace(
+        apply=apply, network=network, body=compiled(model.stages[:-1]) if len(model.stages) > 1 else None
+    )

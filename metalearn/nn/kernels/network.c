@@ -20,11 +20,12 @@ enum { MAX_LAYERS = 96 };
  * wanted, values lie at `alone` and `extra_alone`: a value takes the place of others that nothing reads any more. */
 struct place { int64_t size, value, gradient, extra, tangent, change, moved, alone, extra_alone; };
 
-/* `kept` and `scratch` are how many numbers a task keeps, and needs in all. Two of the largest kernels, of `kernel`
+/* A task's values take `values` numbers, and what it keeps for a product takes `kept`, gradients included; in all it
+ * needs `scratch`. Two of the largest kernels, of `kernel`
  * numbers each, have their place at `kernels`, and what convolutions need is at `work`. `alone`, `work_alone` and
  * `last_alone`, the place of the last value's gradient, are those of a task whose loss only is wanted. */
 struct plan {
-    int64_t count, samples, parameters, inputs, kept, scratch, kernel, kernels, work, alone, work_alone, last_alone;
+    int64_t count, samples, parameters, inputs, values, kept, scratch, kernel, kernels, work, alone, work_alone, last_alone;
     int64_t input[3];
     struct layer layers[MAX_LAYERS];
     struct taps taps[MAX_LAYERS];
@@ -66,8 +67,13 @@ static void lay_out(struct plan *p) {
         const struct layer *l = p->layers + i - 1;
         struct place *place = p->places + i;
         place->size = p->samples * l->height * l->width * l->channels;
-        place->value = taken(&p->kept, place->size);
-        place->extra = taken(&p->kept, extra_size(l, place->size));
+        place->value = taken(&p->values, place->size);
+        place->extra = taken(&p->values, extra_size(l, place->size));
+    }
+    p->kept = p->values;
+    for (int64_t i = p->count; i > 0; i--) {
+        const struct layer *l = p->layers + i - 1;
+        struct place *place = p->places + i;
         if (l->kind == WINDOWS) continue;  /* inputs have no derivatives */
         if (place->gradient < 0) place->gradient = taken(&p->kept, place->size);
         if (l->kind == SUM) {  /* both parts of a sum have its gradient */
@@ -158,6 +164,7 @@ struct plan *new_plan(const struct layer *layers, int64_t count, const int64_t *
 }
 
 int64_t kept_size(const struct plan *plan) { return plan->kept; }
+int64_t values_size(const struct plan *plan) { return plan->values; }
 
 /* A task */
 
@@ -167,9 +174,9 @@ struct task {
     const REAL *parameters, *x, *direction;
     const int64_t *labels;
     const REAL *targets;
-    REAL *kept, *scratch, *kernels, *work;
-    int64_t threads;  /* inside the task */
-    int alone;        /* whether only the loss is wanted */
+    REAL *kept, *gradients, *scratch, *kernels, *work;
+    int64_t threads;     /* inside the task */
+    int alone, differs;  /* whether no derivative is wanted; whether a product may be */
 };
 
 INLINE REAL *value_of(const struct task *t, int64_t v) {
@@ -177,7 +184,7 @@ INLINE REAL *value_of(const struct task *t, int64_t v) {
     return t->kept + (t->alone ? place->alone : place->value);
 }
 INLINE REAL *gradient_of(const struct task *t, int64_t v) {
-    return t->kept + (t->alone ? t->plan->last_alone : t->plan->places[v].gradient);
+    return t->alone ? t->kept + t->plan->last_alone : t->gradients + t->plan->places[v].gradient - t->plan->values;
 }
 INLINE REAL *extra_of(const struct task *t, int64_t v) {
     const struct place *place = t->plan->places + v;
@@ -376,7 +383,7 @@ static struct norm norm_of(const struct task *t, const struct layer *l, int64_t 
  * computed where it is needed, not stored. Gives the convolution, or NULL. */
 static const struct layer *fuse(const struct task *t, const struct layer *l, struct norm *n) {
     const struct layer *c = t->plan->layers + l->from - 1;
-    if (t->call->kept || c->kind != CONVOLUTION || !c->from || has_derivative(t->plan, c->from) || c->bias >= 0)
+    if (t->differs || c->kind != CONVOLUTION || !c->from || has_derivative(t->plan, c->from) || c->bias >= 0)
         return NULL;
     n->depth = t->plan->layers[c->from - 1].channels;
     n->windows = value_of(t, c->from), n->kernels = t->parameters + c->weight;
@@ -657,17 +664,18 @@ static void give_back(struct scratch *s) {
 static struct task task_of(const struct job *j, int64_t number, REAL *scratch) {
     const struct plan *p = j->plan;
     const struct call *c = j->call;
-    const int alone = !c->gradient && !c->product;
-    int64_t counted = p->samples - c->known;
+    const int alone = !c->gradient && !c->product && !c->kept, differs = c->kept && !c->result;
+    const int64_t counted = p->samples - c->known;
+    REAL *kept = c->kept ? c->kept + number * (differs ? p->kept : p->values) : scratch;
     return (struct task){
         .plan = p, .call = c, .parameters = c->parameters + number * c->parameters_step,
         .x = c->x + number * p->samples * p->inputs,
         .direction = c->direction ? c->direction + number * p->parameters : NULL,
         .labels = c->labels ? c->labels + number * counted : NULL,
         .targets = c->targets ? c->targets + number * counted * c->outputs : NULL,
-        .kept = c->kept ? c->kept + number * p->kept : scratch, .scratch = scratch + p->kept,
+        .kept = kept, .gradients = (differs ? kept : scratch) + p->values, .scratch = scratch + p->kept,
         .kernels = scratch + p->kernels, .work = scratch + (alone ? p->work_alone : p->work), .threads = j->threads,
-        .alone = alone,
+        .alone = alone, .differs = differs,
     };
 }
 
@@ -705,6 +713,34 @@ static void product_unit(const void *job, int64_t number) {
     give_back(scratch);
 }
 
+/* The numbers of the last value that count. */
+static int64_t result_size(const struct task *t) {
+    const struct layer *last = t->plan->layers + t->plan->count - 1;
+    return (t->plan->samples - t->call->known) * last->height * last->width * last->channels;
+}
+
+static void outputs_unit(const void *job, int64_t number) {
+    const struct job *j = job;
+    struct scratch *scratch = take_scratch(j->call->kept ? j->plan->scratch : j->plan->alone);
+    const struct task t = task_of(j, number, scratch->numbers);
+    const int64_t last = j->plan->count, counted = result_size(&t), known = j->plan->places[last].size - counted;
+    forward(&t);
+    memcpy(j->call->result + number * counted, value_of(&t, last) + known, counted * sizeof(REAL));
+    give_back(scratch);
+}
+
+static void outputs_gradient_unit(const void *job, int64_t number) {
+    const struct job *j = job;
+    struct scratch *scratch = take_scratch(j->plan->scratch);
+    const struct task t = task_of(j, number, scratch->numbers);
+    const int64_t last = j->plan->count, counted = result_size(&t), known = j->plan->places[last].size - counted;
+    REAL *slope = gradient_of(&t, last);
+    memset(slope, 0, known * sizeof(REAL));
+    memcpy(slope + known, j->call->result + number * counted, counted * sizeof(REAL));
+    backward(&t, j->call->gradient + number * j->plan->parameters);
+    give_back(scratch);
+}
+
 /* Tasks on threads; or, if there are fewer tasks, one after the other, each on all threads. */
 static void for_each_task(const struct plan *plan, const struct call *call, int64_t threads, unit_body body) {
     const int inside = threads > call->tasks;
@@ -718,4 +754,12 @@ void network_loss(const struct plan *plan, const struct call *call, int64_t thre
 
 void network_product(const struct plan *plan, const struct call *call, int64_t threads) {
     for_each_task(plan, call, threads, product_unit);
+}
+
+void network_outputs(const struct plan *plan, const struct call *call, int64_t threads) {
+    for_each_task(plan, call, threads, outputs_unit);
+}
+
+void network_outputs_gradient(const struct plan *plan, const struct call *call, int64_t threads) {
+    for_each_task(plan, call, threads, outputs_gradient_unit);
 }

@@ -1,4 +1,4 @@
-/* A whole network: its loss, gradient and Hessian-vector product, for one task after the other. */
+/* A whole network: its outputs, its loss, gradient and Hessian-vector product, for one task after the other. */
 
 #ifndef NETWORK_H
 #define NETWORK_H
@@ -22,14 +22,15 @@ struct layer {
  * statistics of norms, and do not count in its loss; 0: all samples do both. With labels, the loss is the mean
  * cross-entropy over the first `outputs` channels of the last value, and the score the accuracy. With targets, the loss
  * is the mean squared error, and so is the score. With a `rate` other than 0, a step against the gradient is taken at
- * once: `gradient` gets the parameters after it, and `product` the derivative of the step along `direction`. */
+ * once: `gradient` gets the parameters after it, and `product` the derivative of the step along `direction`. `result`
+ * has the last value of the samples that count, for the functions that say so. */
 struct call {
     int64_t tasks, known, outputs, parameters_step;
     double rate;
     const REAL *parameters, *x;
     const int64_t *labels;
     const REAL *targets, *direction;
-    REAL *loss, *score, *gradient, *kept, *product;
+    REAL *loss, *score, *gradient, *kept, *product, *result;
 };
 
 struct plan;
@@ -39,13 +40,20 @@ struct plan;
 struct plan *new_plan(const struct layer *layers, int64_t count, const int64_t *input, int64_t parameters,
                       int64_t samples);
 
-/* How many numbers the gradient keeps of a task for the product. */
+/* How many numbers the gradient keeps of a task for the product, and the outputs for their gradient. */
 int64_t kept_size(const struct plan *plan);
+int64_t values_size(const struct plan *plan);
 
 /* The losses of all tasks, and their gradients, if `gradient` is not NULL. */
 void network_loss(const struct plan *plan, const struct call *call, int64_t threads);
 
 /* The products of each task's Hessian with its `direction`, from what its gradient has kept. */
 void network_product(const struct plan *plan, const struct call *call, int64_t threads);
+
+/* Gives the last values of all tasks as `result`; no loss is computed. `kept` may be NULL. */
+void network_outputs(const struct plan *plan, const struct call *call, int64_t threads);
+
+/* From the gradients `result` of the last values to those of the parameters, from what the outputs have kept. */
+void network_outputs_gradient(const struct plan *plan, const struct call *call, int64_t threads);
 
 #endif
