@@ -21,7 +21,10 @@ from metalearn.training.loop import Learner, Run
 PARTS = ("kernels", "between", "outside")
 """The parts of a step: inside the compiled functions; in Python and torch between them; and outside the gradient."""
 
-CALLS = ("network_loss", "network_product", "product", "input_gradient", "weight_gradient", "norm")
+CALLS = (
+    "network_loss", "network_product", "network_outputs", "network_outputs_gradient", "product", "input_gradient",
+    "weight_gradient", "norm",
+)  # fmt: skip
 """The methods of `Kernels` that compute."""
 
 
