@@ -20,6 +20,7 @@ from scripts.reproduction import (
     LAST,
     TABLES,
     Published,
+    Result,
     Row,
     Table,
     comparison_with_paper,
@@ -281,6 +282,26 @@ def test_a_table_may_show_its_tests_against_inner_steps(tmp_path: Path) -> None:
     assert "![test against inner steps](t.png)" in page([table], results, {"t": "t.png"})
     for shown in (panels, panels[:1]):
         assert by_inner_step(shown, "mse", tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_rows_are_named_by_kind_of_test_if_they_took_little_time() -> None:
+    def result(accuracy: float, transductive: bool, minutes: float, workers: int) -> Result:
+        common = {"queries": 1, "tasks": 600, "steps": 10, "date": "d", "commit": "c", "command": "x", "ci95": 0.01}
+        chosen = {"accuracy": accuracy, "transductive": transductive, "seconds": 60 * minutes, "workers": workers}
+        return common | chosen | {"by_step": {"1": 0.1}, "ci95_by_step": {"1": 0.1}}
+
+    results = {
+        "good": [result(0.97, True, 50, 2)],
+        "slow": [result(0.99, True, 61, 2)],
+        "better": [result(0.98, True, 119, 1), result(0.97, True, 1, 1)],
+        "inductive": [result(0.5, False, 1, 1)],
+    }
+    published = [Published("1", None, None), Published(LAST, None, None)]
+    rows = [Row(name, None, "M", "accuracy", ["a=b"], published, "", [0], "") for name in [*results, "not run"]]
+    text = page([Table("t", "T", rows)], results, {})
+    best = "transductive `better`, 98.00% ± 1.00%, 97.00% ± 1.00%; inductive `inductive`, 50.00% ± 1.00%."
+    assert f"**Best of ours** within 120 minutes of one core: {best}" in text
+    assert "Best of ours" not in page([Table("t", "T", rows)], {}, {})
 
 
 def test_the_page_has_all_tables_first_and_then_all_commands() -> None:
