@@ -1,5 +1,8 @@
 """The errors that end a run with a message and without a traceback."""
 
+import difflib
+from collections.abc import Sequence
+
 
 class ConfigError(ValueError):
     """Wrong config or usage, reported before anything is started: exit code 2."""
@@ -32,3 +35,9 @@ class DivergedError(RunError):
 
 class ForeignPackageError(ImportError):
     """Another package has the name of one of ours: exit code 2."""
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The question whether the nearest of the names was meant; empty where none is near."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from metalearn.checks import one_of, real_number, true_or_false
-from metalearn.config.compose import CONF
 from metalearn.config.foreign import read_config
+from metalearn.config.options import CONF
 from metalearn.errors import ConfigError
 from metalearn.files import read_object, write_atomically
 from metalearn.runs.plots import Curve, Panel, curve_of

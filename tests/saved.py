@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from metalearn.config.compose import compose_config, to_container
+from metalearn.config.compose import compose_config
+from metalearn.config.values import to_container
 from metalearn.program.job import script, to_job
 from metalearn.program.parts import Parts, assemble
 from metalearn.program.unseen import seen_in

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from metalearn.config.compose import compose_config, to_container
+from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
+from metalearn.config.values import to_container
 from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.common.place import DataPlace

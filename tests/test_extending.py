@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from metalearn.config import compose
 from metalearn.config.build import build
-from metalearn.config.compose import compose_config, search
+from metalearn.config.compose import compose_config
+from metalearn.config.options import search, search_flags
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Program
@@ -129,7 +129,7 @@ def test_an_option_of_ours_cannot_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "algorithm/maml.yaml").write_text("_target_: my_parts.other\n")
     with pytest.raises(ConfigError, match="algorithm=maml is an option of ours; rename"):
         search(str(tmp_path))
-    assert compose.search_flags() == []
+    assert search_flags() == []
 
 
 def test_neither_a_yaml_nor_a_saved_config_admits_a_package(found: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import metalearn
-from metalearn.config.compose import search
+from metalearn.config.options import search
 from metalearn.errors import ConfigError
 from metalearn.tasks.glyphs import character
 from metalearn.use.export import export

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from metalearn.config.compose import compose_config, differences, to_container
+from metalearn.config.compose import compose_config
 from metalearn.config.help import config_page
 from metalearn.config.saved import FREE_KEYS, MOVED, with_present_targets
+from metalearn.config.values import differences, to_container
 from metalearn.errors import ConfigError
 from metalearn.program.ranks import check_gpus
 from tests.runs import ROOT

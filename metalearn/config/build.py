@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from metalearn.config.compose import CONF, nearest
-from metalearn.errors import ConfigError, NotAdmittedError
+from metalearn.config.options import CONF
+from metalearn.errors import ConfigError, NotAdmittedError, nearest
 
 _TARGET = re.compile(r"^_target_: *(\S+)", re.MULTILINE)
 

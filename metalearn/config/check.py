@@ -8,8 +8,9 @@ import socket
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metalearn.checks import one_of, real_number, true_or_false, whole_number
-from metalearn.config.compose import check_key, keys_of
+from metalearn.config.compose import check_key
 from metalearn.config.saved import check_checkpoint
+from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -11,7 +11,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from omegaconf._utils import get_yaml_loader
 
-from metalearn.config.compose import LINK, Config, leaves
+from metalearn.config.links import LINK
+from metalearn.config.values import Config, leaves
 from metalearn.errors import ConfigError
 from metalearn.files import DEEPEST, RefusedFileError, read_bounded
 

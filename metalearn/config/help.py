@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.config.compose import CONF, groups, yaml_of
+from metalearn.config.options import CONF, groups, yaml_of
 
 
 class Key(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.config.compose import CONF, groups, nearest, yaml_of
-from metalearn.errors import ConfigError
+from metalearn.config.options import CONF, groups, yaml_of
+from metalearn.errors import ConfigError, nearest
 
 _NO_PARTS = ("experiment", "sweep")
 """Groups whose options change other groups."""

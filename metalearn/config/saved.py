@@ -10,16 +10,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.config.compose import (
-    check_choice,
-    check_key,
-    check_plugins,
-    composed_by_hydra,
-    keys_of,
-    parsed,
-    sorted_out,
-)
+from metalearn.config.compose import check_choice, check_key, check_plugins, composed_by_hydra, parsed, sorted_out
 from metalearn.config.foreign import check_saved
+from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError
 from metalearn.files import is_folder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from metalearn.config.compose import to_container
+from metalearn.config.values import to_container
 from metalearn.errors import RunError
 from metalearn.nn.native import describe
 from metalearn.program.job import Job

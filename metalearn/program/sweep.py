@@ -13,17 +13,10 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.config.check import started_as_rank
-from metalearn.config.compose import (
-    PROVIDER,
-    compose_config,
-    compose_sweeper,
-    groups,
-    quoted,
-    resolved,
-    search_flags,
-    sweep_jobs,
-)
+from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, resolved, sweep_jobs
+from metalearn.config.options import groups, search_flags
 from metalearn.config.saved import FREE_KEYS
+from metalearn.config.values import quoted
 from metalearn.errors import ConfigError
 from metalearn.files import read_json
 from metalearn.program.job import Job, Program, to_job

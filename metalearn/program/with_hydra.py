@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, read_write
 
-from metalearn.config.compose import CONF
+from metalearn.config.options import CONF
 from metalearn.files import writing
 from metalearn.program.outcome import OK
 from metalearn.runs.signals import STOPPED

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TextIO
 
 from omegaconf import DictConfig
 
-from metalearn.config.compose import Config, differences, to_container
 from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
+from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
 from metalearn.locks import open_lock, try_to_hold

@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.config.compose import Config
+from metalearn.config.values import Config
 from metalearn.files import lines_of, write_atomically, writing
 from metalearn.runs.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
 from metalearn.runs.loggers.to_csv import csv_logger

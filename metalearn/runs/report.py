@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from metalearn.config.compose import Config
+from metalearn.config.values import Config
 from metalearn.files import write_atomically
 from metalearn.runs import figures, pictures
 from metalearn.runs.loggers.protocol import as_yaml

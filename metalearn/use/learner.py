@@ -201,5 +201,5 @@ def _numbers(values: Any, name: str) -> Tensor:
 def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
     try:
         return compute()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"x: the network does not take {x.shape[2]} numbers for each point ({error})") from error

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
-from metalearn.config.compose import quoted
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import MANIFEST, NETWORK, changed_config
+from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.files import is_folder
 from metalearn.nn.precision import type_of

@@ -18,10 +18,11 @@ import yaml  # type: ignore[import-untyped]
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from metalearn.config.compose import CONF, PACKAGE, nearest
+from metalearn.config.compose import PACKAGE
 from metalearn.config.foreign import check_saved
+from metalearn.config.options import CONF
 from metalearn.config.saved import DATA, DESCRIPTION
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, nearest
 from metalearn.files import creating, open_regular, read_object, refuse_used
 from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
 from metalearn.runs.seen import KEY

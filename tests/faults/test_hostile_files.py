@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from metalearn.config.compose import compose_config, to_container
+from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
+from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
 from metalearn.runs import folder
 from scripts import compare, evaluate

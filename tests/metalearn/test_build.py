@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from metalearn.config import build as build_module
 from metalearn.config.build import build, factories
-from metalearn.config.compose import groups
+from metalearn.config.options import groups
 from metalearn.errors import ConfigError
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs

@@ -17,7 +17,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from metalearn.config.compose import compose_config, to_container
+from metalearn.config.compose import compose_config
+from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.program.run import resume_or_begin
 from metalearn.runs import folder

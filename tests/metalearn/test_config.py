@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import train
 from distributed.strategies.common.work import Plan
-from metalearn.config import check
+from metalearn.config import check, options
 from metalearn.config import compose as configs
 from metalearn.config.build import build
 from metalearn.config.help import help_text
@@ -22,7 +22,7 @@ from metalearn.program.job import Job
 from metalearn.program.parts import assemble, make_work
 from tests.runs import ROOT, Start
 
-OPTIONS = [(group, option) for group, options in configs.groups().items() for option in options]
+OPTIONS = [(group, option) for group, options in options.groups().items() for option in options]
 SUPERVISED = ["experiment=supervised_glyphs"]
 SUITABLE = {
     ("model", "mlp"): ["dataset=sinusoid"],
@@ -293,9 +293,10 @@ def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
 def test_an_experiment_with_an_unknown_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
-    shutil.copytree(configs.CONF, tmp_path / "conf")
+    shutil.copytree(options.CONF, tmp_path / "conf")
     (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nalgorithm:\n  inner_lrr: 0.1\n")
-    monkeypatch.setattr(configs, "CONF", tmp_path / "conf")
+    for module in (configs, options):
+        monkeypatch.setattr(module, "CONF", tmp_path / "conf")
     with pytest.raises(ConfigError, match=r"algorithm\.inner_lrr.*algorithm\.inner_lr"):
         configs.compose_config(["experiment=mine"])
 
@@ -331,7 +332,7 @@ def test_a_run_folder_is_named_after_what_runs(overrides: str, folder: str) -> N
 
 
 def test_no_experiment_has_the_folder_of_another_run() -> None:
-    assert not [name for name in configs.groups()["experiment"] if "-" in name]
+    assert not [name for name in options.groups()["experiment"] if "-" in name]
 
 
 def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from metalearn.config.compose import compose_config, to_container
+from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
+from metalearn.config.values import to_container
 from metalearn.errors import DataError
 from metalearn.program.commands import shard
 from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds

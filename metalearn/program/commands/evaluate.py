@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.config.compose import folder_name, search
+from metalearn.config.names import folder_name
+from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.program.job import Program, installed

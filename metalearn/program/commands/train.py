@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from metalearn.config.check import started_by_launcher
-from metalearn.config.compose import compose_config, search, search_flags
+from metalearn.config.compose import compose_config
 from metalearn.config.help import help_text
+from metalearn.config.options import search, search_flags
 from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe

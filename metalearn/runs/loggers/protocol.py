@@ -11,7 +11,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from metalearn.config.compose import Config, leaves
+from metalearn.config.values import Config, leaves
 from metalearn.errors import RunError
 from metalearn.files import read_json, write_atomically
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from metalearn.config.compose import Config
+from metalearn.config.values import Config
 from metalearn.files import lines_of, write_atomically, writing
 from metalearn.runs.loggers.protocol import Logger, Picture, Values, Window
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metalearn.config.compose import Config
+from metalearn.config.values import Config
 from metalearn.files import writing
 from metalearn.runs.loggers.protocol import Logger, Picture, Values, Window, as_yaml, flat
 

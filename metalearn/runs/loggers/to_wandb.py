@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metalearn.config.compose import Config
+from metalearn.config.values import Config
 from metalearn.files import links_out_of
 from metalearn.runs.loggers.protocol import Logger, OpenLogger, Picture, Sent, Values, Window, flat, opened, run_name
 

@@ -1,0 +1,64 @@
+"""The yamls: where they lie, the config groups, and the options that each group has."""
+
+from pathlib import Path
+
+from metalearn.errors import ConfigError
+
+
+def _conf() -> Path:
+    """The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+CONF = _conf()
+NO_GROUPS = ("reproduce",)
+"""Folders of `conf` that are not config groups."""
+
+SEVERAL = ("logger",)
+"""Groups of which several options can be chosen together: `logger=[tensorboard,csv]`."""
+
+_own: list[Path] = []
+"""The folder of the user's own yamls, if `search` was told one."""
+
+
+def search(folder: str | None) -> None:
+    """From now on this process finds the options of groups in `folder`, too: what `--config-dir` names. An option of
+    ours cannot be replaced.
+
+    Raises:
+        ConfigError: there is no such folder, or it has an option of ours.
+    """
+    _own.clear()
+    if folder is None:
+        return
+    if not folder or not Path(folder).is_dir():
+        raise ConfigError(f"--config-dir={folder}: must be a folder that holds yamls, such as algorithm/mine.yaml")
+    for group, options in groups().items():
+        for file in (Path(folder) / group / f"{option}.yaml" for option in options):
+            if file.exists():
+                raise ConfigError(f"--config-dir={folder}: {group}={file.stem} is an option of ours; rename {file}")
+    _own.append(Path(folder).resolve())
+
+
+def search_flags() -> list[str]:
+    """The flags that have another process search where this one does."""
+    return [f"--config-dir={folder}" for folder in _own]
+
+
+def own_folders() -> list[Path]:
+    """The folders beside ours in which this process finds options."""
+    return list(_own)
+
+
+def groups() -> dict[str, list[str]]:
+    """Every config group with its options."""
+    names = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in NO_GROUPS)
+    places = (CONF, *_own)
+    return {name: sorted(file.stem for place in places for file in (place / name).glob("*.yaml")) for name in names}
+
+
+def yaml_of(group: str, option: str) -> Path:
+    """The file of an option."""
+    return next(file for place in (CONF, *_own) if (file := place / group / f"{option}.yaml").exists())
