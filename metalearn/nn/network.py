@@ -73,6 +73,8 @@ class Network:
         """
         ((key, row),) = params.items()
         samples = _Samples(self._packed[key], row, x, self._used(support_x))
+        if torch.is_grad_enabled() and samples.x.requires_grad:
+            return samples.by_layers(row)
         if torch.is_grad_enabled() and row.requires_grad:
             result: Tensor = _Outputs.apply(row, samples)
         else:
@@ -195,9 +197,14 @@ class _Tasks(_Samples):
         """With a `rate`, the parameters after a step take the place of the gradient.
 
         Raises:
-            ValueError: samples, targets and parameters do not fit.
+            ValueError: samples, targets and parameters do not fit, or a derivative by the samples is wanted.
         """
         super().__init__(shaped, row, x, support_x)
+        if torch.is_grad_enabled() and self.x.requires_grad:
+            raise ValueError(
+                "inputs with a graph: the compiled loss has no derivative by its inputs; detach them, or compute the "
+                "outputs and a loss of them"
+            )
         self.twice, self.rate = twice, rate
         self.y = (y if y.is_floating_point() else y.long()).contiguous()
         self._check(row)

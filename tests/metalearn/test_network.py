@@ -202,6 +202,23 @@ def test_outputs_without_a_graph_have_the_same_bits() -> None:
         assert network.outputs(packed, x[:, :0], support_x).shape == (TASKS, 0, WAYS)
 
 
+def test_the_derivative_by_the_inputs_is_that_of_the_layers_or_an_error() -> None:
+    model, (x, y) = SMALL.model(), images(SMALL, 7)
+    network, theta = network_of(model), start(model)
+    gradients = []
+    for whole in (True, False):
+        leaf = x.clone().requires_grad_()
+        outputs = (
+            network.outputs(network.pack(theta, TASKS), leaf) if whole else model.apply(per_task(theta, TASKS), leaf)
+        )
+        gradients.append(torch.autograd.grad(outputs.square().sum(), leaf)[0])
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(ValueError, match="no derivative by its inputs"):
+        network.metrics(network.pack(theta, TASKS), leaf, y)
+    with torch.no_grad():
+        network.metrics(network.pack(theta, TASKS), leaf, y)
+
+
 def test_a_network_of_one_layer_has_no_body() -> None:
     model = mlp(inputs=3, outputs=2, hidden=[])
     assert model.body is None and model.network is not None

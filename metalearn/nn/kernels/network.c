@@ -21,9 +21,9 @@ enum { MAX_LAYERS = 96 };
 struct place { int64_t size, value, gradient, extra, tangent, change, moved, alone, extra_alone; };
 
 /* A task's values take `values` numbers, and what it keeps for a product takes `kept`, gradients included; in all it
- * needs `scratch`. Two of the largest kernels, of `kernel`
- * numbers each, have their place at `kernels`, and what convolutions need is at `work`. `alone`, `work_alone` and
- * `last_alone`, the place of the last value's gradient, are those of a task whose loss only is wanted. */
+ * needs `scratch`. Two of the largest kernels, of `kernel` numbers each, have their place at `kernels`, and what
+ * convolutions need is at `work`. `alone`, `work_alone` and `last_alone`, the place of the last value's gradient, are
+ * those of a task whose loss or outputs only are wanted. */
 struct plan {
     int64_t count, samples, parameters, inputs, values, kept, scratch, kernel, kernels, work, alone, work_alone, last_alone;
     int64_t input[3];
