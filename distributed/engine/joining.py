@@ -124,14 +124,15 @@ class Way:
             JOINS: "1",
         } | dict.fromkeys(INTERFACE_VARIABLES, place.interface)
 
-    def let_go(self, name: str, say: Callable[[str], None]) -> int:
+    def let_go(self, name: str, say: Callable[[str], None], refuse: Callable[[str], None]) -> int:
         """Asks rank zero to let a worker go; returns an exit code: 0 it goes, 1 rank zero does not answer, 2 it cannot.
+        `say` is called with the good news, `refuse` with the reason of another code.
         A fork does so, since only a process with one thread can enter another network."""
-        leaving = Fork(lambda: self._ask(name, say), dict(os.environ | self._environment(0, 1)))
+        leaving = Fork(lambda: self._ask(name, say, refuse), dict(os.environ | self._environment(0, 1)))
         _, status = os.waitpid(leaving.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
-    def _ask(self, name: str, say: Callable[[str], None]) -> int:
+    def _ask(self, name: str, say: Callable[[str], None], refuse: Callable[[str], None]) -> int:
         self._enter()
         place = self._place
         try:
@@ -139,7 +140,10 @@ class Way:
             store = dist.TCPStore(place.address, place.port, is_master=False, timeout=patience, wait_for_workers=False)
             refusal = ask_to_let_go(store, name, LEAVE_SECONDS)
         except (dist.DistError, TimeoutError) as error:
-            say(f"error: rank zero at {place.address}:{place.port} does not answer: {error}")
+            refuse(f"rank zero at {place.address}:{place.port} does not answer: {error}")
             return 1
-        say(f"error: {name}: {refusal}" if refusal else f"{name} leaves; the others compute its chunks from now on")
-        return 2 if refusal else 0
+        if refusal:
+            refuse(f"{name}: {refusal}")
+            return 2
+        say(f"{name} leaves; the others compute its chunks from now on")
+        return 0

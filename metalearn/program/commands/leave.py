@@ -24,10 +24,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="the folder of the run")
     parser.add_argument("worker", help="the worker's name, such as worker2")
     options = parser.parse_args(arguments)
+
+    def refuse(reason: object) -> None:
+        print(f"error: {reason}", file=sys.stderr)
+
     try:
-        return Way(world.read(options.folder).place).let_go(options.worker, print)
+        return Way(world.read(options.folder).place).let_go(options.worker, print, refuse)
     except UnreachableError as error:
-        print(f"error: {options.folder}: {error}", file=sys.stderr)
+        refuse(f"{options.folder}: {error}")
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        refuse(error)
     return 2
