@@ -170,18 +170,20 @@ def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start
     first, *_ = ranks_of(program)
     draw = random.Random(0)
     ends: dict[int, float] = {}
-    kills = 0
-    while program.process.poll() is None:
+    killed: set[int] = set()  # one that is slow to die is killed once
+    # The launcher reports no end after that of the first rank.
+    while "step 2400/2500" not in program.said() and program.process.poll() is None:
         now = time.monotonic()
         for pid in ranks_of(program):
-            if pid != first and ends.setdefault(pid, now + draw.uniform(5, 20)) < now and alive(pid):
+            due = pid != first and ends.setdefault(pid, now + draw.uniform(5, 20)) < now
+            if due and pid not in killed and alive(pid):
                 os.kill(pid, signal.SIGKILL)
-                kills += 1
+                killed.add(pid)
         time.sleep(0.1)
     alone.wait()
     text = ended_alike(program, tmp_path, tmp_path / "alone")
-    assert kills >= 10 and text.count("was killed by SIGKILL; the others go on") == kills
-    print(f"{kills} kills, {text.count('compute from now on')} times joined")
+    assert len(killed) >= 10 and text.count("was killed by SIGKILL; the others go on") == len(killed)
+    print(f"{len(killed)} kills, {text.count('compute from now on')} times joined")
 
 
 @slow
