@@ -93,7 +93,7 @@ CASES: list[tuple[Main, str, str]] = [
     (evaluating, "output=file/x", "output=file/x: cannot be written: Not a directory; type another output"),
     (evaluating, f"output={LONG}", "cannot be written: File name too long; type another output"),
     (evaluating, "model=resnet12", "and 57 more; leave out what changes the network"),
-    (evaluating, "dataset=sinusoid", "inputs of shape (1,) (permute"),
+    (evaluating, "dataset=sinusoid", "inputs of shape (1,) (the network takes images [channels, height, width]"),
     (evaluating, "dataset=sinusoid", "; type another dataset, or a model for such inputs"),
     (evaluating, "--config-dir", "--config-dir=: must be a folder that holds yamls"),
     (adapting, "--model nowhere", "--model=nowhere: there is no such folder; type the folder of a run"),

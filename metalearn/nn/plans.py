@@ -128,7 +128,7 @@ class Shaped:
         """The plan for tasks of `samples` inputs; it is made once.
 
         Raises:
-            ValueError: the inputs are too large for the offsets of the kernels.
+            ValueError: the inputs do not fit the layers, or are too large for the offsets of the kernels.
         """
         key = (kernels.real, samples, input_shape)
         plan = self._plans.get(key)
@@ -138,6 +138,8 @@ class Shaped:
         return plan
 
     def _made(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
+        if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
+            raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
         image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
         compiler = _Compiler(self.layout, self._shapes)
         last = compiler.add(self.layers, Value(0, image[1], image[2], image[0], image[0]))

@@ -174,7 +174,7 @@ class Learned:
             inputs = self._inputs("x", x)
             try:
                 return predict(inputs)[0].cpu()
-            except (IndexError, RuntimeError) as error:
+            except (IndexError, RuntimeError, ValueError) as error:
                 shape = list(inputs.shape[1:])
                 raise ValueError(f"x: this network does not take inputs of shape {shape} ({error})") from error
 

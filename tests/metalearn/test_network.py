@@ -311,6 +311,7 @@ def test_what_does_not_fit_is_refused() -> None:
         "do not fit kernels conv1.weight of 1 channels": (x.repeat(1, 1, 2, 1, 1), y),
         "must be \\[3, 6, 5\\]": (x, y.double()),
         "must be \\[3, 0\\]": (x[:, :0], y),
+        "takes images \\[channels, height, width\\], not \\[28\\]": (x[:, :, 0, 0], y),
     }
     for message, (inputs, targets) in wrong.items():
         with pytest.raises(ValueError, match=message):
