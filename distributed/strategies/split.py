@@ -38,8 +38,8 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
         micro_batches: how many are under way at once; each leaves its activations on the workers.
 
     Raises:
-        ValueError: the network cannot be cut at all, or not at these stages; the reducer needs whole gradients; a
-            number is out of range.
+        ValueError: the network cannot be cut at all, or not at these stages; the reducer needs whole gradients, or the
+            loop whole parameters; a number is out of range.
     """
     check_timeout(timeout)
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or not 1 <= micro_batches <= 8:
@@ -52,6 +52,10 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
         )
     if not plan.only_adds:
         raise ValueError("strategy=split: no worker sees a whole gradient; type reducer=mean or reducer=sum")
+    if plan.averages:
+        raise ValueError(
+            "strategy=split: the workers update their parameters, and nobody averages them; type trainer.ema_decay=null"
+        )
     ends = shard_ends(pieces, plan.workers, cuts)
 
     def connect() -> Strategy:

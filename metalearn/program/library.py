@@ -95,7 +95,7 @@ def train(
     kept: list[Snapshot] = []
     run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER, Seen())
     try:
-        reached = fit(run, new_learner(parts.start, parts.outer.start), Progress())
+        reached = fit(run, new_learner(parts.start, parts.outer.start, settings.ema_decay), Progress())
     finally:
         log.close()
     return Learned(kept[0].params, reached.best or {}, parts, job.config)

@@ -77,8 +77,8 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     start, start_notes, start_seen = initial_params(config, algorithm)
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
-    plan = Plan(work, job.workers, build(config, "partitioner"), reduce)
     settings = build(config, "trainer")
+    plan = Plan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
     check_sizes(settings, source)
     return Parts(
         settings=settings,

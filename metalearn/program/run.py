@@ -128,7 +128,7 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     shared = strategy.share(b"")
     if shared == DONE:
         return
-    learner, progress = restore(from_bytes(shared), parts.outer.start)
+    learner, progress = restored(from_bytes(shared), parts)
     run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
     fit(run, learner, progress)
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
@@ -136,7 +136,12 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
 
 def found_in_folder(job: Job, parts: Parts) -> FolderState:
     """What the run finds in its folder; see `inspect`."""
-    return inspect(job.run_dir, job.config, parts.start, lambda saved: restore(saved, parts.outer.start))
+    return inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
+
+
+def restored(saved: Snapshot, parts: Parts) -> tuple[Learner, Progress]:
+    """The learner of a checkpoint and its progress, with the optimiser and the average that the config describes."""
+    return restore(saved, parts.outer.start, parts.settings.ema_decay)
 
 
 def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner, Progress]:
@@ -145,8 +150,8 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
         parts.checkpointer.settle(0, None)
         for note in parts.start_notes:
             log.warning("%s", note)
-        return new_learner(parts.start, parts.outer.start), Progress()
-    learner, progress = restore(state.snapshot, parts.outer.start)
+        return new_learner(parts.start, parts.outer.start, parts.settings.ema_decay), Progress()
+    learner, progress = restored(state.snapshot, parts)
     if state.rewinds:
         rewind(job.run_dir, progress.step)
     if not parts.checkpointer.settle(progress.step, progress.best["step"] if progress.best else None):

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metalearn.checks import whole_number
 from metalearn.errors import DivergedError, RunError
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.logging import RunLog
 from metalearn.runs.metrics import better, main_metric, summary
 from metalearn.runs.signals import Interrupted, Stops
+from metalearn.training.averaging import Average
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
@@ -36,10 +38,17 @@ class Paused(Stopped):
 
 
 class Learner(NamedTuple):
-    """What a run changes, in place: the meta-parameters and the state of their optimiser."""
+    """What a run changes, in place: the meta-parameters and the state of their optimiser; and, if the settings want it,
+    the average of the meta-parameters over the steps."""
 
     params: Params
     optimizer: Optimizer
+    average: Average | None = None
+
+    @property
+    def evaluated(self) -> Params:
+        """What is validated, and saved as the meta-parameters: the average, or the latest."""
+        return self.params if self.average is None else self.average.params
 
 
 class Progress(NamedTuple):
@@ -197,6 +206,8 @@ def update(learner: Learner, grads: Params, rate: float) -> None:
     with torch.no_grad():
         for name in (name for name in learner.params if name.startswith(STATE)):
             learner.params[name].sub_(grads[name])
+    if learner.average is not None:
+        learner.average.add(learner.params)
 
 
 def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> DivergedError:
@@ -219,7 +230,7 @@ def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
 def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, bool]:
     """Validates; also returns whether this is the best validation so far."""
     began = time.perf_counter()
-    result = summary(evaluate(run, learner.params, "val", run.settings.val_tasks), run.evaluation.unit)
+    result = summary(evaluate(run, learner.evaluated, "val", run.settings.val_tasks), run.evaluation.unit)
     metric = main_metric(result)
     improved = better(metric, result[metric], progress.best[metric] if progress.best else None)
     run.log.evaluation(progress.step, "val", result | {"elapsed_seconds": progress.seconds})
@@ -246,10 +257,10 @@ def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
 # The learner, and its snapshots
 
 
-def new_learner(params: Params, start: StartOptimizer) -> Learner:
+def new_learner(params: Params, start: StartOptimizer, ema_decay: float | None = None) -> Learner:
     """A learner at its start. Its parameters are sorted by name, since the optimiser keeps its state by position."""
     fresh = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
-    return Learner(fresh, start(fresh))
+    return Learner(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
 
 
 def fetch_params(run: Run, learner: Learner) -> None:
@@ -270,21 +281,31 @@ def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None
 
 def snapshot(learner: Learner, progress: Progress, run: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
     """All that the run needs to go on from here. `run` is `Run.meta`. `logged` has what its log needs: the sums over
-    the steps that are not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`)."""
+    the steps that are not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`).
+
+    An average takes the place of the latest parameters, and these are in the state.
+    """
     state = {"optimizer": learner.optimizer.state_dict(), "progress": progress._asdict(), **logged}
+    if learner.average is not None:
+        latest = {name: value.detach() for name, value in learner.params.items()}
+        state["average"] = {"latest": latest, "steps": learner.average.steps}
     meta = {"step": progress.step, "metrics": {"best": progress.best}, **run}
-    return Snapshot(learner.params, state, meta)
+    return Snapshot(learner.evaluated, state, meta)
 
 
-def restore(saved: Snapshot, start: StartOptimizer) -> tuple[Learner, Progress]:
-    """The learner and its progress as they were when `saved` was taken. The optimiser has the settings of `start`.
+def restore(saved: Snapshot, start: StartOptimizer, ema_decay: float | None = None) -> tuple[Learner, Progress]:
+    """The learner and its progress as they were when `saved` was taken. The optimiser has the settings of `start`. An
+    average goes on with `ema_decay`, and begins anew if none was saved.
 
     Raises:
         RunError: the state is that of another optimiser, or no state.
     """
-    learner = new_learner(saved.params, start)
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in learner.optimizer.param_groups]
     try:
+        latest, averaged = _latest(saved)
+        learner = new_learner(latest, start, ema_decay)
+        if ema_decay is not None and averaged is not None:
+            learner = learner._replace(average=Average(ema_decay, saved.params, averaged))
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in learner.optimizer.param_groups]
         learner.optimizer.load_state_dict(saved.state["optimizer"])
         for group, own in zip(learner.optimizer.param_groups, settings, strict=True):
             group.update(own)
@@ -293,3 +314,18 @@ def restore(saved: Snapshot, start: StartOptimizer) -> tuple[Learner, Progress]:
         raise RunError(
             f"step {saved.meta['step']}: the checkpoint's state.pt does not fit this run ({error!r})"
         ) from error
+
+
+def _latest(saved: Snapshot) -> tuple[Params, int | None]:
+    """The parameters after the last step, and the steps of their average, or None if there is none.
+
+    Raises:
+        ValueError: they have other names or shapes than the average.
+    """
+    if "average" not in saved.state:
+        return saved.params, None
+    latest, steps = saved.state["average"]["latest"], saved.state["average"]["steps"]
+    whole_number("average.steps", steps, at_least=0)
+    if {n: v.shape for n, v in latest.items()} != {n: v.shape for n, v in saved.params.items()}:
+        raise ValueError("average.latest has other names or shapes than the parameters")
+    return latest, steps

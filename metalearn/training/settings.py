@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from metalearn.checks import whole_number
+from metalearn.checks import fraction, whole_number
 from metalearn.types import Model
 
 CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
@@ -28,6 +28,7 @@ class Settings(NamedTuple):
     val_every: int
     val_tasks: int
     test_tasks: int
+    ema_decay: float | None = None
 
 
 def trainer(
@@ -39,6 +40,7 @@ def trainer(
     val_tasks: int,
     test_tasks: int,
     eval_seed: int,
+    ema_decay: float | None,
 ) -> Settings:
     """Checks the settings of the loop.
 
@@ -49,6 +51,8 @@ def trainer(
         val_every: steps between validations; the last step always has one.
         val_tasks, test_tasks: tasks of a validation, and of the test.
         eval_seed: the seed of validation and test tasks (the task source uses it).
+        ema_decay: decay of the average of the meta-parameters that is validated and saved, see
+            `metalearn.training.averaging`; None: the latest are.
 
     Raises:
         ValueError: a number out of range.
@@ -59,9 +63,11 @@ def trainer(
     whole_number("val_tasks", val_tasks, at_least=2)
     whole_number("test_tasks", test_tasks, at_least=2)
     whole_number("eval_seed", eval_seed, at_least=0)
+    if ema_decay is not None:
+        fraction("ema_decay", ema_decay)
     if task_chunk != "auto":
         whole_number("task_chunk", task_chunk, at_least=1)
-    return Settings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks)
+    return Settings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay)
 
 
 def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:

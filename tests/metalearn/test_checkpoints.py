@@ -26,12 +26,18 @@ from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rew
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.training.loop import restore, snapshot
 from metalearn.training.optimizers import adam
+from metalearn.training.settings import trainer
 
 BEST = (10, 50)
 """The steps of `train` whose validation is the best so far."""
 
 OUTER = adam(
     lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
+)
+
+
+SETTINGS = trainer(
+    steps=1, meta_batch_size=1, task_chunk=1, val_every=1, val_tasks=2, test_tasks=2, eval_seed=0, ema_decay=None
 )
 
 
@@ -49,7 +55,9 @@ def train(run_dir: Path, to: int) -> Outcome:
     checkpointer = checkpointing(every=10, keep=2)(run_dir)
     job, parts = (
         SimpleNamespace(run_dir=run_dir),
-        SimpleNamespace(start={"w": torch.zeros(2)}, start_notes=[], outer=OUTER, checkpointer=checkpointer),
+        SimpleNamespace(
+            start={"w": torch.zeros(2)}, start_notes=[], outer=OUTER, settings=SETTINGS, checkpointer=checkpointer
+        ),
     )
     learner, progress = resume_or_begin(cast(Any, job), cast(Any, parts), FolderState(latest(run_dir), None, False))
     for step in range(progress.step + 10, to + 1, 10):

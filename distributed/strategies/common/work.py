@@ -85,13 +85,14 @@ class Work(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a strategy needs to know: the work, the number of workers, the partitioner of the chunk numbers, and the
-    reducer of the chunks' gradients."""
+    """What a strategy needs to know: the work, the number of workers, the partitioner of the chunk numbers, the reducer
+    of the chunks' gradients, and whether the loop averages the parameters, which it then updates itself."""
 
     work: Work
     workers: int
     partitioner: PartitionFunction
     reduce: Combine
+    averages: bool = False
 
     @property
     def only_adds(self) -> bool:

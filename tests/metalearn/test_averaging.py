@@ -1,0 +1,111 @@
+"""The average of the meta-parameters over the steps: its values, and runs with it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from metalearn.errors import RunError
+from metalearn.runs.checkpoint import Snapshot
+from metalearn.training.averaging import Average
+from metalearn.training.loop import Progress, new_learner, restore, snapshot
+from metalearn.training.optimizers import sgd
+from metalearn.types import Params
+from tests.runs import ROOT, Program
+
+DECAY, STEPS = 0.8, 7
+START = sgd(lr=1, momentum=0, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0).start
+
+
+def drawn(seed: int) -> Params:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(3, generator=generator, dtype=torch.float64) for name in ("w", "state.v")}
+
+
+def weighted(steps: int) -> torch.Tensor:
+    """The average of the `w` of these steps by its definition."""
+    weights = [DECAY ** (steps - i) for i in range(1, steps + 1)]
+    terms = [weight * drawn(i)["w"] for i, weight in enumerate(weights, 1)]
+    return torch.stack(terms).sum(dim=0) / sum(weights)
+
+
+def test_it_is_the_weighted_mean_of_all_steps_and_the_latest_state() -> None:
+    average = Average(DECAY, drawn(0))
+    assert torch.equal(average.params["w"], drawn(0)["w"])
+    for step in range(1, STEPS + 1):
+        average.add(drawn(step))
+        torch.testing.assert_close(average.params["w"], weighted(step), rtol=1e-14, atol=1e-15)
+        assert torch.equal(average.params["state.v"], drawn(step)["state.v"])
+
+
+def test_a_checkpoint_has_the_average_and_goes_on_from_the_latest() -> None:
+    learner = new_learner(drawn(1), START, DECAY)
+    assert learner.average is not None
+    learner.average.add(drawn(1))
+    learner.average.add(drawn(2))
+    saved = snapshot(learner, Progress(2), {}, {})
+    assert torch.equal(saved.params["w"], learner.average.params["w"])
+    with_average, _ = restore(saved, START, DECAY)
+    assert torch.equal(with_average.params["w"], drawn(1)["w"])
+    assert with_average.average is not None
+    with_average.average.add(drawn(3))
+    learner.average.add(drawn(3))
+    assert torch.equal(with_average.average.params["w"], learner.average.params["w"])
+    without, _ = restore(saved, START)
+    assert without.average is None and torch.equal(without.evaluated["w"], drawn(1)["w"])
+
+
+def test_one_that_was_not_saved_begins_at_the_next_step() -> None:
+    saved = snapshot(new_learner(drawn(1), START), Progress(1), {}, {})
+    learner, _ = restore(saved, START, DECAY)
+    assert learner.average is not None
+    learner.average.add(drawn(2))
+    assert torch.equal(learner.evaluated["w"], drawn(2)["w"])
+
+
+@pytest.mark.parametrize("wrong", [{"latest": {}, "steps": 1}, {"latest": drawn(0), "steps": -1}, {"steps": 1}, 7])
+def test_a_state_that_does_not_fit_is_refused(wrong: object) -> None:
+    saved = snapshot(new_learner(drawn(0), START, DECAY), Progress(1), {"step": 1}, {})
+    with pytest.raises(RunError, match=r"state\.pt does not fit this run"):
+        restore(Snapshot(saved.params, saved.state | {"average": wrong}, {"step": 1}), START, DECAY)
+
+
+TINY = (
+    "experiment=maml_sinusoid", "trainer.steps=7", "trainer.meta_batch_size=8", "trainer.val_every=4",
+    "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "checkpoint.every=1",
+    "checkpoint.keep=10", "precision=float64", "logger.tensorboard=false", "logger.plots=false", "logger.report=false",
+)  # fmt: skip
+
+
+def run(folder: Path, *overrides: str, code: int = 0) -> str:
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"hydra.run.dir={folder}", *overrides]
+    outcome = Program(command, folder.parent).wait()
+    assert outcome.code == code, outcome.text
+    return outcome.text
+
+
+def params_of(folder: Path, step: int) -> Params:
+    return load_file(folder / f"checkpoints/step_{step:06d}/params.safetensors")
+
+
+def test_a_run_saves_the_average_of_a_run_without_it_also_when_it_is_paused(tmp_path: Path) -> None:
+    plain, averaged = tmp_path / "plain", tmp_path / "averaged"
+    run(plain)
+    run(averaged, f"trainer.ema_decay={DECAY}", "workers=2", "strategy=ddp", "pause_after=3")
+    run(averaged, f"trainer.ema_decay={DECAY}")
+    latest = [params_of(plain, step) for step in range(1, STEPS + 1)]
+    weights = [DECAY ** (STEPS - step) for step in range(1, STEPS + 1)]
+    for name, value in params_of(averaged, STEPS).items():
+        terms = [weight * params[name] for weight, params in zip(weights, latest, strict=True)]
+        torch.testing.assert_close(value, torch.stack(terms).sum(dim=0) / sum(weights), rtol=1e-12, atol=1e-14)
+    state = torch.load(averaged / "checkpoints/last/state.pt", weights_only=True)
+    assert all(torch.equal(value, latest[-1][name]) for name, value in state["average"]["latest"].items())
+
+
+def test_a_cut_network_has_no_average(tmp_path: Path) -> None:
+    said = run(
+        tmp_path / "run", "experiment=split_omniglot", "dataset=glyph_pretraining", "trainer.ema_decay=0.9", code=2
+    )
+    assert "strategy=split: the workers update their parameters, and nobody averages them" in said
