@@ -88,7 +88,7 @@ def _block(number: int, downsample: str, activation: str) -> Stage:
     if not strided:
         layers.append(MaxPool())
     if number == BLOCKS:
-        layers.append(Mean() if strided else Flatten())
+        layers.append(Mean() if strided else Flatten(channels_last=True))
     return stage_of(f"block{number}", *layers)
 
 

@@ -56,7 +56,10 @@ class Mean(NamedTuple):
 
 
 class Flatten(NamedTuple):
-    """[t, n, h, w, c] → [t, n, c h w]; numbers of other shapes → [t, n, d]."""
+    """[t, n, …] → [t, n, d] in the order of the dimensions; of maps that lie `channels_last`, [t, n, h, w, c] → [t, n,
+    c h w]."""
+
+    channels_last: bool = False
 
 
 class Linear(NamedTuple):
@@ -115,8 +118,8 @@ def _applied(layer: Layer, params: Params, x: Tensor, known: int) -> Tensor:
             return max_pool2d(x, 2)
         case Mean():
             return x.mean(dim=(2, 3))
-        case Flatten():
-            return (x.permute(0, 1, 4, 2, 3) if x.dim() == 5 else x).flatten(2)
+        case Flatten(last):
+            return (x.permute(0, 1, 4, 2, 3) if last else x).flatten(2)
         case Linear(weight, bias):
             return linear(x, params[weight], params[bias])
         case Residual(main, around):

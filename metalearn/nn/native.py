@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class CALL(ctypes.Structure):
     """`struct call` of network.h."""
 
     _fields_ = [
-        *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step")),
+        *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step", "steps")),
         ("rate", ctypes.c_double),
         *((name, Address) for name in (
             "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
@@ -67,7 +68,7 @@ class CALL(ctypes.Structure):
 
 
 class _NormFields(ctypes.Structure):
-    """`struct norm` of norm.c; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
+    """`struct norm` of norm.h; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
 
     _fields_ = [(name, Number) for name in ("tasks", "rows", "measured", "channels", "scale_step")]
 
@@ -102,6 +103,7 @@ class Kernels:
         library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
         library.new_plan.argtypes = [Address, Number, Address, Number, Number]
         library.new_plan.restype = Address
+        library.free_plan.argtypes, library.free_plan.restype = [Address], None
         for function in (library.kept_size, library.values_size):
             function.argtypes, function.restype = [Address], Number
         for name in ("loss", "product", "outputs", "outputs_gradient"):
@@ -155,8 +157,8 @@ class Kernels:
         self._library.sum_rows(*x.shape, x.data_ptr(), y.data_ptr(), torch.get_num_threads())
         return y
 
-    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> int:
-        """The address of a network's plan, which is kept as long as the process lives.
+    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> "CompiledPlan":
+        """A network's plan.
 
         Args:
             layers: an array of `LAYER`.
@@ -169,16 +171,11 @@ class Kernels:
         """
         address = self._library.new_plan(layers, len(layers), (Number * 3)(*image), parameters, samples)
         if not address:
-            raise ValueError(f"{samples} inputs of {list(image)} numbers are too many for the compiled network")
-        return int(address)
-
-    def kept_size(self, plan: int) -> int:
-        """How many numbers of a task the product needs."""
-        return int(self._library.kept_size(plan))
-
-    def values_size(self, plan: int) -> int:
-        """How many numbers of a task the gradient of its outputs needs."""
-        return int(self._library.values_size(plan))
+            raise ValueError(
+                f"{samples} inputs of {list(image)} numbers, {len(layers)} layers: too many for the compiled network; "
+                "METALEARN_KERNELS=torch computes the layers one by one"
+            )
+        return CompiledPlan(self._library, address)
 
     def network_loss(self, plan: int, call: CALL) -> None:
         """Losses and gradients of all tasks."""
@@ -243,6 +240,21 @@ def _unwanted() -> bool:
     if wanted not in ("native", "torch"):
         raise ValueError(f"METALEARN_KERNELS={wanted}: must be native or torch; type METALEARN_KERNELS=native")
     return wanted == "torch"
+
+
+class CompiledPlan:
+    """A plan of network.h, as long as somebody needs it.
+
+    Attributes:
+        address: of the plan.
+        kept: how many numbers of a task the product needs.
+        values: how many numbers of a task the gradient of its outputs needs.
+    """
+
+    def __init__(self, library: ctypes.CDLL, address: int) -> None:
+        self.address = address
+        self.kept, self.values = int(library.kept_size(address)), int(library.values_size(address))
+        weakref.finalize(self, library.free_plan, address).atexit = False
 
 
 def _compiler() -> list[str] | None:

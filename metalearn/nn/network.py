@@ -150,6 +150,10 @@ class _Samples:
         if row.shape != (len(self.x), shaped.layout.size):
             raise ValueError(f"parameters of {len(row)} tasks: must be those of {len(self.x)}, as the inputs")
 
+    def given(self) -> list[Tensor]:
+        """The tensors that a backward pass reads again: autograd refuses it if they have been changed in place."""
+        return [self.x]
+
     def call(self, row: Tensor) -> CALL:
         return CALL(
             tasks=row.shape[0], known=self.known, outputs=self.plan.last.used, parameters_step=row.stride(0),
@@ -161,12 +165,12 @@ class _Samples:
         row, last = _rows(row), self.plan.last
         samples = self.x.shape[1] - self.known
         result = row.new_empty(row.shape[0], samples, last.height * last.width, last.channels)
-        kept = row.new_empty(row.shape[0], self.plan.values) if keep else None
+        kept = row.new_empty(row.shape[0], self.plan.compiled.values) if keep else None
         call = self.call(row)
         call.result = result.data_ptr()
         if kept is not None:
             call.kept = kept.data_ptr()
-        self.plan.kernels.network_outputs(self.plan.address, call)
+        self.plan.kernels.network_outputs(self.plan.compiled.address, call)
         return result, kept
 
     def outputs_gradient(self, row: Tensor, kept: Tensor, grads: Tensor) -> Tensor:
@@ -175,7 +179,7 @@ class _Samples:
         gradient = row.new_empty(row.shape)
         call = self.call(row)
         call.kept, call.result, call.gradient = kept.data_ptr(), grads.data_ptr(), gradient.data_ptr()
-        self.plan.kernels.network_outputs_gradient(self.plan.address, call)
+        self.plan.kernels.network_outputs_gradient(self.plan.compiled.address, call)
         return gradient
 
     def flattened(self, result: Tensor) -> Tensor:
@@ -192,7 +196,14 @@ class _Tasks(_Samples):
     """Samples and what is to be predicted for them."""
 
     def __init__(
-        self, shaped: Shaped, row: Tensor, x: Tensor, y: Tensor, support_x: Tensor | None, twice: bool, rate: float = 0
+        self,
+        shaped: Shaped,
+        row: Tensor,
+        x: Tensor,
+        y: Tensor,
+        support_x: Tensor | None,
+        twice: bool,
+        rate: float | None = None,
     ) -> None:
         """With a `rate`, the parameters after a step take the place of the gradient.
 
@@ -223,9 +234,13 @@ class _Tasks(_Samples):
             if least < 0 or most >= outputs:
                 raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")
 
+    def given(self) -> list[Tensor]:
+        return [self.x, self.y]
+
     def call(self, row: Tensor) -> CALL:
         call = super().call(row)
-        call.rate = self.rate
+        if self.rate is not None:
+            call.steps, call.rate = 1, self.rate
         if self.y.is_floating_point():
             call.targets = self.y.data_ptr()
         else:
@@ -243,9 +258,9 @@ class _Tasks(_Samples):
             grad = row.new_empty(row.shape)
             call.gradient = grad.data_ptr()
             if self.twice:
-                kept = row.new_empty(tasks, self.plan.kept)
+                kept = row.new_empty(tasks, self.plan.compiled.kept)
                 call.kept = kept.data_ptr()
-        self.plan.kernels.network_loss(self.plan.address, call)
+        self.plan.kernels.network_loss(self.plan.compiled.address, call)
         return loss, score, grad, kept
 
     def product(self, row: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
@@ -254,7 +269,7 @@ class _Tasks(_Samples):
         product = torch.empty_like(direction)
         call = self.call(row)
         call.kept, call.direction, call.product = kept.data_ptr(), direction.data_ptr(), product.data_ptr()
-        self.plan.kernels.network_product(self.plan.address, call)
+        self.plan.kernels.network_product(self.plan.compiled.address, call)
         return product
 
     def loss_by_layers(self, row: Tensor) -> Tensor:
@@ -277,13 +292,13 @@ class _Outputs(Function):
     @staticmethod
     def forward(ctx: Any, row: Tensor, samples: _Samples) -> Tensor:
         result, kept = samples.outputs(row, keep=True)
-        ctx.save_for_backward(row, kept)
+        ctx.save_for_backward(row, kept, *samples.given())
         ctx.samples = samples
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        row, kept = ctx.saved_tensors
+        row, kept, *_ = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return ctx.samples.outputs_gradient(row, kept, grads[0]), None
         at = row.view_as(row)
@@ -298,14 +313,14 @@ class _Loss(Function):
     @staticmethod
     def forward(ctx: Any, row: Tensor, tasks: _Tasks) -> tuple[Tensor, Tensor]:
         loss, score, gradient, kept = tasks.loss(row, gradient=True)
-        ctx.save_for_backward(row, gradient, kept)
+        ctx.save_for_backward(row, gradient, kept, *tasks.given())
         ctx.tasks = tasks
         ctx.mark_non_differentiable(score)
         return loss, score
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        row, gradient, kept = ctx.saved_tensors
+        row, gradient, kept, *_ = ctx.saved_tensors
         if torch.is_grad_enabled():
             gradient = _Gradient.apply(row, gradient, kept, ctx.tasks)
         return _times(grads[0], gradient), None
@@ -316,13 +331,13 @@ class _Gradient(Function):
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, gradient: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
-        ctx.save_for_backward(row, kept)
+        ctx.save_for_backward(row, kept, *tasks.given())
         ctx.tasks = tasks
         return gradient.view_as(gradient)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        row, kept = ctx.saved_tensors
+        row, kept, *_ = ctx.saved_tensors
         if torch.is_grad_enabled() or kept is None:
             return _product_by_layers(ctx.tasks, row, grads[0]), None, None, None
         return ctx.tasks.product(row, kept, grads[0]), None, None, None
@@ -333,13 +348,13 @@ class _Step(Function):
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, after: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
-        ctx.save_for_backward(row, kept)
+        ctx.save_for_backward(row, kept, *tasks.given())
         ctx.tasks = tasks
         return after.view_as(after)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        row, kept = ctx.saved_tensors
+        row, kept, *_ = ctx.saved_tensors
         if kept is None:
             return grads[0], None, None, None
         if torch.is_grad_enabled():

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +18,12 @@ from metalearn.nn.layers import (
     Norm,
     Residual,
 )
-from metalearn.nn.native import LAYER, Kernels
+from metalearn.nn.native import LAYER, CompiledPlan, Kernels
 from metalearn.nn.norm import EPSILON
 from metalearn.nn.packing import Layout, filled
+
+MOST_PLANS = 16
+"""Plans that a network keeps, one for each number of samples and shape of inputs. One may take megabytes."""
 
 
 class Value(NamedTuple):
@@ -33,14 +37,11 @@ class Value(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A network for one shape of inputs: what computes it, how many numbers a task keeps for its product and for the
-    gradient of its outputs, the last value, and the pixels of the smallest image that a norm takes; 0: there is no
-    norm."""
+    """A network for one shape of inputs: what computes it, its compiled form, the last value, and the pixels of the
+    smallest image that a norm takes; 0: there is no norm."""
 
     kernels: Kernels
-    address: int
-    kept: int
-    values: int
+    compiled: CompiledPlan
     last: Value
     fewest_pixels: int
 
@@ -65,6 +66,8 @@ class _Compiler:
         match layer:
             case ChannelsLast() | Flatten():
                 return x
+            case Norm() | Activation() | MaxPool() | Mean() if x.number == 0:
+                raise ValueError(f"{type(layer).__name__} of the inputs: the compiled network begins with weights")
             case Convolution(weight, stride, padding):
                 return self._convolution(weight, stride, padding, x)
             case Norm(scale, shift, slope):
@@ -73,6 +76,8 @@ class _Compiler:
             case Activation(name, slope):
                 return self._new(self.ACTIVATION, x, x, activation=self.ACTIVATIONS.index(name), slope=slope)
             case MaxPool():
+                if min(x.height, x.width) < 2:
+                    raise ValueError(f"a map of {x.height}×{x.width} pixels cannot be pooled; it needs 2×2")
                 return self._new(self.POOL, x, x._replace(height=x.height // 2, width=x.width // 2))
             case Mean():
                 return self._new(self.MEAN, x, x._replace(height=1, width=1))
@@ -84,6 +89,8 @@ class _Compiler:
                 return self._new(self.CONVOLUTION, x, to, **self._at(weight=weight, bias=bias))
             case Residual(main, around):
                 first, second = self.add(main, x), self.add(around, x)
+                if first[1:] != second[1:] or 0 in (first.number, second.number):
+                    raise ValueError(f"the branches of a sum must have weights and equal shapes: {first}, {second}")
                 return self._new(self.SUM, first, first, other=second.number)
 
     def _convolution(self, weight: str, stride: int, padding: int, x: Value) -> Value:
@@ -105,6 +112,12 @@ class _Compiler:
             self.CONVOLUTION, x, to, kernel=kernel, stride=stride, padding=padding, **self._at(weight=weight)
         )
 
+    def check_norms(self) -> None:
+        """Raises ValueError for a norm whose input is read by another layer too: it may be computed in its place."""
+        read = Counter(layer["from"] for layer in self.layers) + Counter(layer.get("other") for layer in self.layers)
+        if any(layer["kind"] == self.NORM and read[layer["from"]] > 1 for layer in self.layers):
+            raise ValueError("a norm shares its input with another layer: the compiled network does not compute that")
+
     def _at(self, **names: str) -> dict[str, int]:
         return {field: self._layout.places[name].offset for field, name in names.items()}
 
@@ -125,16 +138,17 @@ class Shaped:
         self._making = threading.Lock()
 
     def plan(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
-        """The plan for tasks of `samples` inputs; it is made once.
+        """The plan for tasks of `samples` inputs. Those that were used last are kept, `MOST_PLANS` of them.
 
         Raises:
             ValueError: the inputs do not fit the layers, or are too large for the offsets of the kernels.
         """
         key = (kernels.real, samples, input_shape)
-        plan = self._plans.get(key)
-        if plan is None:
-            with self._making:
-                plan = self._plans[key] = self._plans.get(key) or self._made(kernels, samples, input_shape)
+        with self._making:
+            plan = self._plans.pop(key, None) or self._made(kernels, samples, input_shape)
+            self._plans[key] = plan
+            if len(self._plans) > MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
         return plan
 
     def _made(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
@@ -143,8 +157,9 @@ class Shaped:
         image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
         compiler = _Compiler(self.layout, self._shapes)
         last = compiler.add(self.layers, Value(0, image[1], image[2], image[0], image[0]))
+        compiler.check_norms()
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
-        address = kernels.plan(layers, image, self.layout.size, samples)
+        plan = kernels.plan(layers, image, self.layout.size, samples)
         pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == compiler.NORM]
         fewest = int(min(pixels, default=0))
-        return Plan(kernels, address, kernels.kept_size(address), kernels.values_size(address), last, fewest)
+        return Plan(kernels, plan, last, fewest)

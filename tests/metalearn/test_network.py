@@ -1,5 +1,6 @@
 """The compiled network: the same numbers as its layers one by one, task by task, and nothing beyond its memory."""
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,8 +17,23 @@ from metalearn.algorithms.reptile import reptile
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
+from metalearn.nn.layers import (
+    Activation,
+    ChannelsLast,
+    Convolution,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool,
+    Mean,
+    Norm,
+    Residual,
+    parameters_of,
+)
+from metalearn.nn.native import CompiledPlan
 from metalearn.nn.network import Network
 from metalearn.nn.packing import is_packed, sum_of_tasks
+from metalearn.nn.plans import MOST_PLANS
 from metalearn.types import Batch, Episode, Model, Params
 from tests.kernels import require_kernels
 
@@ -398,3 +414,91 @@ def test_parameters_come_back_from_a_row_as_torch_orders_them(case: Case) -> Non
     for name, value in theta.items():
         assert torch.equal(by_kernels[name], value) and torch.equal(by_torch[name][0], value)
     assert int((row != 0).sum()) == sum(int((value != 0).sum()) for value in theta.values())
+
+
+def test_an_mlp_takes_images_in_the_order_of_their_dimensions() -> None:
+    model = mlp(inputs=30, outputs=4)
+    theta, x = start(model), torch.rand(TASKS, 6, 2, 3, 5, dtype=torch.float64)
+    compiled = model.apply(network_of(model).pack(theta, TASKS), x)
+    for inputs in (x, x.flatten(2)):
+        torch.testing.assert_close(model.apply(per_task(theta, TASKS), inputs), compiled, rtol=0, atol=1e-12)
+
+
+def test_backward_passes_of_one_output_do_not_disturb_each_other() -> None:
+    model = SMALL.model()
+    theta = {name: value.requires_grad_() for name, value in start(model).items()}
+    x, _ = images(SMALL, 10)
+    outputs = network_of(model).outputs(network_of(model).pack(theta, TASKS), x)
+    directions = [torch.randn_like(outputs) for _ in range(8)]
+
+    def gradient(direction: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(outputs, list(theta.values()), direction, retain_graph=True)
+
+    expected = [gradient(direction) for direction in directions]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(10):
+            for found, wanted in zip(threads.map(gradient, directions), expected, strict=True):
+                assert all(map(torch.equal, found, wanted))
+
+
+def test_only_the_plans_that_were_used_last_are_kept() -> None:
+    model = SMALL.model()
+    network, theta = network_of(model), start(model)
+
+    def outputs(samples: int) -> Tensor:
+        x = torch.ones(1, samples, 1, 28, 28, dtype=torch.float64)
+        return network.outputs(network.pack(theta, 1), x)
+
+    def plans() -> int:
+        gc.collect()
+        return sum(type(each) is CompiledPlan for each in gc.get_objects())
+
+    before, first = plans(), outputs(2)
+    for samples in range(3, 4 * MOST_PLANS):
+        outputs(samples)
+    assert plans() == before + MOST_PLANS
+    assert torch.equal(outputs(2), first)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-46])
+def test_a_step_at_a_rate_without_effect_leaves_the_parameters(rate: float) -> None:
+    model = SMALL.model()
+    network, theta = network_of(model), {name: value.float() for name, value in start(model).items()}
+    x, y = images(SMALL, 6)
+    packed = network.pack(theta, TASKS)
+    ((key, row),) = packed.items()
+    assert torch.equal(network.stepped(packed, x.float(), y, rate)[key], row)
+
+
+def test_inputs_that_were_changed_after_the_forward_pass_are_refused() -> None:
+    model = mlp(inputs=3, outputs=2)
+    theta = {name: value.requires_grad_() for name, value in start(model).items()}
+    x, y = (torch.rand(TASKS, 6, size, dtype=torch.float64) for size in (3, 2))
+    packed = network_of(model).pack(theta, TASKS)
+    for value in (network_of(model).outputs(packed, x), network_of(model).metrics(packed, x, y)["loss"]):
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.sum().backward()
+
+
+HEAD = Linear("w", "b")
+CONVOLUTION, NORM = Convolution("c", stride=1, padding=1), Norm("s", "h", slope=0.0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((Flatten(), Activation("tanh"), HEAD), "Activation of the inputs"),
+        ((ChannelsLast(), NORM, Mean(), HEAD), "Norm of the inputs"),
+        ((ChannelsLast(), CONVOLUTION, MaxPool(), MaxPool(), MaxPool(), Mean(), HEAD), "1×1 pixels cannot be pooled"),
+        ((ChannelsLast(), CONVOLUTION, Residual((NORM,), ()), Mean(), HEAD), "a norm shares its input"),
+        ((ChannelsLast(), CONVOLUTION, Residual((MaxPool(),), ()), Mean(), HEAD), "equal shapes"),
+    ],
+    ids=["activation", "norm", "pool", "shared", "shapes"],
+)
+def test_layers_that_are_not_computed_are_refused(layers: tuple[Layer, ...], message: str) -> None:
+    shapes = {"c": (16, 1, 3, 3), "s": (16,), "h": (16,), "w": (4, 16), "b": (4,)}
+    network = Network(layers)
+    params = {name: torch.rand(shapes[name], dtype=torch.float64) for name in parameters_of(layers)}
+    with pytest.raises(ValueError, match=message):
+        network.outputs(network.pack(params, 1), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64))

@@ -136,7 +136,7 @@ static int has_derivative(const struct plan *p, int64_t value) {
     return value && p->layers[value - 1].kind != WINDOWS;
 }
 
-static void free_plan(struct plan *p) {
+void free_plan(struct plan *p) {
     for (int64_t i = 0; i < p->count; i++)
         if (p->layers[i].kind == CONVOLUTION) free_taps(p->taps + i);
     free(p);
@@ -525,15 +525,19 @@ static void backward(const struct task *t, REAL *g) {
             }
         } else if (l->kind == NORM) {
             struct norm n = norm_of(t, l, v);
-            n.gy = gy, n.gx = gx, n.g_scale = extra_of(t, v) + 2 * l->channels, n.g_shift = n.g_scale + l->channels;
+            REAL *sums = extra_of(t, v) + 2 * l->channels;  /* kept for the product */
+            n.gy = gy, n.gx = gx, n.g_scale = t->differs ? sums : g + l->weight;
+            n.g_shift = t->differs ? sums + l->channels : g + l->bias;
             const struct layer *convolution = fuse(t, l, &n);
             if (convolution) {
                 n.g_kernels = g + convolution->weight;
                 memset(n.g_kernels, 0, n.depth * l->channels * sizeof(REAL));
             }
             norm_backward(&n, t->threads);
-            memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
-            memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));
+            if (t->differs) {
+                memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
+                memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));
+            }
         } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), gy, gx, add);
         else if (l->kind == POOL) pool_backward(t, l, v, gy, gx, add);
         else if (l->kind == MEAN) mean_backward(t, l, gy, gx, add);
@@ -689,7 +693,8 @@ static void loss_unit(const void *job, int64_t number) {
         REAL *gradient = j->call->gradient + number * j->plan->parameters;
         const REAL rate = -j->call->rate;
         backward(&t, gradient);
-        if (rate) for (int64_t i = 0; i < j->plan->parameters; i++) gradient[i] = t.parameters[i] + rate * gradient[i];
+        if (j->call->steps)
+            for (int64_t i = 0; i < j->plan->parameters; i++) gradient[i] = t.parameters[i] + rate * gradient[i];
     }
     give_back(scratch);
 }
@@ -701,7 +706,7 @@ static void product_unit(const void *job, int64_t number) {
     struct task t = task_of(j, number, scratch->numbers);
     const REAL *direction = t.direction, rate = -j->call->rate;
     REAL *product = j->call->product + number * count;
-    if (rate) {
+    if (j->call->steps) {
         REAL *scaled = scratch->numbers + j->plan->scratch;
         for (int64_t i = 0; i < count; i++) scaled[i] = rate * direction[i];
         t.direction = scaled;
@@ -709,7 +714,7 @@ static void product_unit(const void *job, int64_t number) {
     forward_tangents(&t, product);
     evaluate_change(&t);
     backward_tangents(&t, product, t.kernels);
-    if (rate) for (int64_t i = 0; i < count; i++) product[i] += direction[i];
+    if (j->call->steps) for (int64_t i = 0; i < count; i++) product[i] += direction[i];
     give_back(scratch);
 }
 

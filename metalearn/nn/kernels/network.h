@@ -25,7 +25,7 @@ struct layer {
  * once: `gradient` gets the parameters after it, and `product` the derivative of the step along `direction`. `result`
  * has the last value of the samples that count, for the functions that say so. */
 struct call {
-    int64_t tasks, known, outputs, parameters_step;
+    int64_t tasks, known, outputs, parameters_step, steps;
     double rate;
     const REAL *parameters, *x;
     const int64_t *labels;
@@ -36,9 +36,10 @@ struct call {
 struct plan;
 
 /* A network's plan for tasks of `samples` samples, whose inputs have `input` = {channels, height, width}; NULL if it
- * cannot be computed. It is never changed afterwards. */
+ * cannot be computed. It is never changed afterwards, and `free_plan` ends it. */
 struct plan *new_plan(const struct layer *layers, int64_t count, const int64_t *input, int64_t parameters,
                       int64_t samples);
+void free_plan(struct plan *plan);
 
 /* How many numbers the gradient keeps of a task for the product, and the outputs for their gradient. */
 int64_t kept_size(const struct plan *plan);
