@@ -43,7 +43,8 @@ def laplacian_shot(
         strength: λ, the weight of the neighbours.
         neighbours: how many of the other queries are neighbours of a query; all, if a task has fewer.
         eval_steps: bound updates in validation and test. Without any, a query goes to the nearest mean.
-        rectified: take the class means over the queries, too.
+        rectified: shift the queries to the mean of the support set, and take the class means over them, too; but not
+            if there is a single query.
         centred: subtract the mean of the training features from all features.
 
     Raises:
@@ -59,7 +60,7 @@ def laplacian_shot(
     def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
         known, queries = features(params, support, x)
         means = class_means(known, one_hot(support, known.dtype))
-        if rectified:
+        if rectified and x.shape[1] > 1:  # the mean of a single query is the query itself
             queries = queries + known.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
             means = rectified_means(torch.cat([known, queries], dim=1), means)
         distances, weights = squared_distances(queries, means), affinities(queries, neighbours)

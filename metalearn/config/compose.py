@@ -108,7 +108,7 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
     """
     values: list[list[str]] = []
     for override in parsed(overrides):
-        key = override.key_or_group
+        key = override.get_key_element()
         if not override.is_sweep_override():
             values.append([override.input_line or ""])
             continue

@@ -128,6 +128,8 @@ def scheduled(
     whole_number("decay_every", decay_every, at_least=1)
     whole_number("warmup", warmup, at_least=0)
     one_of("schedule", schedule, SCHEDULES)
+    if schedule != "constant" and min_lr > lr:
+        raise ValueError(f"min_lr={min_lr:g}: must be at most lr={lr:g}, the highest rate; type min_lr={lr:g}")
 
     def rate(step: int, steps: int) -> float:
         progress = (step - 1) / max(steps, 1)

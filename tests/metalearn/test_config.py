@@ -281,6 +281,12 @@ def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: P
     assert not (tmp_path / "outputs").exists()
 
 
+def test_the_jobs_of_a_grid_keep_the_signs_of_its_keys() -> None:
+    assert configs.sweep_jobs(["+model.network.width=1,2", "++seed=3,4", "run=a"]) == [
+        [f"+model.network.width={width}", f"++seed={seed}", "run=a"] for width in (1, 2) for seed in (3, 4)
+    ]
+
+
 def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

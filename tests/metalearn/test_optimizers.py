@@ -35,6 +35,12 @@ def test_a_step_stays_above_the_lowest_rate() -> None:
     assert [rate(step, 12) for step in (1, 3, 4, 6, 7, 9, 10, 12)] == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2]
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "step"])
+def test_a_lowest_rate_above_the_rate_is_refused(schedule: str) -> None:
+    with pytest.raises(ValueError, match=r"min_lr=1: must be at most lr=0\.1"):
+        scheduled(lr=0.1, schedule=schedule, min_lr=1, decay=0.5, decay_every=1, warmup=0)
+
+
 def test_warm_up_rises_to_the_schedule() -> None:
     rate = scheduled(lr=0.6, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=2)
     assert [rate(step, 10) for step in range(1, 5)] == pytest.approx([0.2, 0.4, 0.6, 0.6])

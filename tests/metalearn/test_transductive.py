@@ -238,3 +238,10 @@ def test_bad_settings_are_refused() -> None:
     learner = LEARNERS["tim"](network())
     with pytest.raises(ValueError, match="this dataset's targets are real numbers; type algorithm=maml"):
         learner.adapt(start_of(learner), waves)(waves.x)
+
+
+def test_single_queries_are_told_apart_also_where_more_would_be_rectified() -> None:
+    learner = LEARNERS["laplacian_shot_rectified"](network(transductive=False))
+    predict = learner.adapt(start_of(learner), tasks(1).support)
+    first, second = (predict(tasks(1).query.x[:, i : i + 1]) for i in (0, 1))
+    assert (first - second).abs().max() > 1e-3
