@@ -46,8 +46,9 @@ def test_a_config_saved_by_an_earlier_version_is_the_same_run() -> None:
     overrides = ["experiment=maml_glyphs", "trainer.steps=40", "trainer.val_every=20", "checkpoint.every=20"]
     now = to_container(compose_config(overrides).config)
     assert differences(SAVED, now)
-    changed = differences(with_present_targets(SAVED), now)  # keys that are newer; they change no number
-    assert all(any(f"{key}.".startswith(f"{free}.") for free in FREE_KEYS) for key in changed), changed
+    newer = differences(with_present_targets(SAVED), now)
+    on = [key for key, pair in newer.items() if pair not in (("absent", None), ("absent", False))]
+    assert all(any(f"{key}.".startswith(f"{free}.") for free in FREE_KEYS) for key in on), newer
 
 
 def test_every_moved_target_leads_somewhere() -> None:

@@ -40,7 +40,7 @@ def trainer(
     val_tasks: int,
     test_tasks: int,
     eval_seed: int,
-    ema_decay: float | None,
+    ema_decay: float | None = None,
 ) -> Settings:
     """Checks the settings of the loop.
 
