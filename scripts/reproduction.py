@@ -244,8 +244,8 @@ intervals allow, *above* that ours is better, *below* that ours is worse. In one
 queries have the same test tasks. A *transductive* evaluation normalises, or predicts, all queries of a task together;
 an inductive one normalises them by the statistics of the support set. *Minutes* are those of training and validation,
 with one core for each worker. Many runs had other work beside them, or were paused in between, so minutes say little
-about the speeds of two rows: see [docs/performance.md](docs/performance.md). The [commands](#commands) stand at the end;
-`python scripts/reproduce.py --render` draws this page from `results/*.json`."""
+about the speeds of two rows: see [docs/performance.md](docs/performance.md). The [commands](#commands) stand at the
+end; `python scripts/reproduce.py --render` draws this page from `results/*.json`."""
 
 _COMMANDS = (
     "", "## Commands", "",
