@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,6 +70,14 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def train_in(folder: Path, *overrides: str, code: int = 0) -> str:
+    """Runs train.py in `folder`.parent with the run folder `folder`, checks its exit code, and returns its output."""
+    command = [sys.executable, str(ROOT / "train.py"), f"hydra.run.dir={folder}", *overrides]
+    outcome = Program(command, folder.parent).wait()
+    assert outcome.code == code, outcome.text
+    return outcome.text
 
 
 Start = Callable[..., Program]

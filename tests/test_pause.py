@@ -1,7 +1,6 @@
 """Runs that pause after a step, and runs that begin from the checkpoint of another one."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 import train
-from tests.runs import ROOT, Program, metrics, slow
+from tests.runs import metrics, slow, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -21,11 +20,7 @@ TINY = (
 
 
 def run(folder: Path, *overrides: str) -> str:
-    """Runs train.py in `folder`.parent with the run folder `folder`."""
-    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"hydra.run.dir={folder}", *overrides]
-    outcome = Program(command, folder.parent).wait()
-    assert outcome.code == 0, outcome.text
-    return outcome.text
+    return train_in(folder, *TINY, *overrides)
 
 
 def params_of(folder: Path) -> bytes:

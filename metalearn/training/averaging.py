@@ -10,7 +10,7 @@ class Average:
     has the present value.
 
     Args:
-        decay: d, above 0 and below 1.
+        decay: d, 0 or above, and below 1.
         params: the average so far; before the first step, the parameters at their start. They are copied.
         steps: k.
     """

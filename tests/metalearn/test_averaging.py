@@ -1,11 +1,12 @@
 """The average of the meta-parameters over the steps: its values, and runs with it."""
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from metalearn.errors import RunError
 from metalearn.runs.checkpoint import Snapshot
@@ -13,7 +14,7 @@ from metalearn.training.averaging import Average
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import sgd
 from metalearn.types import Params
-from tests.runs import ROOT, Program
+from tests.runs import train_in
 
 DECAY, STEPS = 0.8, 7
 START = sgd(lr=1, momentum=0, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0).start
@@ -24,10 +25,10 @@ def drawn(seed: int) -> Params:
     return {name: torch.randn(3, generator=generator, dtype=torch.float64) for name in ("w", "state.v")}
 
 
-def weighted(steps: int) -> torch.Tensor:
-    """The average of the `w` of these steps by its definition."""
-    weights = [DECAY ** (steps - i) for i in range(1, steps + 1)]
-    terms = [weight * drawn(i)["w"] for i, weight in enumerate(weights, 1)]
+def weighted(values: Sequence[Tensor]) -> Tensor:
+    """The average of the values after each step, by its definition."""
+    weights = [DECAY ** (len(values) - step) for step in range(1, len(values) + 1)]
+    terms = [weight * value for weight, value in zip(weights, values, strict=True)]
     return torch.stack(terms).sum(dim=0) / sum(weights)
 
 
@@ -36,7 +37,8 @@ def test_it_is_the_weighted_mean_of_all_steps_and_the_latest_state() -> None:
     assert torch.equal(average.params["w"], drawn(0)["w"])
     for step in range(1, STEPS + 1):
         average.add(drawn(step))
-        torch.testing.assert_close(average.params["w"], weighted(step), rtol=1e-14, atol=1e-15)
+        expected = weighted([drawn(i)["w"] for i in range(1, step + 1)])
+        torch.testing.assert_close(average.params["w"], expected, rtol=1e-14, atol=1e-15)
         assert torch.equal(average.params["state.v"], drawn(step)["state.v"])
 
 
@@ -80,10 +82,7 @@ TINY = (
 
 
 def run(folder: Path, *overrides: str, code: int = 0) -> str:
-    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"hydra.run.dir={folder}", *overrides]
-    outcome = Program(command, folder.parent).wait()
-    assert outcome.code == code, outcome.text
-    return outcome.text
+    return train_in(folder, *TINY, *overrides, code=code)
 
 
 def params_of(folder: Path, step: int) -> Params:
@@ -96,10 +95,8 @@ def test_a_run_saves_the_average_of_a_run_without_it_also_when_it_is_paused(tmp_
     run(averaged, f"trainer.ema_decay={DECAY}", "workers=2", "strategy=ddp", "pause_after=3")
     run(averaged, f"trainer.ema_decay={DECAY}")
     latest = [params_of(plain, step) for step in range(1, STEPS + 1)]
-    weights = [DECAY ** (STEPS - step) for step in range(1, STEPS + 1)]
     for name, value in params_of(averaged, STEPS).items():
-        terms = [weight * params[name] for weight, params in zip(weights, latest, strict=True)]
-        torch.testing.assert_close(value, torch.stack(terms).sum(dim=0) / sum(weights), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(value, weighted([params[name] for params in latest]), rtol=1e-12, atol=1e-14)
     state = torch.load(averaged / "checkpoints/last/state.pt", weights_only=True)
     assert all(torch.equal(value, latest[-1][name]) for name, value in state["average"]["latest"].items())
 
