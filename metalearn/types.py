@@ -68,7 +68,11 @@ class Network(Protocol):
     """A network that is compiled as a whole. Its parameters may be packed: one tensor [t, P] in place of many."""
 
     def computes(self, params: Params) -> bool:
-        """Whether it can compute with these parameters, by their device and type."""
+        """Whether it can compute with these parameters, by their device, type and shapes."""
+        ...
+
+    def refusal(self, params: Params) -> str | None:
+        """Why its layers cannot be compiled, on any machine; None: they can."""
         ...
 
     def pack(self, params: Params, tasks: int) -> Params:

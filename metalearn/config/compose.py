@@ -83,6 +83,8 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             _check_key_of_experiment(key, known, chosen["experiment"])
         check_links(config, chosen, {override.key_or_group for override in values})
         check_plugins(config, {override.key_or_group for override in values})
+        for override in values:  # one by one, so that an error names the key that was typed
+            OmegaConf.select(config, override.key_or_group)
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:

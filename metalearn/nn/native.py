@@ -199,8 +199,8 @@ def compiled_for(x: Tensor) -> Kernels | None:
     return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
 
 
-def describe(device: torch.device, dtype: torch.dtype, *, together: bool = True) -> str:
-    """A line for the log: what computes the layers. `together` says whether the network can be computed as a whole."""
+def describe(device: torch.device, dtype: torch.dtype, refused: str | None = None) -> str:
+    """A line for the log: what computes the layers. `refused` says why the network is not compiled as a whole."""
     if device.type != "cpu":
         return f"torch's operations on {device.type}"
     kernels = compiled(dtype)
@@ -208,7 +208,7 @@ def describe(device: torch.device, dtype: torch.dtype, *, together: bool = True)
         return f"torch's operations, several times slower than compiled kernels; {_why_not_compiled()}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if not rounds_products():
-        return line if together else f"{line}; one by one, since this network has others than those of metalearn.nn"
+        return line if refused is None else f"{line}; one by one, since {refused}"
     return f"{line}, {'convolutions in bf16 by AMX tiles' if kernels.tiles else TORCH_ROUNDS}"
 
 

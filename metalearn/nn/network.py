@@ -19,7 +19,7 @@ from torch.autograd import Function
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
 from metalearn.nn.native import CALL, compiled_for
 from metalearn.nn.packing import PACKED, is_packed
-from metalearn.nn.plans import Shaped
+from metalearn.nn.plans import Shaped, refusal
 from metalearn.nn.precision import rounds_products
 
 Metrics = dict[str, Tensor]
@@ -38,15 +38,27 @@ class Network:
         self._making = threading.Lock()
 
     def computes(self, params: Params) -> bool:
-        """Whether the compiled network can compute with these parameters: it needs the kernels, on the CPU, and
-        products in full precision."""
-        first = params.get(self._names[0])
-        return first is not None and not rounds_products() and compiled_for(first) is not None
+        """Whether the compiled network can compute with these parameters: it needs the kernels, on the CPU, products
+        in full precision, and layers that can be compiled."""
+        values = [params[name] for name in self._names if name in params]
+        if len(values) < len(self._names) or not values or rounds_products():
+            return False
+        return compiled_for(values[0]) is not None and self._of(values).refused is None
+
+    def refusal(self, params: Params) -> str | None:
+        """Why the layers cannot be compiled as one network; None: they can. Of the parameters, some may be missing."""
+        return refusal(self.layers, {name: tuple(params[name].shape) for name in self._names if name in params})
 
     def pack(self, params: Params, tasks: int) -> Params:
-        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks."""
+        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks.
+
+        Raises:
+            ValueError: the layers cannot be compiled.
+        """
         values = [params[name] for name in self._names]
         shaped = self._of(values)
+        if shaped.refused is not None:
+            raise ValueError(f"{shaped.refused}; it can be computed one layer after the other")
         return {shaped.key: shaped.layout.rows(values, tasks)}
 
     def replaced(self, packed: Params, values: Params) -> Params:

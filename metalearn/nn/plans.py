@@ -25,6 +25,73 @@ from metalearn.nn.packing import Layout, filled
 MOST_PLANS = 16
 """Plans that a network keeps, one for each number of samples and shape of inputs. One may take megabytes."""
 
+MOST_LAYERS, MOST_TAPS = 96, 49
+"""Compiled layers (kernels/network.c), and pixels of a kernel that convolves other values than inputs (taps.h)."""
+
+
+def refusal(layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Why a network of these layers cannot be compiled, whatever its inputs; None: it can. `shapes` are those of the
+    parameters, as far as they are known."""
+    walk = _Walk(shapes)
+    walk.through(layers, 0)
+    if walk.count > MOST_LAYERS:
+        walk.refused.append(f"this network has {walk.count} layers; {MOST_LAYERS} can be compiled as a whole")
+    if any(walk.readers[value] > 1 for value in walk.normalised):
+        walk.refused.append("a norm of this network shares its input with another layer")
+    return walk.refused[0] if walk.refused else None
+
+
+class _Walk:
+    """Goes through layers as `_Compiler` does, without the sizes of images. Value 0 is the inputs.
+
+    Attributes:
+        count: how many compiled layers there are.
+        readers: how many layers read a value.
+        normalised: the values that norms read.
+        refused: what cannot be compiled.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+        self.count = 0
+        self.readers: Counter[int] = Counter()
+        self.normalised: list[int] = []
+        self.refused: list[str] = []
+
+    def through(self, layers: Sequence[Layer], value: int) -> int:
+        """Goes through the layers behind `value`; gives the last value."""
+        for layer in layers:
+            value = self._behind(layer, value)
+        return value
+
+    def _behind(self, layer: Layer, x: int) -> int:
+        match layer:
+            case ChannelsLast() | Flatten():
+                return x
+            case Residual(main, around):
+                ends = self.through(main, x), self.through(around, x)
+                if 0 in ends:
+                    self.refused.append("a branch of a sum of this network has no weights")
+                return self._new(*ends)
+            case Convolution() if x == 0:
+                return self._new(self._new(0))  # the windows are a layer of their own
+            case Convolution(weight):
+                height, width = self._shapes.get(weight, (0, 0))[-2:]
+                if height * width > MOST_TAPS:
+                    self.refused.append(
+                        f"kernels {weight} have {height}×{width} pixels; {MOST_TAPS} can be compiled as a whole"
+                    )
+            case Norm() | Activation() | MaxPool() | Mean() if x == 0:
+                self.refused.append(f"this network begins with {type(layer).__name__}, which has no weights")
+            case Norm():
+                self.normalised.append(x)
+        return self._new(x)
+
+    def _new(self, *read: int) -> int:
+        self.readers.update(read)
+        self.count += 1
+        return self.count
+
 
 class Value(NamedTuple):
     """A value between layers: its number, and the size of its images. Only `used` of its channels are not zero."""
@@ -66,8 +133,6 @@ class _Compiler:
         match layer:
             case ChannelsLast() | Flatten():
                 return x
-            case Norm() | Activation() | MaxPool() | Mean() if x.number == 0:
-                raise ValueError(f"{type(layer).__name__} of the inputs: the compiled network begins with weights")
             case Convolution(weight, stride, padding):
                 return self._convolution(weight, stride, padding, x)
             case Norm(scale, shift, slope):
@@ -89,8 +154,8 @@ class _Compiler:
                 return self._new(self.CONVOLUTION, x, to, **self._at(weight=weight, bias=bias))
             case Residual(main, around):
                 first, second = self.add(main, x), self.add(around, x)
-                if first[1:] != second[1:] or 0 in (first.number, second.number):
-                    raise ValueError(f"the branches of a sum must have weights and equal shapes: {first}, {second}")
+                if first[1:] != second[1:]:
+                    raise ValueError(f"the branches of a sum must have equal shapes: {first}, {second}")
                 return self._new(self.SUM, first, first, other=second.number)
 
     def _convolution(self, weight: str, stride: int, padding: int, x: Value) -> Value:
@@ -112,12 +177,6 @@ class _Compiler:
             self.CONVOLUTION, x, to, kernel=kernel, stride=stride, padding=padding, **self._at(weight=weight)
         )
 
-    def check_norms(self) -> None:
-        """Raises ValueError for a norm whose input is read by another layer too: it may be computed in its place."""
-        read = Counter(layer["from"] for layer in self.layers) + Counter(layer.get("other") for layer in self.layers)
-        if any(layer["kind"] == self.NORM and read[layer["from"]] > 1 for layer in self.layers):
-            raise ValueError("a norm shares its input with another layer: the compiled network does not compute that")
-
     def _at(self, **names: str) -> dict[str, int]:
         return {field: self._layout.places[name].offset for field, name in names.items()}
 
@@ -128,10 +187,18 @@ class _Compiler:
 
 
 class Shaped:
-    """A network whose parameters have known shapes: how they are packed, and the plans for shapes of inputs."""
+    """A network whose parameters have known shapes: how they are packed, and the plans for shapes of inputs.
+
+    Attributes:
+        layers: of the network.
+        key: the name of its packed parameters.
+        layout: where each parameter lies in a row of packed parameters.
+        refused: why the network cannot be compiled; None: it can.
+    """
 
     def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]], key: str) -> None:
         self.layers, self.key = tuple(layers), key
+        self.refused = refusal(layers, shapes)
         self.layout = Layout(layers, shapes)
         self._shapes = shapes
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -157,7 +224,6 @@ class Shaped:
         image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
         compiler = _Compiler(self.layout, self._shapes)
         last = compiler.add(self.layers, Value(0, image[1], image[2], image[0], image[0]))
-        compiler.check_norms()
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
         plan = kernels.plan(layers, image, self.layout.size, samples)
         pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == compiler.NORM]

@@ -102,8 +102,8 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, li
     a line for each thing that it lacks, and the classes that it has seen.
 
     Raises:
-        ConfigError: the model is too large; `init_from` cannot be read, or holds another model; `init_strict` refuses
-            it.
+        ConfigError: the model is too large, or has nothing to learn; `init_from` cannot be read, or holds another
+            model; `init_strict` refuses it.
     """
     dtype = type_of(config.precision)
     try:
@@ -111,6 +111,11 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, li
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model: its parameters cannot be made ({reason}); type a smaller model") from error
+    if not drawn:
+        raise ConfigError(
+            "algorithm, model: nothing to learn, since this algorithm leaves out the model's head, and the model has "
+            "no other parameters; type model.hidden=[64], or another model"
+        )
     params = {name: value.to(dtype) for name, value in drawn.items()}
     if config.init_from is None:
         return params, [], Seen()

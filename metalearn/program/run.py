@@ -191,9 +191,16 @@ def log_start(job: Job, parts: Parts, run: Run) -> None:
     """Logs what is about to be trained, and how it is computed."""
     log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, run.settings.steps, job.workers, *run.training)
     dtype = next(iter(parts.start.values())).dtype
-    log.info("the layers are computed by %s", describe(parts.device, dtype, together=parts.model.network is not None))
+    log.info("the layers are computed by %s", describe(parts.device, dtype, not_compiled(parts)))
     if parts.model.note:
         log.info("%s", parts.model.note)
+
+
+def not_compiled(parts: Parts) -> str | None:
+    """Why the network is not compiled as a whole; None: it can be."""
+    if parts.model.network is None:
+        return "this network has others than those of metalearn.nn"
+    return parts.model.network.refusal(parts.start)
 
 
 def first_pictures(parts: Parts) -> dict[str, Picture]:

@@ -28,6 +28,7 @@ from metalearn.nn.layers import (
     Mean,
     Norm,
     Residual,
+    apply_layers,
     parameters_of,
 )
 from metalearn.nn.native import CompiledPlan
@@ -485,20 +486,60 @@ HEAD = Linear("w", "b")
 CONVOLUTION, NORM = Convolution("c", stride=1, padding=1), Norm("s", "h", slope=0.0)
 
 
+SHAPES = {"c": (16, 1, 3, 3), "s": (16,), "h": (16,), "w": (4, 16), "b": (4,), "k": (16, 16, 9, 9)}
+
+
+def drawn(layers: tuple[Layer, ...]) -> Params:
+    return {name: torch.rand(SHAPES[name], dtype=torch.float64) for name in parameters_of(layers)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ((Flatten(), Activation("tanh"), HEAD), "begins with Activation"),
+        ((ChannelsLast(), NORM, Mean(), HEAD), "begins with Norm"),
+        ((ChannelsLast(), Residual((CONVOLUTION,), ()), Mean(), HEAD), "a branch of a sum"),
+        ((ChannelsLast(), CONVOLUTION, Residual((NORM,), ()), Mean(), HEAD), "a norm of this network shares its input"),
+        ((ChannelsLast(), CONVOLUTION, Convolution("k", padding=4), Mean(), HEAD), "kernels k have 9×9 pixels"),
+        ((ChannelsLast(), CONVOLUTION, *[Activation("tanh")] * 93, Mean(), HEAD), "has 97 layers; 96 can be"),
+    ],
+    ids=["activation", "norm", "sum", "shared", "taps", "layers"],
+)
+def test_layers_that_cannot_be_compiled_are_computed_one_by_one(layers: tuple[Layer, ...], reason: str) -> None:
+    network, params = Network(layers), drawn(layers)
+    assert reason in str(network.refusal(params)) and not network.computes(params)
+    with pytest.raises(ValueError, match=reason):
+        network.pack(params, 1)
+
+
+def test_as_many_layers_and_pixels_as_can_be_compiled_are_compiled() -> None:
+    layers = (ChannelsLast(), CONVOLUTION, Convolution("k", padding=3), *[Activation("tanh")] * 91, Mean(), HEAD)
+    params = drawn(layers) | {"k": torch.rand(16, 16, 7, 7, dtype=torch.float64) / 100}
+    network, x = Network(layers), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64)
+    assert network.refusal(params) is None and network.computes(params)
+    one_by_one = apply_layers(layers, per_task(params, 1), x)
+    torch.testing.assert_close(network.outputs(network.pack(params, 1), x), one_by_one)
+
+
+def test_a_network_that_cannot_be_compiled_learns_all_the_same() -> None:
+    deep, flat = (mlp(inputs=3, outputs=2, hidden=[8] * count) for count in (50, 1))
+    params = start(deep)
+    assert "has 101 layers" in str(network_of(deep).refusal(params))
+    x, y = (torch.rand(TASKS, 6, size, dtype=torch.float64) for size in (3, 2))
+    algorithm = maml(model=deep, inner_lr=0.1, inner_steps=2, eval_steps=2)
+    found = algorithm.meta_grad(params, Episode(Batch(x, y), Batch(x, y)), 0)
+    assert found.grads.keys() == params.keys() and network_of(flat).refusal(start(flat)) is None
+
+
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((Flatten(), Activation("tanh"), HEAD), "Activation of the inputs"),
-        ((ChannelsLast(), NORM, Mean(), HEAD), "Norm of the inputs"),
         ((ChannelsLast(), CONVOLUTION, MaxPool(), MaxPool(), MaxPool(), Mean(), HEAD), "1×1 pixels cannot be pooled"),
-        ((ChannelsLast(), CONVOLUTION, Residual((NORM,), ()), Mean(), HEAD), "a norm shares its input"),
         ((ChannelsLast(), CONVOLUTION, Residual((MaxPool(),), ()), Mean(), HEAD), "equal shapes"),
     ],
-    ids=["activation", "norm", "pool", "shared", "shapes"],
+    ids=["pool", "shapes"],
 )
-def test_layers_that_are_not_computed_are_refused(layers: tuple[Layer, ...], message: str) -> None:
-    shapes = {"c": (16, 1, 3, 3), "s": (16,), "h": (16,), "w": (4, 16), "b": (4,)}
+def test_inputs_that_do_not_fit_the_layers_are_refused(layers: tuple[Layer, ...], message: str) -> None:
     network = Network(layers)
-    params = {name: torch.rand(shapes[name], dtype=torch.float64) for name in parameters_of(layers)}
     with pytest.raises(ValueError, match=message):
-        network.outputs(network.pack(params, 1), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64))
+        network.outputs(network.pack(drawn(layers), 1), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64))
