@@ -23,6 +23,8 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
         job = to_job(*compose_config(overrides), installed(), overrides)._replace(workers=1)
         set_up_torch(job.config)
         self.parts = parts = assemble(job)
+        if parts.settings.ema_decay is not None:
+            sys.exit("trainer.ema_decay: this example keeps no average; type trainer.ema_decay=null")
         self.weights = nn.ParameterList(parts.start.values())
         self.compute = chunk_functions(parts.algorithm, parts.source, parts.device, self.weights[0].dtype)
 

@@ -228,6 +228,11 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
     assert contents(finished) == before
 
 
+def test_a_class_that_is_not_found_is_named_once(start: Start) -> None:
+    outcome = start("model=module", "model.network._target_=nowhere.Net").wait()
+    assert outcome.code == 2 and outcome.text.count("No module named") == 1, outcome.text
+
+
 @slow
 def test_raising_steps_continues_and_a_damaged_checkpoint_is_skipped(finished: Path, start: Start) -> None:
     (finished / "checkpoints/best").unlink()

@@ -50,10 +50,10 @@ def finetune(
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         theta = per_task(params, support.x.shape[0])
         new_head = {name: theta[name].new_zeros(len(support.x), ways, *params[name].shape[1:]) for name in head.params}
-        known = features(theta, support.x)
+        known = None if whole else features(theta, support.x)
 
         def loss(adapted: Params, step: int) -> Tensor:
-            inputs = features(theta | adapted, support.x) if whole else known
+            inputs = features(theta | adapted, support.x) if known is None else known
             return objective(head.apply(adapted, inputs, 0), support.y)["loss"]
 
         start = theta | new_head if whole else new_head

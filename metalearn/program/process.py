@@ -63,6 +63,7 @@ def set_up_process(threads: int) -> None:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(threads)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report ourselves that a peer has left
+    logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # and a class that is not found
     keep_freed_memory()
 
 
