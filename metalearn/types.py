@@ -148,6 +148,9 @@ class Algorithm(NamedTuple):
     `classify` gives the logits of such samples, if they are not the outputs of the model.
 
     A learner is `transductive` if it predicts the queries of a task together, even if its model is not transductive.
+
+    If `evaluated_on_features`, `evaluate` and `adapt` read the parameters of the model's features only. So they may be
+    given those of any learner.
     """
 
     init: Callable[[Generator], Params]
@@ -160,6 +163,7 @@ class Algorithm(NamedTuple):
     evaluated_on: Unit = "tasks"
     classify: Apply | None = None
     transductive: bool = False
+    evaluated_on_features: bool = False
 
 
 class TaskSource(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
@@ -18,7 +19,9 @@ from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode
+from scripts import evaluate
 from tests.runs import ROOT, Outcome, Program, slow
+from tests.saved import saved_run
 
 pytestmark = pytest.mark.thorough
 
@@ -139,6 +142,26 @@ def test_overrides_that_do_not_fit_are_refused(trained: Path, tmp_path: Path) ->
     ):
         outcome = evaluated(tmp_path, *arguments)
         assert outcome.code == 2 and message in outcome.text and "Traceback" not in outcome.text, outcome.text
+
+
+def test_learners_on_features_take_those_of_any_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = saved_run(tmp_path / "run", *TINY, "algorithm=protonet", "dataset.shots=2")
+    checkpoint = f"checkpoint={tmp_path / 'run/checkpoints/best'}"
+    assert evaluate.main([checkpoint, "algorithm=simpleshot", f"output={tmp_path / 'out'}"]) == 0
+    support, query = parts.source.episodes("test", torch.arange(10))
+    params = {name: value.expand(10, *value.shape) for name, value in parts.start.items()}
+    assert parts.model.features is not None and "head.weight" not in params
+    known, features = (F.normalize(parts.model.features(params, batch.x), dim=2) for batch in (support, query))
+    means = torch.stack(
+        [torch.stack([k[y == way].mean(0) for way in range(5)]) for k, y in zip(known, support.y, strict=True)]
+    )
+    nearest = (features.unsqueeze(2) - means.unsqueeze(1)).norm(dim=3).argmin(dim=2)
+    with (tmp_path / "out/test.csv").open(newline="") as file:
+        found = [float(row["accuracy_0"]) for row in csv.DictReader(file)]
+    assert found == pytest.approx((nearest == query.y).double().mean(dim=1).tolist())
+    assert len(set(found)) > 1, "the tasks are all alike, and the test shows nothing"
+    assert evaluate.main([checkpoint, "algorithm=laplacian_shot", f"output={tmp_path / 'other'}"]) == 2
+    assert "state.centre (here (16,), there absent)" in capsys.readouterr().err
 
 
 def test_different_tasks_have_different_digests() -> None:

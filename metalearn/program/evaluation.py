@@ -63,8 +63,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     job = to_job(config, request.output, "evaluate", None, program, arguments)
     set_up_torch(config)
     parts = assemble(job)
-    advice = "; leave out what changes the network, such as model=… or algorithm=…"
-    params = fitted("checkpoint", request.checkpoint, saved.params, parts.start, advice)
+    params = params_for(parts, request.checkpoint, saved)
     check_tasks(parts, params, request.split)
     counted = check_unseen(from_meta(saved.meta), parts.source, request.split, config.seen_classes)
     rank = int(os.environ.get("RANK", 0))
@@ -79,6 +78,21 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     if not from_meta(saved.meta).complete:
         log.warning("checkpoint=%s: %s", request.checkpoint, UNKNOWN)
     return lead(request, job, parts, saved, params, counted)
+
+
+def params_for(parts: Parts, checkpoint: Path, saved: Snapshot) -> Params:
+    """The parameters of the checkpoint that the evaluation reads.
+
+    Raises:
+        ConfigError: they are those of another model.
+    """
+    advice = "; leave out what changes the network, such as model=… or algorithm=…"
+    head = parts.model.head
+    if head is None or not parts.algorithm.evaluated_on_features:
+        return fitted("checkpoint", checkpoint, saved.params, parts.start, advice)
+    wanted = {name: value for name, value in parts.start.items() if name not in head.params}
+    there = {name: value for name, value in saved.params.items() if name in wanted}
+    return fitted("checkpoint", checkpoint, there, wanted, advice)
 
 
 def check_output(output: Path) -> None:

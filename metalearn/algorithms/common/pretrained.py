@@ -75,7 +75,7 @@ def pretrained(model: Model, *, centred: bool) -> Pretrained:
     def learner(evaluate: Evaluate, adapt: Adapt) -> Algorithm:
         plain = trained_on_samples(model.apply, model.init, evaluate, adapt)
         if not centred:
-            return plain
+            return plain._replace(evaluated_on_features=True)
 
         @torch.no_grad()
         def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
