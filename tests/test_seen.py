@@ -1,6 +1,7 @@
 """Classes that a learner was trained on do not test it unnoticed."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,24 @@ def test_validation_tasks_are_refused_for_training_classes_only(papers: Path, tm
     assert evaluate([*command, "dataset.split=lake"]) == 2
 
 
-def test_a_checkpoint_of_an_earlier_version_cannot_be_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_of_an_earlier_version_cannot_be_checked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [logging.NullHandler()])
+    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
     saved_run(tmp_path / "run", *SMALL)
     assert evaluate([f"checkpoint={tmp_path / 'run/checkpoints/best'}", "tasks=2"]) == 0
     assert sum("cannot be checked" in record.getMessage() for record in caplog.records) == 1
     start = assemble(job_of(*SMALL, f"init_from={tmp_path / 'run/checkpoints/best'}"))
     assert not seen_by(start, None).complete and "cannot be checked" in start.start_notes[-1]
+
+
+def test_parameters_of_another_network_are_named_where_their_shapes_fit(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", *SMALL, "model.downsample=pool")
+    begun = [*SMALL, f"init_from={tmp_path / 'run/checkpoints/best'}"]
+    note = "init_from: its network had model.downsample='pool', and this one has 'stride'"
+    assert assemble(job_of(*begun)).start_notes.count(note) == 1
+    assert not any("its network had" in line for line in assemble(job_of(*begun, "model.downsample=pool")).start_notes)
 
 
 def test_a_start_from_other_parameters_sees_their_classes_too(

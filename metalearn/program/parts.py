@@ -1,7 +1,7 @@
 """From a job to the objects that it is made of. Nothing is started or opened here."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from omegaconf import DictConfig
 from distributed.strategies.common.work import Pieces, Plan, Work
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
+from metalearn.config.saved import with_present_targets
+from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
@@ -24,6 +26,9 @@ from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import Settings, chunk_size, tasks_that_fit
 from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
 from metalearn.use.published import named
+
+OUTPUTS = ("ways", "outputs")
+"""Keys of models that say how many outputs there are."""
 
 
 class Parts(NamedTuple):
@@ -122,8 +127,23 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, li
     path = Path(config.init_from)
     saved = named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
+    notes += other_model(saved.meta["config"], config)
     seen = from_meta(saved.meta)
     return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
+
+
+def other_model(saved: Config, config: DictConfig) -> list[str]:
+    """A line for each key of the model that a checkpoint's config has otherwise, but for the number of outputs. Where
+    shapes are the same, as with another `downsample`, the network computes something else with the parameters."""
+    before, now = (content.get("model") for content in (with_present_targets(saved), to_container(config)))
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or before.get("_target_") != now.get("_target_"):
+        return []
+    pairs = differences({key: before[key] for key in before if key in now and key not in OUTPUTS}, now)
+    return [
+        f"init_from: its network had model.{key}={old!r:.60}, and this one has {new!r:.60}"
+        for key, (old, new) in pairs.items()
+        if old != "absent"
+    ]
 
 
 def make_work(
