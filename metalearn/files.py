@@ -166,6 +166,15 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         temporary.replace(path)
 
 
+def waiting_files(folder: Path) -> Iterator[Path]:
+    """Pipes and devices below a folder: whoever opens one may wait for ever."""
+    for path, _, files in os.walk(folder):
+        for entry in (Path(path, name) for name in files):
+            mode = entry.lstat().st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                yield entry
+
+
 def links_out_of(folder: Path, home: Path) -> Iterator[Path]:
     """The folder and the links below it, as far as they lead out of the folder `home`."""
     inside = home.resolve()

@@ -1,6 +1,7 @@
 """Pruning: reads the metrics that trials write, asks the pruner, and asks a trial to stop by a file in its folder."""
 
 import json
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,12 @@ class Watch:
     ) -> None:
         self._study, self._pruner, self._folder_of = study, pruner, folder_of
         self._metric, self._progress = metric, progress
-        self._read: dict[int, int] = {}
+        self._read: dict[int, tuple[int, int]] = {}  # a trial's file, by its inode, and how far it was read
 
     def start(self, number: int) -> None:
         """A trial is about to start: it must not find the request to stop of an earlier controller."""
         (self._folder_of(number) / STOP_FILE).unlink(missing_ok=True)
-        self._read[number] = 0
+        self._read[number] = (0, 0)
 
     def look(self, running: Collection[int]) -> None:
         """Gives the study what is new, and stops the trials that the pruner would stop."""
@@ -54,15 +55,19 @@ class Watch:
                     (folder / STOP_FILE).touch()
 
     def _new_values(self, number: int, folder: Path) -> list[tuple[int, float]]:
-        """The validations that have been written whole since the last look."""
+        """The validations that have been written whole since the last look; all, where a resumed trial has put another
+        file in its place."""
+        inode, at = self._read[number]
         try:
             with (folder / "metrics.jsonl").open("rb") as file:
-                file.seek(self._read[number])
+                found = os.fstat(file.fileno())
+                at = at if found.st_ino == inode and found.st_size >= at else 0
+                file.seek(at)
                 text = file.read()
         except FileNotFoundError:
             return []
         whole = text[: text.rfind(b"\n") + 1]
-        self._read[number] += len(whole)
+        self._read[number] = (found.st_ino, at + len(whole))
         rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
         values = [(row["step"], row.get(self._metric)) for row in rows if row.get("split") == "val"]
         return [(step, float(value)) for step, value in values if value is not None]

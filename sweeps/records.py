@@ -1,6 +1,7 @@
 """What a sweep leaves behind: tables after every trial, plots at the end, and the command of the best configuration."""
 
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,13 +72,15 @@ class Records:
             return self._replay() if self._chosen.population.schedule is None else None
         own = tuple(f"{group}=" for group in self._groups_of_sweeps)
         fixed = [text for text, searched in self._plan.template if not searched and not (own and text.startswith(own))]
-        return " ".join(["python", self._program, *map(_quoted, (*fixed, *as_overrides(best[0].params))), "run=best"])
+        return " ".join(
+            ["python", self._program, *map(shlex.quote, (*fixed, *as_overrides(best[0].params))), "run=best"]
+        )
 
     def _replay(self) -> str:
         own = tuple(f"hydra.{key}=" for key in ("mode", "sweep.dir", "sweeper.replay", "sweeper.study_name"))
         kept = [text for text in self._hydra_overrides if not text.startswith(own)]
         new = [f"hydra.sweeper.replay={self._folder}", f"hydra.sweeper.study_name={self._chosen.study_name}_replay"]
-        return " ".join(["python", self._program, "-m", *map(_quoted, (*self._plan.arguments, *kept, *new))])
+        return " ".join(["python", self._program, "-m", *map(shlex.quote, (*self._plan.arguments, *kept, *new))])
 
     def announce(self) -> None:
         """Logs where the results are, and what to type next."""
@@ -86,7 +89,3 @@ class Records:
         if command is not None:
             what = "the winner's lineage alone" if self._chosen.population else "the best configuration"
             log.info("%s: %s", what, command)
-
-
-def _quoted(override: str) -> str:
-    return f"'{override}'" if any(sign in override for sign in ' ()[]{}*$&|;<>"') else override

@@ -55,7 +55,8 @@ class Slots:
         folder = self._folder = folder.resolve()  # a trial may change its working folder
         folder.mkdir(parents=True, exist_ok=True)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pids: dict[int, int] = {}
+        self._pids: dict[int, int] = {}  # 0: it is still to be forked
+        self._unsent: dict[int, signal.Signals] = {}
         sys.stdout.flush()
         sys.stderr.flush()
         self._nursery = os.fork()
@@ -100,18 +101,22 @@ class Slots:
             number = event["number"]
             if "code" in event:
                 del self._pids[number]
+                self._unsent.pop(number, None)
                 ended.append(Ended(number, event["code"], _read_outcome(self._folder, number)))
                 self._socket.settimeout(0)
             else:
                 self._pids[number] = event["pid"]
+                if number in self._unsent:
+                    _send_signal(event["pid"], self._unsent.pop(number))
         return ended
 
     def signal(self, what: signal.Signals) -> None:
-        """Sends a signal to every trial's process."""
-        for pid in self._pids.values():
+        """Sends a signal to every trial's process; to one that is still to be forked, as soon as `wait` hears of it."""
+        for number, pid in self._pids.items():
             if pid:
-                with _gone_is_fine():
-                    os.kill(pid, what)
+                _send_signal(pid, what)
+            else:
+                self._unsent[number] = what
 
     def log_of(self, number: int) -> Path:
         """Where a trial's output goes."""
@@ -241,6 +246,11 @@ def die_with_parent() -> None:
 
 def _note_nothing(number: int, frame: FrameType | None) -> None:
     """Lets SIGCHLD wake the loop."""
+
+
+def _send_signal(pid: int, what: signal.Signals) -> None:
+    with _gone_is_fine():
+        os.kill(pid, what)
 
 
 class _gone_is_fine:  # noqa: N801 (used as a word)

@@ -121,6 +121,14 @@ def test_keys_that_follow_others_still_do(trained: Path, tmp_path: Path) -> None
         assert len((tmp_path / name / "test.csv").read_text().splitlines()) == 5
 
 
+def test_a_key_with_a_value_of_its_own_keeps_it() -> None:
+    """`dataset.eval_seed` follows `trainer.eval_seed`, unless the run had another one."""
+    own, following = (to_container(compose_config(overrides).config) for overrides in (["dataset.eval_seed=5"], []))
+    assert changed_config(own, ["trainer.eval_seed=7"], {}).dataset.eval_seed == 5
+    assert changed_config(own, ["dataset=glyphs", "trainer.eval_seed=7"], {}).dataset.eval_seed == 7
+    assert changed_config(following, ["trainer.eval_seed=7"], {}).dataset.eval_seed == 7
+
+
 def test_a_checkpoint_older_than_a_key_of_training_is_evaluated() -> None:
     saved = to_container(compose_config(["optimizer=sgd"]).config)
     del saved["optimizer"]["decay"]

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from metalearn.errors import RunError
+from metalearn.errors import ConfigError, RunError
 from metalearn.runs import folder
 from metalearn.runs.loggers.protocol import Logger, Window, opened
 from metalearn.runs.logging import RunLog, run_log
@@ -178,6 +179,13 @@ def test_wandb_gets_every_point_once_and_stays_offline(tmp_path: Path, monkeypat
     assert [row["_step"] for row in rows if "val/accuracy" in row] == [4, 8]
     assert [row["_step"] for row in rows if any(name.startswith("episodes/train") for name in row)] == [0]
     folder.refuse_links(tmp_path, tmp_path)  # wandb's own links lead out of the folder
+
+
+def test_a_pipe_in_a_run_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    os.mkfifo(tmp_path / "checkpoints/train.log")
+    with pytest.raises(ConfigError, match=r"train\.log: is a pipe or a device, where a file belongs; remove it"):
+        folder.refuse_links(tmp_path, tmp_path)
 
 
 def test_a_run_of_an_earlier_version_goes_on_with_keys_that_it_did_not_have(tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
     before = (folder / "result.json").stat().st_mtime_ns
     assert "paused after step 30: pause_after=null resumes the run" in run(folder, "pause_after=30", *ranks)
     assert (folder / "result.json").stat().st_mtime_ns == before
+    back = f"resume={folder / 'checkpoints/step_000030'}"
+    assert "paused after step 32" in run(folder, "pause_after=32", *ranks)
+    assert "going on after step 30" in run(folder, "pause_after=32", back, *ranks)
 
     run(folder, *ranks)
     assert params_of(folder) == params_of(whole)

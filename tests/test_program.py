@@ -10,6 +10,7 @@ import pytest
 
 from metalearn.config.compose import compose_config
 from metalearn.config.help import config_page
+from metalearn.config.names import folder_name
 from metalearn.config.saved import FREE_KEYS, MOVED, with_present_targets
 from metalearn.config.values import differences, to_container
 from metalearn.errors import ConfigError
@@ -49,6 +50,12 @@ def test_a_config_saved_by_an_earlier_version_is_the_same_run() -> None:
     newer = differences(with_present_targets(SAVED), now)
     on = [key for key, pair in newer.items() if pair not in (("absent", None), ("absent", False))]
     assert all(any(f"{key}.".startswith(f"{free}.") for free in FREE_KEYS) for key in on), newer
+
+
+def test_a_folder_of_a_multirun_is_one_short_name() -> None:
+    assert folder_name("init_from=../../y/s20,seed=1") == "init_from=..-..-y-s20,seed=1"
+    long = folder_name("name=" + "ü" * 100)
+    assert len(long.encode()) <= 120 and long != folder_name("name=" + "ü" * 101)
 
 
 def test_every_moved_target_leads_somewhere() -> None:

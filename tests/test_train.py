@@ -301,6 +301,13 @@ def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: P
     assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
 
 
+def test_a_multirun_ends_with_the_largest_exit_code_of_its_jobs(start: Start, tmp_path: Path) -> None:
+    outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1").wait()
+    assert outcome.code == 3 and "HYDRA_FULL_ERROR" not in outcome.text, outcome.text
+    results = [json.loads(path.read_text()) for path in (tmp_path / OUTPUTS).glob("*/result.json")]
+    assert sorted(result["status"] for result in results) == ["completed", "diverged"]
+
+
 @slow
 def test_a_multirun_gives_each_job_its_folder(start: Start, tmp_path: Path) -> None:
     good(start("--multirun", *TINY, "trainer.steps=2", "seed=0,1", "workers=1,2").wait())

@@ -10,13 +10,16 @@ DEFAULT = ("maml_glyphs", "maml", "glyphs")
 """The default experiment, its algorithm and its dataset."""
 
 _LONGEST_FOLDER_NAME = 120
+"""Bytes."""
 
 
 def folder_name(overrides: str) -> str:
-    """The name of a multirun job's folder: its overrides. A long name is cut and made unique by a digest."""
-    if len(overrides) <= _LONGEST_FOLDER_NAME:
-        return overrides
-    return f"{overrides[: _LONGEST_FOLDER_NAME - 9]}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
+    """The name of a multirun job's folder: its overrides, with `-` for `/`. A long name is cut and made unique by a
+    digest."""
+    name, digest = overrides.replace("/", "-"), hashlib.sha256(overrides.encode()).hexdigest()[:8]
+    if len(name.encode()) <= _LONGEST_FOLDER_NAME:
+        return name
+    return f"{name.encode()[: _LONGEST_FOLDER_NAME - 9].decode(errors='ignore')}-{digest}"
 
 
 def trial_folder(overrides: str, number: int, study: str | None) -> str:

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metalearn.config.compose import check_choice, check_key, check_plugins, composed_by_hydra, parsed, sorted_out
 from metalearn.config.foreign import check_saved
-from metalearn.config.values import keys_of
+from metalearn.config.values import keys_of, leaves
 from metalearn.errors import ConfigError
 from metalearn.files import is_folder
 
@@ -106,7 +106,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
         config.workers = None
         known = keys_of(config)
         for key, link in LINKS.items():
-            if key in known:
+            if key in known and (key.partition(".")[0] in chosen or _follows(plain, key, link)):
                 OmegaConf.update(config, key, link)
         _find_data(config)
         for key, value in named.items():
@@ -134,6 +134,13 @@ def _with_saved(fresh: DictConfig, saved: Mapping[str, Any], own: Collection[str
             raise ConfigError(f"{name}: is no group of keys in the checkpoint's config; take another checkpoint")
         config[name] = saved[name]
     return config
+
+
+def _follows(saved: Mapping[str, Any], key: str, link: str) -> bool:
+    """Whether a saved key has the value of the key that it follows, as far as both are there."""
+    values = dict(leaves(saved))
+    followed = link.removeprefix("${").removesuffix("}")
+    return not {key, followed} <= values.keys() or values[key] == values[followed]
 
 
 def _refuse_unnamed_network(model: DictConfig, named: Collection[str]) -> None:

@@ -64,7 +64,7 @@ def start_workers(job: Job, state: FolderState | None) -> int:
         with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
             if state.rewinds and state.snapshot is not None:
                 checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
-                arguments.append("resume=auto")  # rewind once, not again at every restart
+                arguments += ["resume=auto", "resume_changes=[]"]  # rewind once, not again at every restart
     else:
         log_to_terminal(logging.WARNING)  # what has become of this host's ranks
     return start_ranks(job, arguments, max_restarts=job.config.launch.max_restarts)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
         "objective": checked.objective,
         "preload": PRELOAD,
         "free_keys": FREE_KEYS,
-        "program": " ".join([program.name, *search_flags()]),
+        "program": shlex.join([program.name, *search_flags()]),
         "groups_of_sweeps": ("sweep",),
         "segment": partial(segment, checked.steps),
     }

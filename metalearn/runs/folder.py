@@ -15,7 +15,7 @@ from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError, RunError
-from metalearn.files import RefusedFileError, links_out_of, read_json, write_atomically
+from metalearn.files import RefusedFileError, links_out_of, read_json, waiting_files, write_atomically
 from metalearn.locks import open_lock, try_to_hold
 from metalearn.runs.checkpoint import Snapshot, fitted, has_gone_back, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
@@ -119,6 +119,8 @@ def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None)
         return run_report(run_dir, state.result)
     if state is None and is_finished(run_dir, config):
         return ""
+    if state.rewinds if state is not None else rewinds(run_dir, config.resume):
+        return None
     return pause_of(run_dir, config.pause_after) or None
 
 
@@ -271,9 +273,12 @@ def _recorded(run_dir: Path) -> Config:
 
 
 def refuse_links(folder: Path, home: Path) -> None:
-    """Raises ConfigError if the folder, or a link in it, leads out of `home`: a write there would go elsewhere."""
+    """Raises ConfigError if the folder, or a link in it, leads out of `home`: a write there would go elsewhere; or for
+    a pipe or a device in it, where a write may wait for ever."""
     for link in links_out_of(folder, home):
         raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
+    for path in waiting_files(folder):
+        raise ConfigError(f"{path}: is a pipe or a device, where a file belongs; remove it")
 
 
 def _refuse_other(place: Path, old: Mapping[str, Any], new: Config) -> None:

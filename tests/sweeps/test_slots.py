@@ -55,6 +55,14 @@ def test_a_trial_that_fails_or_is_killed_takes_no_other_with_it(slots: Slots) ->
     assert ended(slots, 1)[2].code == 0
 
 
+def test_a_signal_reaches_a_trial_that_is_still_to_be_forked(slots: Slots) -> None:
+    slots.start(0, ["sleep"], 0)
+    slots.signal(signal.SIGTERM)  # before `wait` has heard of the fork
+    assert ended(slots, 1)[0] == Ended(0, -signal.SIGTERM, None)
+    slots.start(0, [], 0)
+    assert ended(slots, 1)[0].code == 0
+
+
 def test_without_the_nursery_the_slots_say_so(slots: Slots) -> None:
     slots.start(0, [], 0)
     os.kill(ended(slots, 1)[0].outcome["parent"], signal.SIGKILL)

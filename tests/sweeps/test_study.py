@@ -8,6 +8,7 @@ import pytest
 from optuna.samplers import BaseSampler, RandomSampler
 
 from sweeps import islands
+from sweeps.pruning import Watch
 from sweeps.samplers import combinations, search_of
 from sweeps.settings import PACKAGES, settings_of
 from sweeps.space import Category, Number, Space, contains
@@ -202,3 +203,26 @@ def test_a_sampler_draws_the_same_after_every_restart(tmp_path: Path, sampler: s
     assert searched(tmp_path / "often", restarts=True) == once
     assert all(contains(SPACE[key], params[key]) for params in once for key in SPACE)
     assert len({json.dumps(params) for params in once}) > 7
+
+
+def test_a_watch_reads_the_file_of_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
+    """A trial that goes back puts a shorter file in the place of the one that was read."""
+    seen: list[tuple[int, float]] = []
+    study = opened(tmp_path)
+    watch = Watch(study, None, lambda number: tmp_path, "accuracy", lambda *point: seen.append(point[1:]))
+    file, fresh = tmp_path / "metrics.jsonl", tmp_path / "fresh"
+
+    def write(path: Path, steps: range) -> None:
+        path.write_text("".join(json.dumps({"step": n, "split": "val", "accuracy": n / 10}) + "\n" for n in steps))
+
+    watch.start(0)
+    write(file, range(1, 9))
+    watch.look([0])
+    write(fresh, range(1, 4))
+    fresh.replace(file)
+    watch.look([0])
+    with file.open("a") as more:
+        more.write(json.dumps({"step": 4, "split": "val", "accuracy": 0.4, "note": "long" * 200}) + "\n")
+    watch.look([0])
+    study.close()
+    assert [step for step, _ in seen] == [*range(1, 9), *range(1, 4), 4]

@@ -84,7 +84,7 @@ def read(arguments: Sequence[str]) -> "Request":
         raise ConfigError(f"on={split}: must be one of test, val; type on=test")
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in NO_OVERRIDES]
     named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
-    name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]).replace("/", "-"))
+    name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]))
     home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)
     output = home if own.get("output") else home / "evaluations" / name
     return Request(checkpoint, split, overrides, output, home)
