@@ -187,7 +187,7 @@ def _objectives(given: Any, default: str | None) -> list[str] | None:
 def _directions(given: Any, objectives: list[str] | None) -> list[Direction]:
     if given is None:
         return [direction_of(name) for name in objectives] if objectives else ["minimize"]
-    directions: list[Any] = [given] if isinstance(given, str) else list(given)
+    directions: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     for direction in directions:
         _one_of("direction", direction, DIRECTIONS)
     if objectives and len(directions) != len(objectives):
@@ -200,7 +200,10 @@ def _directions(given: Any, objectives: list[str] | None) -> list[Direction]:
 
 def _islands(given: Mapping[str, Any], seed: int, n_jobs: int) -> Islands:
     keys = {"seed": seed, "pop_size": POPULATION, **given}
-    keys.setdefault("island_size", evolution.slots_per_island(n_jobs, int(keys.get("num_islands", 1))))
+    islands = keys.get("num_islands", 1)
+    if not isinstance(islands, int) or islands < 1:
+        raise SpaceError(f"hydra.sweeper.islands.num_islands={islands}: must be a whole number of at least 1; type 1")
+    keys.setdefault("island_size", evolution.slots_per_island(n_jobs, islands))
     try:
         return evolution.islands(**keys)
     except (TypeError, ValueError) as error:

@@ -97,6 +97,11 @@ def _check_changes(config: DictConfig) -> None:
             check_key(str(name), keys_of(config))
         except ConfigError as error:
             raise ConfigError(f"resume_changes=[{name}]: {error}") from error
+    if "precision" in names:
+        raise ConfigError(
+            "resume_changes=[precision]: a checkpoint goes on in its own precision; type init_from=PATH in place of "
+            "resume=PATH, to begin with its parameters alone"
+        )
     if names and config.resume in ("auto", "never"):
         raise ConfigError(
             f"resume_changes=[{','.join(names)}]: needs the checkpoint to begin from; type resume=PATH, such as "

@@ -76,6 +76,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             _known_keys(composed_by_hydra(only_choices, return_hydra_config=True), values)
             raise
         known = _known_keys(whole, values)
+        _check_hydra(whole.hydra)
         HydraConfig.instance().set_config(whole)
         chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in groups()}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
@@ -92,6 +93,20 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     except (HydraException, OmegaConfBaseException) as error:
         raise own_error(error) from error
     return Composed(config, run_dir, chosen["experiment"], whole)
+
+
+def _check_hydra(hydra: DictConfig) -> None:
+    """Raises ConfigError for keys of Hydra by which a run would not find its folder again."""
+    if hydra.output_subdir != ".hydra":
+        raise ConfigError(
+            f"hydra.output_subdir={hydra.output_subdir}: a run is known by its folder .hydra; leave this key out, and "
+            "type run=NAME for another folder"
+        )
+    if hydra.job.chdir:
+        raise ConfigError(
+            "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "
+            "hydra.job.chdir out"
+        )
 
 
 def own_error(error: Exception) -> ConfigError:

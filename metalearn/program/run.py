@@ -10,6 +10,7 @@ from metalearn.config.values import to_container
 from metalearn.errors import RunError
 from metalearn.nn.native import describe
 from metalearn.program.job import Job
+from metalearn.program.outcome import printable
 from metalearn.program.parts import Parts, evaluation_chunk, training_chunk
 from metalearn.program.unseen import check_unseen, seen_in
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
@@ -149,7 +150,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
     if state.snapshot is None:
         parts.checkpointer.settle(0, None)
         for note in parts.start_notes:
-            log.warning("%s", note)
+            log.warning("%s", printable(note))
         return new_learner(parts.start, parts.outer.start, parts.settings.ema_decay), Progress()
     learner, progress = restored(state.snapshot, parts)
     if state.rewinds:

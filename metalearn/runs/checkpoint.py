@@ -373,6 +373,8 @@ def _point(link: Path, target: str) -> None:
     temporary = link.with_name(f".{link.name}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
+    if not link.is_symlink():  # a copy of the folder may have a checkpoint in its place
+        _remove(link)
     temporary.replace(link)
 
 

@@ -217,6 +217,15 @@ def test_folders_of_the_user_and_links_in_place_of_checkpoints_do_no_harm(before
     assert not (folder / "step_000030").exists() and read(elsewhere).meta["step"] == 30
 
 
+def test_a_copy_without_links_goes_on_all_the_same(before: Path, tmp_path: Path) -> None:
+    """Object stores and `cp -L` make folders of `best` and `last`."""
+    copy = tmp_path / "copy"
+    shutil.copytree(before, copy, symlinks=False)
+    assert listing(copy)["last"] == listing(copy)["best"] == ""
+    assert train(copy, 60).params == train(before, 60).params
+    assert listing(copy)["last"] == "step_000060" and listing(copy)["best"] == "step_000050"
+
+
 def test_a_newer_checkpoint_that_is_damaged_counts_for_nothing(before: Path) -> None:
     torn = before / "checkpoints/step_000040/state.pt"
     torn.write_bytes(torn.read_bytes()[:-4])

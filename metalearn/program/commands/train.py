@@ -11,7 +11,7 @@ from metalearn.config.help import help_text
 from metalearn.config.options import search, search_flags
 from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
-from metalearn.program.outcome import OK, exit_code_of, print_to_pipe
+from metalearn.program.outcome import OK, exit_code_of, print_to_pipe, printable
 from metalearn.program.process import announce, end_with_starter, importing, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
 from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
@@ -74,7 +74,7 @@ def run_job(job: Job) -> int:
     done = folder.report_if_done(job.run_dir, job.config, state)
     if done is not None and not ranks.ask_rank_zero(job):
         if done:
-            print(done)
+            print(printable(done))
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
     check_unseen(seen_by(parts, state.snapshot if state else None), parts.source, "test", job.config.seen_classes)
