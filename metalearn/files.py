@@ -169,10 +169,15 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
 def waiting_files(folder: Path) -> Iterator[Path]:
     """Pipes and devices below a folder: whoever opens one may wait for ever."""
     for path, _, files in os.walk(folder):
-        for entry in (Path(path, name) for name in files):
-            mode = entry.lstat().st_mode
-            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-                yield entry
+        yield from filter(_may_wait, (Path(path, name) for name in files))
+
+
+def _may_wait(path: Path) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # it has just been removed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 def links_out_of(folder: Path, home: Path) -> Iterator[Path]:
