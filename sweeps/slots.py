@@ -23,6 +23,7 @@ Work = Callable[[int, Sequence[str]], Any]
 
 _PR_SET_PDEATHSIG = 1
 _LARGEST_MESSAGE = 1 << 16
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 _GONE = "the process that starts the trials is gone; the same command resumes the sweep"
@@ -149,7 +150,7 @@ class _Nursery:
         try:
             die_with_parent()
             # The controller decides what a signal means, and passes it on to the trials.
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _STOPPING:
                 signal.signal(number, signal.SIG_IGN)
             for name in preload:
                 importlib.import_module(name)
@@ -181,9 +182,11 @@ class _Nursery:
 
     def _fork(self, order: dict[str, Any]) -> None:
         number = order["number"]
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # until the trial no longer ignores them
         pid = os.fork()
         if pid == 0:
             self._become_trial(number, order["overrides"], order["slot"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
         self._numbers[pid] = number
         self._report({"number": number, "pid": pid})
 
@@ -213,6 +216,7 @@ class _Nursery:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
             self._controller.close()
             if self._gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]

@@ -278,7 +278,7 @@ def refuse_links(folder: Path, home: Path) -> None:
     for link in links_out_of(folder, home):
         raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
     for path in waiting_files(folder):
-        raise ConfigError(f"{path}: is a pipe or a device, where a file belongs; remove it")
+        raise ConfigError(f"{path}: is not a regular file, and who opens it may wait for ever; remove it")
 
 
 def _refuse_other(place: Path, old: Mapping[str, Any], new: Config) -> None:

@@ -240,6 +240,8 @@ def _config(content: Mapping[str, Any]) -> dict[str, Any]:
     network = config["model"].get("network")
     if isinstance(network, dict):
         config["model"]["network"] = {"_target_" if key == "class" else key: v for key, v in network.items()}
+    if "eval_seed" in config["dataset"]:
+        config["dataset"]["eval_seed"] = config["trainer"].get("eval_seed")  # which it follows
     return config
 
 
