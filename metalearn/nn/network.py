@@ -19,7 +19,7 @@ from torch.autograd import Function
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
 from metalearn.nn.native import CALL, compiled_for
 from metalearn.nn.packing import PACKED, is_packed
-from metalearn.nn.plans import Shaped, refusal
+from metalearn.nn.plans import Shaped, refusal, steps_of
 from metalearn.nn.precision import rounds_products
 
 Metrics = dict[str, Tensor]
@@ -47,7 +47,8 @@ class Network:
 
     def refusal(self, params: Params) -> str | None:
         """Why the layers cannot be compiled as one network; None: they can. Of the parameters, some may be missing."""
-        return refusal(self.layers, {name: tuple(params[name].shape) for name in self._names if name in params})
+        shapes = {name: tuple(params[name].shape) for name in self._names if name in params}
+        return refusal(steps_of(self.layers), shapes)
 
     def pack(self, params: Params, tasks: int) -> Params:
         """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks.

@@ -29,74 +29,78 @@ MOST_LAYERS, MOST_TAPS = 96, 49
 """Compiled layers (kernels/network.c), and pixels of a kernel that convolves other values than inputs (taps.h)."""
 
 
-def refusal(layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Why a network of these layers cannot be compiled, whatever its inputs; None: it can. `shapes` are those of the
-    parameters, as far as they are known."""
-    walk = _Walk(shapes)
-    walk.through(layers, 0)
-    if walk.count > MOST_LAYERS:
-        walk.refused.append(f"this network has {walk.count} layers; {MOST_LAYERS} can be compiled as a whole")
-    if any(walk.readers[value] > 1 for value in walk.normalised):
-        walk.refused.append("a norm of this network shares its input with another layer")
-    return walk.refused[0] if walk.refused else None
+Fields = dict[str, float]
+"""Fields of a layer of kernels/network.c."""
 
 
-class _Walk:
-    """Goes through layers as `_Compiler` does, without the sizes of images. Value 0 is the inputs.
+class Windows(NamedTuple):
+    """The windows of the inputs that a convolution takes, gathered before it."""
 
-    Attributes:
-        count: how many compiled layers there are.
-        readers: how many layers read a value.
-        normalised: the values that norms read.
-        refused: what cannot be compiled.
-    """
+    convolution: Convolution
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes = shapes
-        self.count = 0
-        self.readers: Counter[int] = Counter()
-        self.normalised: list[int] = []
-        self.refused: list[str] = []
 
-    def through(self, layers: Sequence[Layer], value: int) -> int:
-        """Goes through the layers behind `value`; gives the last value."""
+class Products(NamedTuple):
+    """The products of windows with the kernels that `weight` names."""
+
+    weight: str
+
+
+class Step(NamedTuple):
+    """A layer of the compiled network, and the values that it reads: 0 is the inputs, and i what step i gives."""
+
+    layer: Layer | Windows | Products
+    reads: tuple[int, ...]
+
+
+def steps_of(layers: Sequence[Layer]) -> list[Step]:
+    """The layers in the order in which the compiled network computes them."""
+    steps: list[Step] = []
+
+    def add(layer: Layer | Windows | Products, *reads: int) -> int:
+        steps.append(Step(layer, reads))
+        return len(steps)
+
+    def through(layers: Sequence[Layer], value: int) -> int:
         for layer in layers:
-            value = self._behind(layer, value)
+            match layer:
+                case ChannelsLast() | Flatten():
+                    pass
+                case Residual(main, around):
+                    value = add(layer, through(main, value), through(around, value))
+                case Convolution(weight) if value == 0:
+                    value = add(Products(weight), add(Windows(layer), value))
+                case _:
+                    value = add(layer, value)
         return value
 
-    def _behind(self, layer: Layer, x: int) -> int:
-        match layer:
-            case ChannelsLast() | Flatten():
-                return x
-            case Residual(main, around):
-                ends = self.through(main, x), self.through(around, x)
-                if 0 in ends:
-                    self.refused.append("a branch of a sum of this network has no weights")
-                return self._new(*ends)
-            case Convolution() if x == 0:
-                return self._new(self._new(0))  # the windows are a layer of their own
-            case Convolution(weight):
-                height, width = self._shapes.get(weight, (0, 0))[-2:]
-                if height * width > MOST_TAPS:
-                    self.refused.append(
-                        f"kernels {weight} have {height}×{width} pixels; {MOST_TAPS} can be compiled as a whole"
-                    )
-            case Norm() | Activation() | MaxPool() | Mean() if x == 0:
-                self.refused.append(f"this network begins with {type(layer).__name__}, which has no weights")
-            case Norm():
-                self.normalised.append(x)
-        return self._new(x)
+    through(layers, 0)
+    return steps
 
-    def _new(self, *read: int) -> int:
-        self.readers.update(read)
-        self.count += 1
-        return self.count
+
+def refusal(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Why a network of these steps cannot be compiled, whatever its inputs; None: it can. `shapes` are those of the
+    parameters, as far as they are known."""
+    readers = Counter(value for step in steps for value in step.reads)
+    for layer, reads in steps:
+        match layer:
+            case Residual() if 0 in reads:
+                return "a branch of a sum of this network has no weights"
+            case Norm() | Activation() | MaxPool() | Mean() if 0 in reads:
+                return f"this network begins with {type(layer).__name__}, which has no weights"
+            case Norm() if readers[reads[0]] > 1:
+                return "a norm of this network shares its input with another layer"
+            case Convolution(weight):
+                height, width = shapes.get(weight, (0, 0))[-2:]
+                if height * width > MOST_TAPS:
+                    return f"kernels {weight} have {height}×{width} pixels; {MOST_TAPS} can be compiled as a whole"
+    if len(steps) > MOST_LAYERS:
+        return f"this network has {len(steps)} layers; {MOST_LAYERS} can be compiled as a whole"
+    return None
 
 
 class Value(NamedTuple):
-    """A value between layers: its number, and the size of its images. Only `used` of its channels are not zero."""
+    """A value between layers: the size of its images. Only `used` of its channels are not zero."""
 
-    number: int
     height: int
     width: int
     channels: int
@@ -114,76 +118,81 @@ class Plan(NamedTuple):
 
 
 class _Compiler:
-    """Turns layers into those of kernels/network.c, for one shape of inputs."""
+    """Turns steps into the layers of kernels/network.c, for one shape of inputs."""
 
     WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
     ACTIVATIONS = ("leaky_relu", "softplus", "tanh")
 
-    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]], inputs: Value) -> None:
         self._layout, self._shapes = layout, shapes
-        self.layers: list[dict[str, float]] = []
+        self._values = [inputs]
+        self.layers: list[Fields] = []
 
-    def add(self, layers: Sequence[Layer], value: Value) -> Value:
-        """Adds the layers behind `value`; gives the last value."""
-        for layer in layers:
-            value = self._added(layer, value)
-        return value
+    @property
+    def last(self) -> Value:
+        """The last value."""
+        return self._values[-1]
 
-    def _added(self, layer: Layer, x: Value) -> Value:
+    def add(self, step: Step) -> None:
+        """Adds a step.
+
+        Raises:
+            ValueError: the values that it reads do not fit it.
+        """
+        to, kind, fields = self._compiled(step.layer, *(self._values[value] for value in step.reads))
+        read = dict(zip(("from", "other"), step.reads, strict=False))
+        self.layers.append({"kind": kind, "bias": -1, **read, **to._asdict(), **fields})
+        self._values.append(to)
+
+    def _compiled(self, layer: Layer | Windows | Products, x: Value, *others: Value) -> tuple[Value, int, Fields]:
+        """The value that a layer gives, its kind, and its further fields."""
         match layer:
-            case ChannelsLast() | Flatten():
-                return x
-            case Convolution(weight, stride, padding):
-                return self._convolution(weight, stride, padding, x)
+            case Windows(convolution):
+                to, sizes = self._convolution(convolution, x)
+                seen = x.used * int(sizes["kernel"]) ** 2
+                return to._replace(channels=seen, used=seen), self.WINDOWS, sizes
+            case Products(weight):
+                outputs = self._shapes[weight][0]
+                to = x._replace(channels=filled(outputs), used=outputs)
+                return to, self.CONVOLUTION, {"kernel": 1, "stride": 1, "padding": 0, **self._at(weight=weight)}
+            case Convolution(weight):
+                to, sizes = self._convolution(layer, x)
+                return to, self.CONVOLUTION, sizes | self._at(weight=weight)
             case Norm(scale, shift, slope):
-                places = self._at(weight=scale, bias=shift)
-                return self._new(self.NORM, x, x, slope=slope, epsilon=EPSILON, **places)
+                return x, self.NORM, {"slope": slope, "epsilon": EPSILON, **self._at(weight=scale, bias=shift)}
             case Activation(name, slope):
-                return self._new(self.ACTIVATION, x, x, activation=self.ACTIVATIONS.index(name), slope=slope)
+                return x, self.ACTIVATION, {"activation": self.ACTIVATIONS.index(name), "slope": slope}
             case MaxPool():
                 if min(x.height, x.width) < 2:
                     raise ValueError(f"a map of {x.height}×{x.width} pixels cannot be pooled; it needs 2×2")
-                return self._new(self.POOL, x, x._replace(height=x.height // 2, width=x.width // 2))
+                return x._replace(height=x.height // 2, width=x.width // 2), self.POOL, {}
             case Mean():
-                return self._new(self.MEAN, x, x._replace(height=1, width=1))
+                return x._replace(height=1, width=1), self.MEAN, {}
             case Linear(weight, bias):
                 outputs, inputs = self._shapes[weight]
                 if inputs != x.used * x.height * x.width:
                     raise ValueError(f"{x.used * x.height * x.width} numbers do not fit {weight}, which takes {inputs}")
-                to = Value(0, 1, 1, filled(outputs), outputs)
-                return self._new(self.CONVOLUTION, x, to, **self._at(weight=weight, bias=bias))
-            case Residual(main, around):
-                first, second = self.add(main, x), self.add(around, x)
-                if first[1:] != second[1:]:
-                    raise ValueError(f"the branches of a sum must have equal shapes: {first}, {second}")
-                return self._new(self.SUM, first, first, other=second.number)
+                return Value(1, 1, filled(outputs), outputs), self.CONVOLUTION, self._at(weight=weight, bias=bias)
+            case Residual():
+                if (x,) != others:
+                    raise ValueError(f"the branches of a sum must have equal shapes: {x}, {others[0]}")
+                return x, self.SUM, {}
+        raise AssertionError(f"{layer}: is no step")
 
-    def _convolution(self, weight: str, stride: int, padding: int, x: Value) -> Value:
-        outputs, inputs, kernel, _ = self._shapes[weight]
-        if inputs != x.used or min(x.height, x.width) + 2 * padding < kernel:
+    def _convolution(self, layer: Convolution, x: Value) -> tuple[Value, Fields]:
+        """What a convolution of `x` gives, and the sizes of its kernels."""
+        outputs, inputs, kernel, _ = self._shapes[layer.weight]
+        if inputs != x.used or min(x.height, x.width) + 2 * layer.padding < kernel:
             raise ValueError(
-                f"images of {x.used} channels and {x.height}×{x.width} pixels do not fit kernels {weight} of {inputs} "
-                f"channels and {kernel}×{kernel} pixels"
+                f"images of {x.used} channels and {x.height}×{x.width} pixels do not fit kernels {layer.weight} of "
+                f"{inputs} channels and {kernel}×{kernel} pixels"
             )
-        height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (x.height, x.width))
-        if x.number == 0:  # of images, the windows are gathered first
-            seen = x.used * kernel**2
-            x = self._new(
-                self.WINDOWS, x, Value(0, height, width, seen, seen), kernel=kernel, stride=stride, padding=padding
-            )
-            kernel, stride, padding = 1, 1, 0
-        to = Value(0, height, width, filled(outputs), outputs)
-        return self._new(
-            self.CONVOLUTION, x, to, kernel=kernel, stride=stride, padding=padding, **self._at(weight=weight)
-        )
+        height, width = ((size + 2 * layer.padding - kernel) // layer.stride + 1 for size in (x.height, x.width))
+        sizes: Fields = {"kernel": kernel, "stride": layer.stride, "padding": layer.padding}
+        return Value(height, width, filled(outputs), outputs), sizes
 
-    def _at(self, **names: str) -> dict[str, int]:
+    def _at(self, **names: str) -> Fields:
         return {field: self._layout.places[name].offset for field, name in names.items()}
-
-    def _new(self, kind: int, before: Value, to: Value, **fields: float) -> Value:
-        sizes = {"height": to.height, "width": to.width, "channels": to.channels, "used": to.used}
-        self.layers.append({"kind": kind, "from": before.number, "bias": -1, **sizes, **fields})
-        return to._replace(number=len(self.layers))
 
 
 class Shaped:
@@ -198,7 +207,8 @@ class Shaped:
 
     def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]], key: str) -> None:
         self.layers, self.key = tuple(layers), key
-        self.refused = refusal(layers, shapes)
+        self._steps = steps_of(layers)
+        self.refused = refusal(self._steps, shapes)
         self.layout = Layout(layers, shapes)
         self._shapes = shapes
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -222,10 +232,11 @@ class Shaped:
         if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
             raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
         image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
-        compiler = _Compiler(self.layout, self._shapes)
-        last = compiler.add(self.layers, Value(0, image[1], image[2], image[0], image[0]))
+        compiler = _Compiler(self.layout, self._shapes, Value(image[1], image[2], image[0], image[0]))
+        for step in self._steps:
+            compiler.add(step)
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
         plan = kernels.plan(layers, image, self.layout.size, samples)
         pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == compiler.NORM]
         fewest = int(min(pixels, default=0))
-        return Plan(kernels, plan, last, fewest)
+        return Plan(kernels, plan, compiler.last, fewest)
