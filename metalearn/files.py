@@ -93,11 +93,17 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """As `read_object`; empty if there is no such file, or it is refused or holds no JSON object."""
+    """As `read_object`; empty if there is no such file, or it is refused or holds no JSON object.
+
+    Raises:
+        ConfigError: the file is there, and may not be read.
+    """
     try:
         return read_object(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; make it readable, or move it away") from error
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
@@ -111,6 +117,27 @@ def lines_of(path: Path) -> Iterator[bytes]:
             if len(line) > LARGEST_LINE:
                 raise RefusedFileError(f"{path}: has a line of more than {LARGEST_LINE:,} bytes")
             yield line
+
+
+def logged_lines(path: Path) -> list[bytes]:
+    """The complete lines of a log that a run goes on with; none if there is no such file.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return [line for line in lines_of(path) if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return []
+    except RefusedFileError as error:
+        raise RunError(f"{error}; move it away, and the same command resumes the run") from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}; make it readable, or move it away") from error
+
+
+def real(path: Path) -> Path:
+    """The path without links; where links lead in a circle, one of them."""
+    return Path(os.path.realpath(path))
 
 
 def is_folder(path: Path) -> bool:
@@ -137,6 +164,12 @@ def refuse_used(key: str, folder: Path) -> None:
     with creating(key, folder):
         if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
             raise ConfigError(f"{key}={folder}: is there already, and not an empty folder; type another name")
+
+
+def refuse_nameless(key: str, folder: Path) -> None:
+    """Raises ConfigError for a path such as `.` or `..`, as which nothing can be renamed when it is complete."""
+    if folder.name in ("", ".."):
+        raise ConfigError(f"{key}={folder}: must end in the name of a folder; type {key}=best, for example")
 
 
 @contextmanager
@@ -182,10 +215,10 @@ def _may_wait(path: Path) -> bool:
 
 def links_out_of(folder: Path, home: Path) -> Iterator[Path]:
     """The folder and the links below it, as far as they lead out of the folder `home`."""
-    inside = home.resolve()
-    if not folder.resolve().is_relative_to(inside):
+    inside = real(home)
+    if not real(folder).is_relative_to(inside):
         yield folder
     for path, subfolders, files in os.walk(folder):
         for entry in (Path(path, name) for name in (*subfolders, *files)):
-            if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
+            if entry.is_symlink() and not real(entry).is_relative_to(inside):
                 yield entry

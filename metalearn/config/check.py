@@ -49,6 +49,8 @@ def check_top_level(config: DictConfig) -> None:
         raise ConfigError(
             f"launch.isolate={config.launch.isolate}: must be auto, true or false; type launch.isolate=auto"
         )
+    if not isinstance(config.launch.model, str | None):
+        raise ConfigError(f"launch.model={config.launch.model}: must be a folder; type launch.model=best, for example")
     _check_ray(config.launch)
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from metalearn.checks import whole_number
 from metalearn.config.check import restarted_by_torchrun, torchrun_id
 from metalearn.errors import ConfigError, RunError
-from metalearn.files import STANDS, open_regular, read_object, writing
+from metalearn.files import STANDS, open_regular, read_object, real, writing
 from metalearn.runs.state import load_state
 from metalearn.types import Params
 
@@ -363,9 +363,9 @@ def _tidy(folder: Path) -> None:
 def _prune(folder: Path, keep: int, step: int) -> None:
     """Removes all checkpoints up to `step` but the newest `keep` and those that are linked. Newer ones are damaged, or
     the run would have gone on from them; they do not count."""
-    linked = {(folder / name).resolve() for name in ("best", "last")}
+    linked = {real(folder / name) for name in ("best", "last")}
     for path in [path for path in _steps(folder) if _number(path) <= step][:-keep]:
-        if path.resolve() not in linked:
+        if real(path) not in linked:
             _remove(path)
 
 

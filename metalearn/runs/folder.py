@@ -15,7 +15,16 @@ from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError, RunError
-from metalearn.files import RefusedFileError, links_out_of, read_json, waiting_files, write_atomically
+from metalearn.files import (
+    RefusedFileError,
+    creating,
+    links_out_of,
+    read_json,
+    real,
+    refuse_nameless,
+    waiting_files,
+    write_atomically,
+)
 from metalearn.locks import open_lock, try_to_hold
 from metalearn.runs.checkpoint import Snapshot, fitted, has_gone_back, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
@@ -108,7 +117,7 @@ def _check_restorable(saved: Snapshot, start: Params, restore: Callable[[Snapsho
 
 def rewinds(run_dir: Path, resume: str) -> bool:
     """Whether `resume` names a checkpoint of this very run, to which it has not gone back yet."""
-    own = resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
+    own = resume not in ("auto", "never") and real(Path(resume)).is_relative_to(real(run_dir))
     return own and not has_gone_back(run_dir)
 
 
@@ -152,9 +161,16 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
 
 
 def check_copy(target: str | None) -> None:
-    """Raises ConfigError where `copy_best` would replace what it has not written itself."""
-    if target is not None and Path(target).exists() and not _is_replaceable(Path(target)):
-        raise ConfigError(f"launch.model={target}: is there already, and no copy of a checkpoint; type another folder")
+    """Raises ConfigError where `copy_best` would replace what it has not written itself, or where `target`, the value
+    of launch.model, cannot be written."""
+    if target is None:
+        return
+    refuse_nameless("launch.model", Path(target))
+    with creating("launch.model", Path(target)):
+        if Path(target).exists() and not _is_replaceable(Path(target)):
+            raise ConfigError(
+                f"launch.model={target}: is there already, and no copy of a checkpoint; type another folder"
+            )
 
 
 def _is_replaceable(target: Path) -> bool:

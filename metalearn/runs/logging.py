@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.values import Config
-from metalearn.files import lines_of, write_atomically, writing
+from metalearn.files import logged_lines, write_atomically, writing
 from metalearn.runs.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
 from metalearn.runs.loggers.to_csv import csv_logger
 from metalearn.runs.loggers.to_mlflow import mlflow_logger
@@ -104,8 +104,14 @@ def run_log(
 
     def open_log(folder: Path, window: Window) -> RunLog:
         wanted = [openers[name] for name in chosen if chosen[name]]
-        loggers = [open_logger(folder, window) for open_logger in (*wanted, *others)]
-        lines = _Lines(folder / "metrics.jsonl", window)
+        with ExitStack() as opened:  # closes what is open already, if another cannot be opened
+            lines = _Lines(folder / "metrics.jsonl", window)
+            opened.callback(lines.close)
+            loggers = []
+            for open_logger in (*wanted, *others):
+                loggers.append(open_logger(folder, window))
+                opened.callback(loggers[-1].close)
+            opened.pop_all()
         outputs = _Outputs(window, every, lines, loggers)
         return RunLog(
             outputs.start, outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending,
@@ -173,14 +179,13 @@ class _Lines:
     def __init__(self, path: Path, window: Window) -> None:
         self._path = path
         kept = []
-        if path.exists():
-            for line in lines_of(path):
-                try:
-                    row = json.loads(line)
-                    if line.endswith(b"\n") and window.keeps(row["split"], row["step"]):
-                        kept.append(line.decode())
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    continue  # a kill has cut this line
+        for line in logged_lines(path):
+            try:
+                row = json.loads(line)
+                if window.keeps(row["split"], row["step"]):
+                    kept.append(line.decode())
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue  # somebody else has written it
         self._digest = hashlib.sha256("".join(kept).encode())
         if window.digest not in (None, self.digest()):
             log.warning("%s: its lines up to step %d are not those that this run has written", path, window.done)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalearn.runs.metrics import main_metric
+
 _LARGEST_PICKLE = 2**26
 _LARGEST_NUMBER_OF_PARTS = 2**16
 
@@ -37,6 +39,7 @@ def load_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in ("optimizer", "progress")):
         raise ValueError(f"{path}: holds no state of a run")
     _check_tensors(path, state)
+    _check_counters(path, state)
     return state
 
 
@@ -69,6 +72,37 @@ def _check_tensors(path: Path, state: object) -> None:
         if isinstance(node, dict | list | tuple) and id(node) not in seen:
             seen.add(id(node))
             left += node.values() if isinstance(node, dict) else node
+
+
+def _check_counters(path: Path, state: dict[str, Any]) -> None:
+    """Raises ValueError for counters, validations, or sums of the log, that no run has written."""
+    seconds = state["progress"].get("seconds", 0.0)
+    if not _is_number(seconds):
+        raise ValueError(f"{path}: progress.seconds={seconds!r:.60}: is no number")
+    for name in ("best", "latest"):
+        validation = state["progress"].get(name)
+        if validation is not None and not _is_validation(validation):
+            raise ValueError(f"{path}: progress.{name}={validation!r:.60}: is no validation")
+    sums = state.get("pending", {})
+    if not isinstance(sums, dict) or not all(isinstance(name, str) and _is_sum(pair) for name, pair in sums.items()):
+        raise ValueError(f"{path}: pending={sums!r:.60}: has no sums over steps")
+
+
+def _is_validation(value: object) -> bool:
+    return isinstance(value, dict) and _is_count(value.get("step")) and _is_number(value.get(main_metric(value)))
+
+
+def _is_sum(value: object) -> bool:
+    """Whether this is a sum and the number of its terms."""
+    return isinstance(value, list | tuple) and len(value) == 2 and _is_number(value[0]) and _is_count(value[1])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value) and value >= 0
 
 
 def _first_line(error: Exception) -> str:

@@ -228,15 +228,27 @@ def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
 
 
 def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, bool]:
-    """Validates; also returns whether this is the best validation so far."""
+    """Validates; also returns whether this is the best validation so far.
+
+    A pause may validate between the steps at which the run validates anyway. Such a validation stands in for the best
+    one until there is another, so that a run that has paused ends as one that has not.
+    """
     began = time.perf_counter()
     result = summary(evaluate(run, learner.evaluated, "val", run.settings.val_tasks), run.evaluation.unit)
-    metric = main_metric(result)
-    improved = better(metric, result[metric], progress.best[metric] if progress.best else None)
+    metric, best = main_metric(result), progress.best
+    if best is None or not _counts(run.settings, best["step"]):
+        improved = True
+    else:
+        improved = _counts(run.settings, progress.step) and better(metric, result[metric], best.get(metric))
     run.log.evaluation(progress.step, "val", result | {"elapsed_seconds": progress.seconds})
     latest = result | {"step": progress.step}
     seconds = progress.seconds + time.perf_counter() - began
     return progress._replace(seconds=seconds, best=latest if improved else progress.best, latest=latest), improved
+
+
+def _counts(settings: Settings, step: int) -> bool:
+    """Whether a run validates after this step even if it does not pause there."""
+    return step % settings.val_every == 0 or step == settings.steps
 
 
 def evaluate(run: Run, params: Params, split: str, tasks: int) -> Metrics:

@@ -10,7 +10,7 @@ from typing import Any
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import run_folder_of, with_present_targets
 from metalearn.errors import ConfigError
-from metalearn.files import read_json, refuse_used
+from metalearn.files import read_json, refuse_nameless, refuse_used
 from metalearn.use.load import found, load_as
 from metalearn.use.pictures import described
 from metalearn.use.published import is_published, named, option_of, write
@@ -53,6 +53,7 @@ def export(
     """
     run_key, out_key = keys
     folder = found(run_key, Path(run))
+    refuse_nameless(out_key, Path(out))
     refuse_used(out_key, Path(out))
     if is_published(folder):
         raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")

@@ -23,7 +23,7 @@ from metalearn.config.foreign import check_saved
 from metalearn.config.options import CONF
 from metalearn.config.saved import DATA, DESCRIPTION
 from metalearn.errors import ConfigError, nearest
-from metalearn.files import creating, open_regular, read_object, refuse_used
+from metalearn.files import creating, open_regular, read_object, refuse_nameless, refuse_used
 from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
 from metalearn.runs.seen import KEY
 
@@ -96,6 +96,7 @@ def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) 
     Raises:
         ConfigError: the folder is not empty or cannot be written, or the config holds a path.
     """
+    refuse_nameless(key, folder)
     refuse_used(key, folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:

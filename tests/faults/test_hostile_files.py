@@ -19,8 +19,10 @@ import torch
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, RunError
 from metalearn.runs import folder
+from metalearn.runs.loggers.protocol import Window
+from metalearn.runs.logging import run_log
 from scripts import compare, evaluate
 from sweeps.settings import _recorded as recorded_rounds
 from sweeps.space import Number, SpaceError
@@ -257,6 +259,35 @@ def test_a_hostile_result_is_no_result(content: str, run_dir: Path) -> None:
     assert folder.finished(run_dir, 1) is None and folder.pause_of(run_dir, 1) == ""
 
 
+def test_a_result_that_may_not_be_read_is_named(run_dir: Path) -> None:
+    (run_dir / "result.json").symlink_to("result.json")
+    with pytest.raises(ConfigError, match=r"result\.json: cannot be read: Too many levels of symbolic links; make it"):
+        folder.finished(run_dir, 1)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "is not a regular file; move it away"), ("x" * 2**20, "has a line of more than"), ("circle", "cannot be")],
+)
+def test_a_log_that_cannot_go_on_is_named(name: str, content: str | None, message: str, run_dir: Path) -> None:
+    path = run_dir / name
+    if content is None:
+        path.mkdir()
+    elif content == "circle":
+        path.symlink_to(name)
+    else:
+        path.write_text(f"{content}\n")
+    with pytest.raises(RunError, match=rf"{name}: {message}"):
+        run_log(every=1, plots=False, csv=True)(run_dir, Window(0, 0, 10, 4))
+
+
+def test_a_table_with_a_field_without_end_is_named(run_dir: Path) -> None:
+    (run_dir / "metrics.csv").write_text("step,split\n" + "".join(f'"{"x" * 2**16}\n' for _ in range(3)))
+    with pytest.raises(RunError, match=r"metrics\.csv: is no table \(field larger than .*move it away"):
+        run_log(every=1, plots=False, csv=True)(run_dir, Window(0, 0, 10, 4))
+
+
 def test_a_message_leaves_the_terminal_as_it_is(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with_config(dataset={"_target_": "\x1b[2J\nx"})(run_dir)
     seal(run_dir)
@@ -279,6 +310,13 @@ def test_a_link_out_of_a_run_folder_is_refused(run_dir: Path) -> None:
     (run_dir / "train.log").symlink_to("../.bashrc")
     with pytest.raises(ConfigError, match=r"train\.log: leads out of "):
         inspect(run_dir)
+
+
+def test_links_in_a_circle_do_no_harm(run_dir: Path) -> None:
+    for name, target in (("itself", "itself"), ("one", "other"), ("other", "one")):
+        (run_dir / name).symlink_to(target)
+    folder.refuse_links(run_dir, run_dir)
+    assert not folder.rewinds(run_dir, "itself")
 
 
 @pytest.mark.parametrize(

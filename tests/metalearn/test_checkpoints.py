@@ -174,11 +174,12 @@ def rewritten(checkpoint: Path, name: str, content: bytes) -> None:
     manifest.write_text(json.dumps(digests))
 
 
-def state_of(step: int, groups: int = 1, **progress: Any) -> bytes:
+def state_of(step: int, groups: int = 1, pending: object = None, **progress: Any) -> bytes:
     optimizer = OUTER.start({"w": torch.zeros(2, requires_grad=True)}).state_dict()
     optimizer["param_groups"] = optimizer["param_groups"] * groups
     buffer = io.BytesIO()
-    torch.save({"optimizer": optimizer, "progress": {"step": step, **progress}}, buffer)
+    sums = {} if pending is None else {"pending": pending}
+    torch.save({"optimizer": optimizer, "progress": {"step": step, **progress}, **sums}, buffer)
     return buffer.getvalue()
 
 
@@ -190,6 +191,11 @@ def state_of(step: int, groups: int = 1, **progress: Any) -> bytes:
         ("state.pt", state_of(30)),
         ("state.pt", state_of(40, groups=0)),
         ("state.pt", state_of(40, another=1)),
+        ("state.pt", state_of(40, best=5)),
+        ("state.pt", state_of(40, latest={})),
+        ("state.pt", state_of(40, best={"step": 40, "mse": "low"})),
+        ("state.pt", state_of(40, seconds="long")),
+        ("state.pt", state_of(40, pending={"loss": 5})),
         ("meta.json", b"[]"),
         ("meta.json", b'{"step": 50, "config": {}}'),
         ("meta.json", b'{"step": 40}'),

@@ -84,7 +84,8 @@ class Sent:
         content = read_json(path)
         known, steps = content.get("id"), content.get("steps")
         self.id = known if isinstance(known, str) else None
-        self._steps = {name: step for name, step in steps.items() if isinstance(step, int)} if known and steps else {}
+        rows = steps.items() if known and isinstance(steps, dict) else ()
+        self._steps = {name: step for name, step in rows if isinstance(step, int)}
 
     def keep(self, new_id: str) -> None:
         """Notes the run's name in the other program."""

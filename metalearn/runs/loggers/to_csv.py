@@ -3,12 +3,12 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from metalearn.config.values import Config
-from metalearn.files import lines_of, write_atomically, writing
+from metalearn.errors import RunError
+from metalearn.files import logged_lines, write_atomically, writing
 from metalearn.runs.loggers.protocol import Logger, Picture, Values, Window
 
 TABLE = "metrics.csv"
@@ -63,12 +63,16 @@ class _Table:
 
 
 def _rows_of(path: Path) -> list[Row]:
-    """The complete rows of a table; none if there is no table."""
-    lines = []
-    with suppress(FileNotFoundError):
-        lines = [line.decode(errors="replace") for line in lines_of(path) if line.endswith(b"\n")]
-    rows = csv.DictReader(lines, restval="")
-    return [{name: value for name, value in row.items() if name is not None} for row in rows]
+    """The complete rows of a table; none if there is no table.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    rows = csv.DictReader((line.decode(errors="replace") for line in logged_lines(path)), restval="")
+    try:
+        return [{name: value for name, value in row.items() if name is not None} for row in rows]
+    except csv.Error as error:
+        raise RunError(f"{path}: is no table ({error}); move it away, and the same command resumes the run") from error
 
 
 def _stands(row: Row, window: Window) -> bool:
