@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
-from metalearn.config.values import Config, differences, to_container
+from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.files import (
     RefusedFileError,
@@ -102,7 +102,8 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         except RunError as error:
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
     elif snapshot is None and not empty:
-        _refuse_other(run_dir, _recorded(run_dir), to_container(config))
+        recorded = _recorded(run_dir)
+        _refuse_other(run_dir, recorded, to_container(config), _of_the_environment(recorded))
     return FolderState(snapshot, None if back else finished(run_dir, steps), back)
 
 
@@ -297,8 +298,14 @@ def refuse_links(folder: Path, home: Path) -> None:
         raise ConfigError(f"{path}: is not a regular file, and who opens it may wait for ever; remove it")
 
 
-def _refuse_other(place: Path, old: Mapping[str, Any], new: Config) -> None:
-    changes = _changes(old, new, FREE_KEYS)
+def _of_the_environment(recorded: Config) -> tuple[str, ...]:
+    """The keys whose values were those of environment variables. What they were is not recorded before the first
+    checkpoint."""
+    return tuple(key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value)
+
+
+def _refuse_other(place: Path, old: Mapping[str, Any], new: Config, free: Sequence[str] = ()) -> None:
+    changes = _changes(old, new, (*FREE_KEYS, *free))
     if changes:
         raise ConfigError(
             f"{place} holds a run with another config:\n{_listed(changes)}\n"

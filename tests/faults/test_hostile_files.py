@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
@@ -224,7 +225,7 @@ CONFIGS: dict[str, tuple[str | None, str]] = {
     "a deep one": ("[" * 1000, "config.yaml: is nested more than 32 deep"),
     "a large one": ("# \n" * 200_000, "config.yaml: has 600,000 bytes"),
     "a pipe": (None, "config.yaml: is not a regular file"),
-    "an environment variable": ("seed: ${oc.env:SECRET}", "seed: ${oc.env:SECRET} → 0"),
+    "an environment variable": ("seed: ${oc.env:SECRET}\nmodel: {}", "holds a run with another config"),
     "links in a circle": ("seed: ${run}\nrun: ${seed}", "holds a run with another config"),
 }
 """A config.yaml in a run folder without a checkpoint (None: a pipe), and a part of the message."""
@@ -241,6 +242,21 @@ def test_a_hostile_run_folder_is_refused(name: str, run_dir: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         inspect(run_dir)
     assert message in str(caught.value) and SECRET not in str(caught.value)
+
+
+def test_a_value_of_the_environment_makes_no_other_run(run_dir: Path) -> None:
+    """A run that was killed before its first checkpoint; Hydra records what was typed, not what it stood for."""
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "train.log").touch()
+    config = compose_config(TINY).config
+    path = run_dir / ".hydra/config.yaml"
+    OmegaConf.save(config, path)
+    path.write_text(path.read_text().replace("init_from: null", "init_from: ${oc.env:SECRET}"))
+    config.init_from = "elsewhere/checkpoints/best"
+    assert folder.inspect(run_dir, config, {}, lambda saved: None).snapshot is None
+    config.optimizer.lr = 0.5
+    with pytest.raises(ConfigError, match=r"holds a run with another config:\n  optimizer\.lr: 0\.001 → 0\.5\n"):
+        folder.inspect(run_dir, config, {}, lambda saved: None)
 
 
 def test_a_config_with_code_is_not_followed(run_dir: Path) -> None:
