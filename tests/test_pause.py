@@ -1,6 +1,7 @@
 """Runs that pause after a step, and runs that begin from the checkpoint of another one."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,16 @@ def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_name
     saved = json.loads((folder / "checkpoints/last/meta.json").read_text())
     assert saved["step"] == 100 and saved["config"]["algorithm"]["inner_lr"] == 0.02
     assert result_of(folder)["val"]["step"] == 100  # the donor's best is not ours
+
+
+def test_a_run_that_has_saved_needs_the_checkpoint_no_more_that_it_began_from(whole: Path, tmp_path: Path) -> None:
+    donor, folder = tmp_path / "donor", tmp_path / "run"
+    shutil.copytree((whole / "checkpoints/best").resolve(), donor)
+    begun = ("trainer.steps=20", f"init_from={donor}")
+    run(folder, *begun, "pause_after=10")
+    shutil.rmtree(donor)
+    assert "going on after step 10" in run(folder, *begun)
+    assert train.main([*TINY, *begun, f"hydra.run.dir={tmp_path / 'other'}"]) == 2  # which has no checkpoint
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,6 @@ def check_top_level(config: DictConfig) -> None:
     run = str(config.run)
     if not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
-    if config.init_from is not None:
-        check_checkpoint("init_from", config.init_from)
     if config.resume not in ("auto", "never"):
         check_checkpoint("resume", config.resume, published=False)
     _check_changes(config)

@@ -11,13 +11,14 @@ from omegaconf import DictConfig
 from distributed.strategies.common.work import Pieces, Plan, Work
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
-from metalearn.config.saved import with_present_targets
+from metalearn.config.saved import check_checkpoint, with_present_targets
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError
+from metalearn.files import is_folder
 from metalearn.nn.precision import type_of
 from metalearn.program.job import Job
 from metalearn.program.unseen import UNKNOWN
-from metalearn.runs.checkpoint import Checkpointer, start_params
+from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_params
 from metalearn.runs.logging import OpenLog
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
@@ -79,7 +80,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     """
     config = job.config
     outer = build(config, "optimizer")
-    start, start_notes, start_seen = initial_params(config, algorithm)
+    start, start_notes, start_seen = initial_params(config, algorithm, job.run_dir)
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
     settings = build(config, "trainer")
@@ -102,9 +103,10 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     )
 
 
-def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, list[str], Seen]:
+def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:
     """The meta-parameters before the first step: drawn from the seed, or those of `init_from` as far as they fit. Also
-    a line for each thing that it lacks, and the classes that it has seen.
+    a line for each thing that it lacks, and the classes that it has seen. A run that has checkpoints in its folder goes
+    on from these, and needs `init_from` no more.
 
     Raises:
         ConfigError: the model is too large, or has nothing to learn; `init_from` cannot be read, or holds another
@@ -124,7 +126,10 @@ def initial_params(config: DictConfig, algorithm: Algorithm) -> tuple[Params, li
     params = {name: value.to(dtype) for name, value in drawn.items()}
     if config.init_from is None:
         return params, [], Seen()
-    path = Path(config.init_from)
+    path = Path(str(config.init_from))
+    if not is_folder(path) and has_checkpoints(run_dir):
+        return params, [], Seen()
+    check_checkpoint("init_from", config.init_from)
     saved = named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
     notes += other_model(saved.meta["config"], config)

@@ -255,6 +255,11 @@ def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot:
     return None
 
 
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a run has saved already; what it has saved may be damaged."""
+    return bool(_candidates(run_dir / "checkpoints"))
+
+
 def rewind(run_dir: Path, step: int) -> None:
     """Removes the result and the checkpoints after `step`, the latest first, so that the run continues from there.
 
