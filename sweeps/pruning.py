@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class Watch:
 
     def start(self, number: int) -> None:
         """A trial is about to start: it must not find the request to stop of an earlier controller."""
-        (self._folder_of(number) / STOP_FILE).unlink(missing_ok=True)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (self._folder_of(number) / STOP_FILE).unlink()
         self._read[number] = (0, 0)
 
     def look(self, running: Collection[int]) -> None:
@@ -64,7 +66,7 @@ class Watch:
                 at = at if found.st_ino == inode and found.st_size >= at else 0
                 file.seek(at)
                 text = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._read[number] = (found.st_ino, at + len(whole))

@@ -79,6 +79,12 @@ def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = 
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
         raise SpaceError(f"hydra.sweeper.max_failure_rate={rate!r}: must be from 0 to 1; type 0.1")
     _one_of("warm", keys["warm"], (True, False))
+    _preloadable(keys["preload"])
+    if keys["storage"] is not None and "://" in keys["storage"]:
+        raise SpaceError(
+            f"hydra.sweeper.storage={keys['storage']}: must be a file, the journal of the study, and no database; type "
+            "hydra.sweeper.storage=study.journal"
+        )
     objectives = _objectives(keys["objective"], objective)
     directions = _directions(keys["direction"], objectives)
     population = _population(keys, space, directions) if "members" in keys else None
@@ -155,6 +161,17 @@ def _needs(what: str, packages: Sequence[str]) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise SpaceError(f"{what}: needs the package {package}; type pip install {package}")
+
+
+def _preloadable(names: Sequence[str]) -> None:
+    """Raises SpaceError for a module of a package that is not there. It is imported elsewhere."""
+    for name in names:
+        package = name.partition(".")[0]
+        if not package or importlib.util.find_spec(package) is None:
+            raise SpaceError(
+                f"hydra.sweeper.preload={name}: there is no package {package!r}; type the name of a module that can be "
+                "imported, or leave it out"
+            )
 
 
 def _sampler(given: str | None, n_trials: int | None, space: Space) -> str:

@@ -51,7 +51,9 @@ class Study:
         identity: what makes this sweep another one if it changes, as nested plain values.
 
     Raises:
-        StudyError: another process holds the study, or the journal belongs to a sweep with another identity.
+        OSError: the journal cannot be written.
+        StudyError: another process holds the study, the journal belongs to a sweep with another identity, or it is no
+            journal.
     """
 
     def __init__(
@@ -59,11 +61,17 @@ class Study:
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._held = _hold(path)
-        _cut_torn_line(path)
+        try:
+            _cut_torn_line(path)
+            _check_lines(path)
+        except StudyError:
+            self.close()
+            raise
         self._open(path, name, directions)
         if self._has_no_values():
             path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
             self._open(path, name, directions)
+        self._wanted: int | None = None
         self.space = space
         self.directions = [d.name.lower() for d in self._study.directions]
         self.distributions = {name: distribution(dimension) for name, dimension in space.items()}
@@ -77,11 +85,17 @@ class Study:
 
     def _open(self, path: Path, name: str, directions: Sequence[Direction]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with _without_experimental_warnings():
-            storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_FileLock(path)))
-            self._study = optuna.create_study(
-                storage=storage, study_name=name, directions=list(directions), load_if_exists=True
-            )
+        try:
+            with _without_experimental_warnings():
+                storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_FileLock(path)))
+                self._study = optuna.create_study(
+                    storage=storage, study_name=name, directions=list(directions), load_if_exists=True
+                )
+        except OSError:
+            raise
+        except Exception as error:  # Optuna does not check what it reads
+            self.close()
+            raise _damaged(path, error) from error
 
     def keep(self, name: str, value: int) -> int:
         """The value that was noted under this name when the study was made; `value` in a new study."""
@@ -101,18 +115,20 @@ class Study:
     # Trials
 
     def enqueue(self, count: int) -> None:
-        """Adds waiting trials until there are `count` trials in all."""
+        """Adds waiting trials until there are `count` trials in all. If there are more, the last ones wait on."""
+        self._wanted = count
         for _ in range(count - len(self._trials())):
             self._study.enqueue_trial({})
 
     def enqueue_grid(self, combinations: Sequence[Params]) -> None:
-        """Adds a waiting trial for each combination that has none yet."""
+        """Adds a waiting trial for each combination that has none yet. If there are more, the last ones wait on."""
+        self._wanted = len(combinations)
         for params in combinations[len(self._trials()) :]:
             self._study.enqueue_trial(dict(params))
 
     def waiting(self) -> list[int]:
-        """The numbers of the waiting trials."""
-        return sorted(trial.number for trial in self._trials(TrialState.WAITING))
+        """The numbers of the trials that are to start."""
+        return sorted(trial.number for trial in self._trials(TrialState.WAITING) if self._is_wanted(trial))
 
     def interrupted(self) -> list[int]:
         """The numbers of the trials that were under way when the last controller ended."""
@@ -173,8 +189,12 @@ class Study:
     # What there is
 
     def count(self) -> int:
-        """All trials, waiting ones too."""
-        return len(self._trials())
+        """All trials that have begun or are to start."""
+        return sum(trial.state != TrialState.WAITING or self._is_wanted(trial) for trial in self._trials())
+
+    def _is_wanted(self, trial: FrozenTrial) -> bool:
+        """Whether an earlier command that wanted more trials has not added this one."""
+        return self._wanted is None or trial.number < self._wanted
 
     def finished(self) -> list[Finished]:
         """The trials that have ended, in the order in which they were told."""
@@ -291,6 +311,26 @@ def _cut_torn_line(journal: Path) -> None:
     if end != len(content):
         with journal.open("r+b") as file:
             file.truncate(end)
+
+
+def _check_lines(journal: Path) -> None:
+    """Raises StudyError for a line that is no JSON object: Optuna would append to the file before it reads it."""
+    if not journal.exists():
+        return
+    with journal.open("rb") as file:
+        for line in file:
+            try:
+                if not isinstance(json.loads(line), dict):
+                    raise ValueError("a line is no object")
+            except (ValueError, RecursionError) as error:
+                raise _damaged(journal, error) from error
+
+
+def _damaged(journal: Path, error: Exception) -> StudyError:
+    return StudyError(
+        f"{journal}: is no journal of a study, or is damaged ({type(error).__name__}: {error}); move it away to begin "
+        "the search anew"
+    )
 
 
 def _differences(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> str:

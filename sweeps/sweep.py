@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -31,6 +30,10 @@ JOURNAL = "study.journal"
 log = logging.getLogger("sweeps")
 
 
+class TrialsFailedError(RuntimeError):
+    """More trials have failed than are allowed."""
+
+
 def sweep(
     *,
     settings: Mapping[str, Any],
@@ -46,25 +49,28 @@ def sweep(
         What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
 
     Raises:
-        SystemExit: 1 if the nursery was killed, 2 if the sweep cannot be started, 130 or 143 if it was stopped.
-        HydraException: more trials have failed than `max_failure_rate` allows.
+        SystemExit: 1 if the nursery was killed, or more trials have failed than `max_failure_rate` allows; 2 if the
+            sweep cannot be started; 130 or 143 if it was stopped.
     """
     task = Task.of(task_function)
     try:
         plan = plan_of(arguments, settings["params"], partial(_options, loader))
         chosen = settings_of(settings, plan.space, task.objective)
         folder = Path(str(config.hydra.sweep.dir))
+        if chosen.objective:
+            _check_subdir(config)
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
-        slots = Slots(
-            partial(run_trial, launcher), folder / "logs",
-            preload=[*task.preload, *chosen.preload] if chosen.warm else (), gpus=gpus_of(config),
-        )  # fmt: skip
+        with _creating("hydra.sweep.dir", folder):
+            slots = Slots(
+                partial(run_trial, launcher), folder / "logs",
+                preload=[*task.preload, *chosen.preload] if chosen.warm else (), gpus=gpus_of(config),
+            )  # fmt: skip
         with closing(slots):
             return _run(plan, chosen, task, config, folder, slots)
     except SpaceError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    except NurseryGoneError as error:
+    except (NurseryGoneError, TrialsFailedError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
@@ -153,7 +159,10 @@ def _open_study(plan: Plan, chosen: Settings, task: Task, config: DictConfig, fo
 
     journal = Path(chosen.storage) if chosen.storage else folder / JOURNAL
     try:
-        study = Study(journal, chosen.study_name, plan.space, chosen.directions, _identity(plan, chosen, task, config))
+        with _creating("hydra.sweeper.storage" if chosen.storage else "hydra.sweep.dir", journal):
+            study = Study(
+                journal, chosen.study_name, plan.space, chosen.directions, _identity(plan, chosen, task, config)
+            )
     except StudyError as error:
         raise SpaceError(str(error)) from error
     (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config))
@@ -164,14 +173,35 @@ def _open_study(plan: Plan, chosen: Settings, task: Task, config: DictConfig, fo
     return study
 
 
+@contextmanager
+def _creating(key: str, path: Path) -> Iterator[None]:
+    """Makes a failure to write `path`, which `key` names, a SpaceError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise SpaceError(f"{key}={path}: cannot be written: {reason}; type {key}=PATH, where you may write") from error
+
+
+def _check_subdir(config: DictConfig) -> None:
+    """Raises SpaceError if all trials would have one folder."""
+    plain: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+    subdir = str(plain["subdir"])
+    if "${" not in subdir:
+        raise SpaceError(
+            f"hydra.sweep.subdir={subdir}: all trials would share this folder; leave it out, or type "
+            "'hydra.sweep.subdir=${hydra:job.num}'"
+        )
+
+
 def _check_failures(study: "Study", allowed: float) -> None:
-    """Raises HydraException if trials could not be started, or a larger share has failed than is allowed."""
+    """Raises TrialsFailedError if trials could not be started, or a larger share has failed than is allowed."""
     if study.waiting():
-        raise HydraException("no member of the latest round has a value, so none can go on")
+        raise TrialsFailedError("no member of the latest round has a value, so none can go on")
     failed = [trial for trial in study.finished() if trial.outcome == FAILED]
     if len(failed) > allowed * study.count():
         reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
-        raise HydraException(
+        raise TrialsFailedError(
             f"{len(failed)} of {study.count()} trials have failed, and hydra.sweeper.max_failure_rate={allowed:g}:\n"
             f"{reasons}"
         )

@@ -228,7 +228,7 @@ def _check(program: Program, plan: Plan, others: Sequence[str], sweeper: Mapping
     for params in _checked(plan):
         parts = _assemble(program, [*others, *plan.overrides(params)])
         metric = "mse" if parts.source.classes("val") is None else "accuracy"
-        _check_objective(sweeper["objective"], metric, in_rounds)
+        _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
         steps = parts.settings.steps
         own = {name: value.shape for name, value in parts.start.items()}
         if in_rounds and own != (shapes or own):
@@ -261,7 +261,7 @@ def _checked(plan: Plan) -> Iterator[dict[str, Any]]:
             yield first | {key: value}
 
 
-def _check_objective(objective: Any, metric: str, in_rounds: bool) -> None:
+def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) -> None:
     splits = ("val",) if in_rounds else ("val", "test")
     fields = [f"{split}.{name}" for split in splits for name in (metric, "loss", "ci95")]
     allowed = fields if in_rounds else [*fields, "seconds", "steps"]
@@ -270,6 +270,11 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool) -> None:
             raise ConfigError(
                 f"hydra.sweeper.objective={name}: result.json has no such number for this dataset; allowed: "
                 f"{', '.join(allowed)}"
+            )
+        if pruner != "none" and "." not in name:
+            raise ConfigError(
+                f"hydra.sweeper.pruner={pruner}: compares validations, which have no {name}; type "
+                f"hydra.sweeper.pruner=none, or hydra.sweeper.objective=val.{metric}"
             )
 
 

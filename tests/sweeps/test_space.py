@@ -87,6 +87,8 @@ def test_overrides_keep_the_order_of_the_command_line() -> None:
         ({"objective": ["a", "b"], "sampler": "islands"}, "searches for one objective"),
         ({"sampler": "islands", "islands": {"pop_size": 1}}, "hydra.sweeper.islands.pop_size=1"),
         ({"max_failure_rate": 2}, "must be from 0 to 1"),
+        ({"storage": "sqlite:///x.db"}, "must be a file, the journal of the study, and no database"),
+        ({"preload": ["no_such.module"]}, "there is no package 'no_such'; type the name of a module"),
     ],
 )
 def test_a_key_of_the_sweeper_is_checked(keys: dict[str, object], message: str) -> None:

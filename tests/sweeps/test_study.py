@@ -120,6 +120,29 @@ def test_another_sweep_in_the_same_folder_is_refused_with_the_differences(tmp_pa
         opened(tmp_path, config={"steps": 4})
 
 
+@pytest.mark.parametrize("text", ['{"broken\n', "[]\n", '{"op_code": 99}\n', "\xff\n"])
+def test_a_file_that_is_no_journal_is_named_and_stays(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    path.write_text(text, encoding="latin-1")
+    for _ in range(2):  # nothing holds it after the refusal
+        with pytest.raises(StudyError, match=r"study\.journal: is no journal of a study, or .*move it away"):
+            opened(tmp_path)
+    assert path.read_text(encoding="latin-1").startswith(text)
+
+
+def test_a_smaller_total_leaves_out_the_last_trials_that_have_not_begun(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.enqueue(6)
+    for number in (0, 1, 4):
+        study.begin(number, sampler_of(study, number))
+    study.close()
+    for wanted, waiting, count in ((3, [2], 4), (1, [], 3), (7, [2, 3, 5, 6], 7)):
+        study = opened(tmp_path)
+        study.enqueue(wanted)
+        assert (study.waiting(), study.interrupted(), study.count()) == (waiting, [0, 1, 4], count)
+        study.close()
+
+
 @pytest.mark.parametrize(
     ("outcome", "values", "ends"),
     [

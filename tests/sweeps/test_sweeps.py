@@ -80,6 +80,11 @@ def test_another_space_in_the_same_folder_is_refused(undisturbed: tuple[Path, st
         (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.sampler=tpee"), "hydra.sweeper.sampler=tpee"),
         (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.objective=val.accuracy"), "allowed: val.mse"),
         (("model=mlp,nope",), "model=nope: there is no such choice"),
+        (
+            ("seed=range(0,9)", "hydra.sweeper.pruner=median", "hydra.sweeper.objective=seconds"),
+            "which have no seconds",
+        ),
+        (("seed=range(0,9)", "hydra.sweep.subdir=same"), "hydra.sweep.subdir=same: all trials would share this folder"),
     ],
 )
 def test_a_sweep_that_cannot_run_makes_no_folder(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
@@ -87,6 +92,23 @@ def test_a_sweep_that_cannot_run_makes_no_folder(tmp_path: Path, overrides: tupl
     assert outcome.code == 2, outcome.text
     assert message in outcome.text
     assert not (tmp_path / "sweep").exists() and not (tmp_path / "outputs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sweep").touch()
+    outcome = sweep(tmp_path / "sweep", "seed=range(0,9)", *SEARCH).wait()
+    assert outcome.code == 2, outcome.text
+    assert f"error: hydra.sweep.dir={tmp_path}/sweep: cannot be written: Not a directory; type hydra" in outcome.text
+
+
+def test_more_failures_than_allowed_are_listed_at_the_end(tmp_path: Path) -> None:
+    """Every trial's folder is a file already."""
+    for number in range(5):
+        (tmp_path / f"trial_{number:04d}").touch()
+    outcome = sweep(tmp_path, "seed=range(0,9)", *SEARCH, "hydra.sweeper.max_retries=0").wait()
+    assert outcome.code == 1, outcome.text
+    assert "error: 5 of 5 trials have failed, and hydra.sweeper.max_failure_rate=0:\n  trial " in outcome.text
+    assert "Traceback" not in outcome.text.rpartition("5 of 5 trials have failed")[2]
 
 
 def test_equal_parameters_are_not_trained_twice(tmp_path: Path) -> None:
