@@ -104,6 +104,8 @@ def test_labels_are_those_that_were_given() -> None:
     assert learned.adapt(x, [70, 5, 12]).predict(x).tolist() == [70, 5, 12]
     with pytest.raises(ValueError, match="y: has 2 targets for 3 inputs"):
         learned.adapt(x, [70, 5])
+    with pytest.raises(ValueError, match="x, y: there is nothing to learn from; give one input or more"):
+        learned.adapt(x[:0], [])
     assert learned.evaluate(metalearn.named("glyphs", ways=2, image_size=12), count=4)["tasks"] == 4
 
 
@@ -120,6 +122,16 @@ def test_labels_are_those_that_were_given() -> None:
 def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         metalearn.train(*arguments, **STEPS)  # type: ignore[arg-type]
+
+
+def test_numbers_and_lists_of_numpy_are_settings() -> None:
+    """Such as those of a loop over numpy.logspace."""
+    figures = []
+    for number, real, sizes in ((np.int64, np.float64, np.array([8, 8])), (int, float, [8, 8])):
+        algorithm = metalearn.named("maml", inner_lr=real(0.01), eval_steps=number(1))
+        steps = STEPS | {"steps": number(2), "seed": number(3)}
+        figures.append(metalearn.train(algorithm, metalearn.named("mlp", hidden=sizes), "sinusoid", **steps).validation)
+    assert figures[0] == figures[1]
 
 
 def test_wrong_settings_are_named() -> None:

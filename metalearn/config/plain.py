@@ -43,7 +43,7 @@ def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[s
             part = parts.get(group, Named(str(option), {}))
             shared = config.get(group, {})  # keys of all options
             config[group] = OmegaConf.merge(shared, _option(group, part) if isinstance(part, Named) else part)
-    return OmegaConf.merge(config, keys)  # type: ignore[return-value]
+    return OmegaConf.merge(config, _without_arrays(keys))  # type: ignore[return-value]
 
 
 def _option(group: str, part: Named) -> DictConfig:
@@ -52,4 +52,11 @@ def _option(group: str, part: Named) -> DictConfig:
         hint = nearest(str(part.name), options)
         raise ConfigError(f"{group}={part.name}: there is no such choice{hint}; allowed: {', '.join(options)}")
     config = OmegaConf.load(yaml_of(group, part.name))
-    return OmegaConf.merge(config, part.settings)  # type: ignore[return-value]
+    return OmegaConf.merge(config, _without_arrays(part.settings))  # type: ignore[return-value]
+
+
+def _without_arrays(value: Any) -> Any:
+    """The value, with numbers and lists in place of those of numpy and torch, which no config can hold."""
+    if isinstance(value, Mapping):
+        return {name: _without_arrays(inner) for name, inner in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -158,6 +158,8 @@ class Learned:
         inputs, targets, labels = self._inputs("x", x), _tensor("y", y), None
         if len(targets) != inputs.shape[1]:
             raise ValueError(f"y: has {len(targets)} targets for {inputs.shape[1]} inputs; give one for each")
+        if not len(targets):
+            raise ValueError("x, y: there is nothing to learn from; give one input or more, with its target")
         if targets.is_floating_point():
             targets = self._inputs("y", targets.reshape(len(targets), -1))
         else:
