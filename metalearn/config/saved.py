@@ -92,6 +92,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
             the saved config is refused.
     """
     plain = with_present_targets(check_saved(saved))
+    check_groups(plain, ("algorithm", "model", "dataset"))
     all_overrides = parsed(overrides)
     for override in all_overrides:
         _check_part(override)
@@ -119,6 +120,16 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(error).splitlines()[0]}: the overrides do not fit the checkpoint's config") from error
     return config
+
+
+def check_groups(saved: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises ConfigError for a saved config without one of these groups of keys, each of which names its factory."""
+    for name in names:
+        group = saved.get(name)
+        if not isinstance(group, Mapping) or not isinstance(group.get("_target_"), str):
+            raise ConfigError(
+                f"{name}: the checkpoint's config does not say which {name} the run had; take another checkpoint"
+            )
 
 
 def _with_saved(fresh: DictConfig, saved: Mapping[str, Any], own: Collection[str]) -> DictConfig:

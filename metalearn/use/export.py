@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import run_folder_of, with_present_targets
+from metalearn.config.saved import check_groups, run_folder_of, with_present_targets
 from metalearn.errors import ConfigError
 from metalearn.files import read_json, refuse_nameless, refuse_used
 from metalearn.use.load import found, load_as
 from metalearn.use.pictures import described
-from metalearn.use.published import is_published, named, option_of, write
+from metalearn.use.published import GROUPS, is_published, named, option_of, write
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -60,6 +60,7 @@ def export(
     learner = load_as(run_key, folder, network=network, plugins=plugins)
     saved = named(run_key, folder)
     config = with_present_targets(check_saved(saved.meta["config"]))
+    check_groups(config, tuple(GROUPS))
     dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
         "preprocessing": described(learner.form),

@@ -131,7 +131,8 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
         if _is_path(value):
             raise ConfigError(f"{key}={value}: is a path of this machine, and a published model holds none")
     sizes = {name: top[name] for name in ("ways", "shots", "transductive")}
-    numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": config["precision"]}
+    precision = config.get("precision", "float32")
+    numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": precision}
     seen = {KEY: snapshot.meta[KEY]} if KEY in snapshot.meta else {}
     return {"format": FORMAT} | parts | sizes | dict(facts) | numbers | seen
 

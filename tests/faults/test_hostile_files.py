@@ -24,6 +24,7 @@ from metalearn.errors import ConfigError, RunError
 from metalearn.runs import folder
 from metalearn.runs.loggers.protocol import Window
 from metalearn.runs.logging import run_log
+from metalearn.use.export import export
 from scripts import compare, evaluate
 from sweeps.settings import _recorded as recorded_rounds
 from sweeps.space import Number, SpaceError
@@ -178,7 +179,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an environment variable as a key": (with_config(dataset={"${oc.env:SECRET}": 1}), "is never resolved"),
     "a hundred thousand threads": (with_config(threads=100_000), "threads=100000: must be a whole number"),
     "a config that is none": (with_meta(lambda meta: meta.update(config="x")), "meta.json: holds no config"),
-    "a group that is none": (with_config(dataset="x"), "dataset: is no group of keys"),
+    "a group that is none": (with_config(trainer="x"), "trainer: is no group of keys"),
+    "no dataset": (
+        with_meta(lambda meta: meta["config"].pop("dataset")), "dataset: the checkpoint's config does not say which"),
     "a nested config": (with_config(dataset=nested(100)), "meta.json: is nested more than 32 deep"),
     "a deep file": (with_file("meta.json", b"[" * 500_000), "meta.json: is nested more than 32 deep"),
     "many values": (with_config(dataset={"x": list(range(20_000))}), "has more than 10,000 values"),
@@ -216,6 +219,14 @@ def test_a_hostile_checkpoint_is_refused(name: str, run_dir: Path, capfd: pytest
     said = capfd.readouterr().err
     assert message in said and said.startswith("error: ") and SECRET not in said
     assert not any((run_dir.parent / "elsewhere").iterdir())
+
+
+def test_a_config_without_all_that_is_published_is_refused(run_dir: Path) -> None:
+    for name in ("trainer", "inner", "dataset"):
+        with_meta(lambda meta, name=name: meta["config"].pop(name))(run_dir)
+        seal(run_dir)
+        with pytest.raises(ConfigError, match=f"{name}: the checkpoint's config does not say which {name} the run had"):
+            export(checkpoint_of(run_dir), run_dir.parent / "model")
 
 
 BILLION = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))])
