@@ -1,6 +1,7 @@
 """Regenerates the tables of published accuracies: runs the rows of conf/reproduce/*.yaml, and draws RESULTS.md.
 
-    python scripts/reproduce.py                          every row that has no result yet, one after another
+    python scripts/reproduce.py                          every row that has no result yet, one after another, but for
+                                                         the tables of photographs, which are not in this repository
     python scripts/reproduce.py --only maml_5w1s anil_5w1s --seeds 0 1
     python scripts/reproduce.py --jobs 2                 two runs at a time
     python scripts/reproduce.py --quick                  a hundred steps of each row, one seed: does all run here?
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir(ROOT)
     try:
         tables = reproduction.read_tables(options.tables)
-        rows = _chosen(tables, options.only)
+        rows = _chosen(tables, options.only) if options.only or options.list else _usual(tables)
         places = _places(options)
         if not options.list:
             with creating("--output", places.page.parent):
@@ -143,6 +144,10 @@ def _chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Row]:
     if unknown:
         raise ConfigError(f"--only {' '.join(unknown)}: no such row; allowed: {', '.join(rows)}")
     return [rows[name] for name in names or rows]
+
+
+def _usual(tables: Sequence[Table]) -> list[Row]:
+    return [row for table in tables if not table.on_request for row in table.rows]
 
 
 def _seeds(row: Row, options: argparse.Namespace) -> list[int]:

@@ -55,12 +55,15 @@ class Row(NamedTuple):
 
 class Table(NamedTuple):
     """Rows that are compared with each other; `by_step`: in a picture of their tests against inner steps, with a panel
-    for each number of shots, in place of their validations."""
+    for each number of shots, in place of their validations. `about` stands below its title. Rows of a table that is
+    `on_request` run only if they are named."""
 
     name: str
     title: str
     rows: list[Row]
     by_step: bool = False
+    about: str = ""
+    on_request: bool = False
 
 
 Result = dict[str, Any]
@@ -97,12 +100,13 @@ def _table(path: Path) -> Table:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         assert isinstance(content, dict)
         metric = str(content.get("metric", "accuracy"))
-        by_step = content.get("by_step", False)
+        by_step, on_request = content.get("by_step", False), content.get("on_request", False)
         one_of("metric", metric, METRICS)
         true_or_false("by_step", by_step)
+        true_or_false("on_request", on_request)
         common = str(content.get("all", "")).split()
         rows = [_row(str(name), metric, common, fields) for name, fields in content["rows"].items()]
-        return Table(path.stem, str(content["title"]), rows, by_step)
+        return Table(path.stem, str(content["title"]), rows, by_step, str(content.get("about", "")), on_request)
     except (
         AssertionError,
         AttributeError,
@@ -260,6 +264,7 @@ _FORMS = {"accuracy": "{:.2%}", "mse": "{:.3f}"}
 
 def _section(table: Table, results: Mapping[str, Sequence[Result]], plots: Mapping[str, str]) -> Iterator[str]:
     yield from ("", f"## {table.title}", "")
+    yield from (table.about, "") if table.about else ()
     yield "| row | method | ours | paper | | queries | tasks | transductive | steps | minutes | workers |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in table.rows:

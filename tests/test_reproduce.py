@@ -16,6 +16,7 @@ import pytest
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from metalearn.runs.plots import Panel, by_inner_step, curve_of
+from scripts import reproduce
 from scripts.reproduction import (
     LAST,
     TABLES,
@@ -224,6 +225,14 @@ def test_a_row_that_evaluates_another_needs_that_one(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {of: b, method: M, run: c=d}")
     with pytest.raises(ConfigError, match="of=b: there is no such row; there are a"):
         read_tables(tmp_path)
+
+
+def test_rows_on_request_run_only_if_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rare.yaml").write_text("on_request: true\nabout: Needs more.\n" + TABLE.strip())
+    (tmp_path / "usual.yaml").write_text("title: t\nrows: {a: {method: m, run: algorithm=maml, seeds: [0]}}")
+    rare, usual = read_tables(tmp_path)
+    assert reproduce._usual([rare, usual]) == usual.rows
+    assert "\n## Drawn characters\n\nNeeds more.\n\n| row |" in page([rare, usual], {}, {})
 
 
 def test_an_empty_folder_of_tables_is_refused(tmp_path: Path) -> None:
