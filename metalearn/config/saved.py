@@ -105,9 +105,9 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
         fresh = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in chosen.items())])
         config = _with_saved(fresh, plain, {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen})
         config.workers = None
-        known = keys_of(config)
+        known, saved_values = keys_of(config), dict(leaves(plain))
         for key, link in LINKS.items():
-            if key in known and (key.partition(".")[0] in chosen or _follows(plain, key, link)):
+            if key in known and (key.partition(".")[0] in chosen or _follows(saved_values, key, link)):
                 OmegaConf.update(config, key, link)
         _find_data(config)
         for key, value in named.items():
@@ -147,9 +147,8 @@ def _with_saved(fresh: DictConfig, saved: Mapping[str, Any], own: Collection[str
     return config
 
 
-def _follows(saved: Mapping[str, Any], key: str, link: str) -> bool:
+def _follows(values: Mapping[str, Any], key: str, link: str) -> bool:
     """Whether a saved key has the value of the key that it follows, as far as both are there."""
-    values = dict(leaves(saved))
     followed = link.removeprefix("${").removesuffix("}")
     return not {key, followed} <= values.keys() or values[key] == values[followed]
 

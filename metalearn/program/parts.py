@@ -212,8 +212,9 @@ def first_tasks(parts: Parts) -> Episode:
     """
     if parts.algorithm.trained_on == "tasks":
         return parts.source.episodes("train", torch.tensor([0]))
-    left_over = parts.settings.meta_batch_size % chunk_size(parts.settings, parts.model, 1, parts.device)
-    return parts.source.episodes("train", torch.arange(1 if left_over == 1 else 2))
+    chunk = chunk_size(parts.settings, parts.model, 1, parts.device)
+    smallest = parts.settings.meta_batch_size % chunk or chunk
+    return parts.source.episodes("train", torch.arange(min(smallest, 2)))
 
 
 def training_chunk(parts: Parts) -> int:

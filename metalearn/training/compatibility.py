@@ -22,6 +22,8 @@ def check_compatible(algorithm: Algorithm, model: Model, params: Params, source:
         _try_samples(algorithm.classify or model.apply, params, source, first)
     else:
         _try_task(algorithm, params, source, first, "train")
+    for split in ("val", "test"):
+        _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is evaluated on")
     if algorithm.evaluated_on == "tasks":
         check_evaluation(algorithm, model, params, source, "test")
 
@@ -54,7 +56,10 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
 
 
 def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Episode) -> None:
-    advice = " in micro-batches of one sample; type a trainer.task_chunk that leaves none over"
+    advice = (
+        " in micro-batches of one sample; type a trainer.task_chunk that leaves none over, or a larger "
+        "trainer.meta_batch_size"
+    )
     dtype = _dtype(params)
     x, known = first.query.x.to(dtype), first.support.x.to(dtype) if first.support.x.shape[1] else None
     outputs = _outputs(lambda: classify(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")

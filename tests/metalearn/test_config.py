@@ -183,6 +183,14 @@ WRONG_VALUES = [
         "experiment=supervised_glyphs model=torchvision trainer.meta_batch_size=9 trainer.task_chunk=4",
         "type a trainer.task_chunk that leaves none over",
     ),
+    (
+        "algorithm=finetune dataset=glyph_pretraining model.ways=400 dataset.image_size=16 trainer.meta_batch_size=1",
+        "or a larger trainer.meta_batch_size",
+    ),
+    (
+        "algorithm=supervised dataset=glyph_pretraining model.ways=400",
+        "it gives tasks, and this algorithm is evaluated on plain samples; type dataset=omniglot_characters",
+    ),
     ("workers=0", "workers=0"),
     ("workers=-2", "workers=-2"),
     ("workers=3 launch.nnodes=2", "multiple of launch.nnodes=2"),
