@@ -127,11 +127,15 @@ def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> N
 def test_numbers_and_lists_of_numpy_are_settings() -> None:
     """Such as those of a loop over numpy.logspace."""
     figures = []
-    for number, real, sizes in ((np.int64, np.float64, np.array([8, 8])), (int, float, [8, 8])):
+    for number, real, sizes in (
+        (np.int64, np.float64, [np.int64(8), np.int64(8)]),
+        (np.int32, np.float64, np.array([8, 8])),
+        (int, float, [8, 8]),
+    ):
         algorithm = metalearn.named("maml", inner_lr=real(0.01), eval_steps=number(1))
         steps = STEPS | {"steps": number(2), "seed": number(3)}
         figures.append(metalearn.train(algorithm, metalearn.named("mlp", hidden=sizes), "sinusoid", **steps).validation)
-    assert figures[0] == figures[1]
+    assert figures[0] == figures[1] == figures[2]
 
 
 def test_wrong_settings_are_named() -> None:

@@ -59,4 +59,6 @@ def _without_arrays(value: Any) -> Any:
     """The value, with numbers and lists in place of those of numpy and torch, which no config can hold."""
     if isinstance(value, Mapping):
         return {name: _without_arrays(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(inner) for inner in value]
     return value.tolist() if hasattr(value, "tolist") else value
