@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 import metalearn
 from metalearn.algorithms.maml import maml
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, DivergedError
 from metalearn.program.library import Learned
 from metalearn.types import Algorithm, Batch, Episode, Model, Unit
 from tests.runs import ROOT, Program
@@ -24,6 +24,12 @@ INNER = {"inner_lr": 0.01, "inner_steps": 1, "eval_steps": 3}
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+    module[0].requires_grad_(False)
+    return module
 
 
 class Lines:
@@ -116,12 +122,63 @@ def test_labels_are_those_that_were_given() -> None:
         ((metalearn.named("maml", inner_lrr=1), "mlp", "sinusoid"), "algorithm.inner_lrr: .* did you mean inner_lr?"),
         (("maml", nn.Linear(3, 1), Lines()), r"Linear cannot take inputs \[n, 1\]"),
         (("maml", "conv4", Lines()), r"dataset.ways.* metalearn.named\(NAME, KEY=VALUE\)"),
+        (("maml", frozen, Lines()), r"frozen: its parameter 0\.weight is frozen; make it a buffer"),
+        (("maml", nn.Flatten, Lines()), "Flatten: has no parameters, so there is nothing to learn"),
         (("maml", nn.Linear(1, 2), Lines()), "model: it has 2 outputs, and this dataset's tasks need 1"),
     ],
 )
 def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         metalearn.train(*arguments, **STEPS)  # type: ignore[arg-type]
+
+
+def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinusoid: Learned) -> None:
+    x = np.linspace(0, 1, 5)[:, None]
+    whole, real = ([0, 1, 0, 1, 1], [0.0, 1.0, 0.0, 1.0, 1.0])
+    assert (sinusoid.adapt(x, whole).predict(x) == sinusoid.adapt(x, real).predict(x)).all()
+    with pytest.raises(ValueError, match="y: has 3 numbers for each input, and this network gives 1"):
+        sinusoid.adapt(x, np.zeros((5, 3)))
+    classes = metalearn.train(
+        metalearn.named("maml", **INNER), metalearn.named("conv4", filters=2),
+        metalearn.named("glyphs", ways=3, image_size=16), **STEPS
+    )  # fmt: skip
+    pictures = torch.rand(4, 1, 16, 16)
+    with pytest.raises(ValueError, match="y: has 4 labels, and this network has 3 outputs; give no more"):
+        classes.adapt(pictures, range(4))
+    with pytest.raises(ValueError, match="y: must be one whole number for each input, its label"):
+        classes.adapt(pictures, [0.5, 1, 2, 0])
+
+
+def test_a_classifier_of_what_it_was_trained_on_learns_no_tasks() -> None:
+    known = metalearn.named("glyph_characters", ways=4, image_size=20, known=8)
+    network = metalearn.named("conv4", filters=2, ways=4)
+    learned = metalearn.train("supervised", network, known, **STEPS)
+    with pytest.raises(ConfigError, match="it classifies what it was trained on, and learns no tasks"):
+        learned.adapt(torch.rand(4, 1, 20, 20), range(4))
+
+
+@pytest.mark.parametrize("algorithm", ["r2d2", "metaoptnet"])
+def test_a_head_without_a_solution_is_a_run_that_diverges(algorithm: str) -> None:
+    steps = STEPS | {"optimizer": metalearn.named("adam", lr=1e30)}
+    with pytest.raises(DivergedError, match=r"task .* its loss is not finite"):
+        metalearn.train(
+            algorithm, metalearn.named("conv4", filters=2), metalearn.named("glyphs", image_size=16), **steps
+        )
+
+
+class Int32Lines(Lines):
+    """Classes as numpy has them on some machines."""
+
+    def classes(self, split: str) -> int:
+        return 2
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        return Episode(*(Batch(x, (y[..., 0] > 0).int()) for x, y in super().episodes(split, indices)))
+
+
+def test_labels_may_have_any_whole_numbers() -> None:
+    """With a module, whose outputs torch's own cross-entropy compares with them."""
+    assert metalearn.train("maml", lambda: nn.Linear(1, 2), Int32Lines(), **STEPS).validation["accuracy"] >= 0
 
 
 def test_numbers_and_lists_of_numpy_are_settings() -> None:

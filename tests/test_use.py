@@ -192,6 +192,17 @@ def test_photographs_are_prepared_as_the_dataset_prepares_them(photographs: Run,
     assert np.array_equal((shown * 255).round().numpy(), picture(tmp_path / "wide.png", 20, 3))
 
 
+def test_a_picture_of_pillow_is_turned_as_its_file_is(photographs: Run, tmp_path: Path) -> None:
+    rng, turned = np.random.default_rng(0), Image.Exif()
+    turned[0x0112] = 6  # orientation: the first row is on the right
+    Image.fromarray(rng.integers(0, 255, (24, 30, 3), np.uint8)).save(tmp_path / "a.png", exif=turned)
+    form = photographs.load().form
+    assert form is not None
+    with Image.open(tmp_path / "a.png") as opened:
+        by_file, by_pillow, upright = prepared([tmp_path / "a.png", opened, np.asarray(opened)], form)
+    assert torch.equal(by_file, by_pillow) and not torch.equal(by_file, upright)
+
+
 def test_a_learner_of_real_numbers(tmp_path: Path) -> None:
     run = Run(tmp_path, "experiment=maml_sinusoid")
     (support, query) = run.parts.source.episodes("test", torch.tensor([0]))
@@ -232,6 +243,7 @@ BAD: dict[str, tuple[Callable[[list[Any], list[Any]], tuple[Any, Any]], str]] = 
     "one class": (lambda x, y: (x, [0] * 5), "labels: they name 1 classes, and a task has at least 2"),
     "nothing": (lambda x, y: ([], []), "labels: they name 0 classes"),
     "one picture": (lambda x, y: (x[0], [0]), r"images: must be a list, and is a single Image; type \[images\]"),
+    "one colour array": (lambda x, y: (np.zeros((9, 8, 3), np.uint8), [0]), "images: must be a list, and is a single"),
     "one text": (lambda x, y: ("a.png", ["a"]), "images: must be a list, and is a single str"),
     "one label": (lambda x, y: (x, "abcde"), "labels: must be a list, and is a single str"),
     "a list as a label": (lambda x, y: (x, [[0]] * 5), r"labels\[0\]=\[0\]: a list cannot be a label"),

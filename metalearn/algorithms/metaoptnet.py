@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from metalearn.algorithms.common.functional import cholesky
 from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -97,9 +98,9 @@ class NewtonSystem:
 
     def __init__(self, kernel: Tensor, point: Point) -> None:
         ratios = (point.z / point.p).transpose(1, 2)
-        roots = torch.linalg.cholesky(kernel.unsqueeze(1) + torch.diag_embed(ratios))
+        roots = cholesky(kernel.unsqueeze(1) + torch.diag_embed(ratios))
         self.inverses = torch.cholesky_inverse(roots)
-        self.root = torch.linalg.cholesky(self.inverses.sum(dim=1))
+        self.root = cholesky(self.inverses.sum(dim=1))
 
     def solve(self, r: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         """Δp [t, n, k] and Δν [t, n] for r [t, n, k] and s [t, n]."""

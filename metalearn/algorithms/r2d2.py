@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
+from metalearn.algorithms.common.functional import cholesky
 from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -59,7 +60,7 @@ def ridge(x: Tensor, y: Tensor, strength: Tensor) -> Tensor:
     squares = products.detach().diagonal(dim1=1, dim2=2).sum(dim=1).view(-1, 1, 1)
     floored = torch.maximum(strength, _FLOOR * torch.finfo(x.dtype).eps * squares)
     system = products + floored * torch.eye(products.shape[1], dtype=x.dtype, device=x.device)
-    root = torch.linalg.cholesky(system)
+    root = cholesky(system)
     weights: Tensor = across @ torch.cholesky_solve(y, root) if woodbury else torch.cholesky_solve(across @ y, root)
     return weights
 

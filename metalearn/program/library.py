@@ -151,8 +151,12 @@ class Learned:
             steps: inner steps (default: `eval_steps`). Learners without an inner loop do not use it.
 
         Raises:
-            ValueError: inputs of another shape, or more labels than the network has outputs.
+            ValueError: inputs of another shape, targets of another kind or number than it has learned, or more labels
+                than the network has outputs.
         """
+        algorithm, of_numbers = self._parts.algorithm, self._parts.source.classes("train") is None
+        if algorithm.evaluated_on != "tasks":
+            raise ConfigError("algorithm: it classifies what it was trained on, and learns no tasks")
         if steps is not None:
             whole_number("steps", steps, at_least=0)
         inputs, targets, labels = self._inputs("x", x), _tensor("y", y), None
@@ -160,14 +164,19 @@ class Learned:
             raise ValueError(f"y: has {len(targets)} targets for {inputs.shape[1]} inputs; give one for each")
         if not len(targets):
             raise ValueError("x, y: there is nothing to learn from; give one input or more, with its target")
-        if targets.is_floating_point():
+        if of_numbers:
             targets = self._inputs("y", targets.reshape(len(targets), -1))
         else:
+            if targets.ndim != 1 or (targets.is_floating_point() and not (targets == targets.round()).all()):
+                raise ValueError("y: must be one whole number for each input, its label: this learner learns classes")
             labels, places = targets.unique(return_inverse=True)
             targets = places.unsqueeze(0).to(self._parts.device)
         params = {name: value.to(self._parts.device) for name, value in self.params.items()}
+        support = Batch(inputs, targets)
         try:
-            predict = self._parts.algorithm.adapt(params, Batch(inputs, targets), steps)
+            outputs_of = algorithm.adapt(params, support, 0)(inputs).shape[2]
+            _check_targets(outputs_of, targets, labels)
+            predict = algorithm.adapt(params, support, steps)
         except (IndexError, RuntimeError) as error:
             raise ValueError(f"x, y: this network cannot learn such a task ({error})") from error
         flat = labels is None and _tensor("y", y).ndim == 1
@@ -276,6 +285,14 @@ def _with_dataset(config: DictConfig, tasks: Tasks) -> DictConfig:
 def _source(config: DictConfig, tasks: Tasks) -> TaskSource:
     source: TaskSource = build(config, "dataset") if isinstance(tasks, str | Named) else tasks
     return source
+
+
+def _check_targets(outputs: int, targets: Tensor, labels: Tensor | None) -> None:
+    """Raises ValueError for targets that a network of so many outputs cannot learn."""
+    if labels is None and targets.shape[2] != outputs:
+        raise ValueError(f"y: has {targets.shape[2]} numbers for each input, and this network gives {outputs}")
+    if labels is not None and len(labels) > outputs:
+        raise ValueError(f"y: has {len(labels)} labels, and this network has {outputs} outputs; give no more")
 
 
 def _shape(source: TaskSource) -> tuple[int, ...]:

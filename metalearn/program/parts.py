@@ -203,7 +203,7 @@ def check_sizes(settings: Settings, source: TaskSource) -> None:
 
 
 def first_tasks(parts: Parts) -> Episode:
-    """The first training task; of plain samples as many as the smallest micro-batch has, but two at most.
+    """The first training task; of plain samples as many as the smallest micro-batch of the run has, but two at most.
 
     This call finds, verifies and decodes the data.
 
@@ -212,8 +212,12 @@ def first_tasks(parts: Parts) -> Episode:
     """
     if parts.algorithm.trained_on == "tasks":
         return parts.source.episodes("train", torch.tensor([0]))
-    chunk = chunk_size(parts.settings, parts.model, 1, parts.device)
-    smallest = parts.settings.meta_batch_size % chunk or chunk
+    settings = parts.settings
+    chunk = chunk_size(settings, parts.model, 1, parts.device)
+    counts = [settings.meta_batch_size]
+    if parts.algorithm.evaluated_on == "samples":
+        counts += [settings.val_tasks, settings.test_tasks]
+    smallest = min(count % chunk or chunk for count in counts)
     return parts.source.episodes("train", torch.arange(min(smallest, 2)))
 
 

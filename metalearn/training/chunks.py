@@ -63,7 +63,7 @@ def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Epi
     """A function that moves episodes to `device`, in `dtype`."""
 
     def batch(values: Batch) -> Batch:
-        y = values.y.to(device, dtype) if values.y.is_floating_point() else values.y.to(device)
+        y = values.y.to(device, dtype if values.y.is_floating_point() else torch.int64)
         return Batch(values.x.to(device, dtype), y)
 
     return lambda episode: Episode(batch(episode.support), batch(episode.query))

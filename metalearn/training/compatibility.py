@@ -58,7 +58,7 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
 def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Episode) -> None:
     advice = (
         " in micro-batches of one sample; type a trainer.task_chunk that leaves none over, or a larger "
-        "trainer.meta_batch_size"
+        "trainer.meta_batch_size (or other val_tasks and test_tasks)"
     )
     dtype = _dtype(params)
     x, known = first.query.x.to(dtype), first.support.x.to(dtype) if first.support.x.shape[1] else None
@@ -68,7 +68,7 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
 
 def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Episode, split: str) -> None:
     dtype = _dtype(params)
-    y = task.support.y.to(dtype) if task.support.y.is_floating_point() else task.support.y
+    y = task.support.y.to(dtype if task.support.y.is_floating_point() else torch.int64)
     support, x = Batch(task.support.x.to(dtype), y), task.query.x.to(dtype)
     outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(x), x)
     of_training, of_test = source.classes("train"), source.classes("test")
@@ -98,6 +98,11 @@ def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
 
 
 def _check_outputs(outputs: Tensor, classes: int | None, query: Batch) -> None:
+    if classes is None and query.y.dim() != 3:
+        raise ConfigError(
+            f"dataset: its targets have the shape {list(query.y.shape)}, and real numbers need [tasks, samples, "
+            "numbers]; give y.unsqueeze(2)"
+        )
     wanted = query.y.shape[2] if classes is None else classes
     if outputs.shape[2] != wanted:
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
@@ -96,7 +96,9 @@ def listed(images: object, what: str) -> list[Any]:
     Raises:
         ValueError: it is one picture or one text, or nothing that has members.
     """
-    if isinstance(images, str | os.PathLike | Image.Image) or getattr(images, "ndim", None) in (0, 2):
+    shape = tuple(getattr(images, "shape", ()))
+    colours = len(shape) == 3 and shape[2] in (3, 4)
+    if isinstance(images, str | os.PathLike | Image.Image) or getattr(images, "ndim", None) in (0, 2) or colours:
         raise ValueError(f"{what}: must be a list, and is a single {type(images).__name__}; type [{what}]")
     if not isinstance(images, Iterable):
         raise ValueError(f"{what}={images!r}: must be a list; type [{what}]")
@@ -111,7 +113,7 @@ def _shown(image: Picture, form: Form, name: str) -> Images:
                 return formed(picture, form)
         picture = image if isinstance(image, Image.Image) else _from_array(image)
         check_pixels(picture)
-        return formed(of_8_bits(picture, picture.format), form)
+        return formed(of_8_bits(ImageOps.exif_transpose(picture), picture.format), form)
     except Exception as error:  # Pillow raises many types for broken pictures
         why = reason(error)
         advice = "; replace the file, or leave it out" if "=" in name and ";" not in why else ""

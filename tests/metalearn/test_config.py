@@ -188,6 +188,11 @@ WRONG_VALUES = [
         "or a larger trainer.meta_batch_size",
     ),
     (
+        "algorithm=supervised dataset=glyph_characters dataset.ways=8 model.ways=8 dataset.known=8 dataset.image_size=16 "
+        "trainer.meta_batch_size=4 trainer.val_tasks=4 trainer.test_tasks=5",
+        "(or other val_tasks and test_tasks)",
+    ),
+    (
         "algorithm=supervised dataset=glyph_pretraining model.ways=400",
         "it gives tasks, and this algorithm is evaluated on plain samples; type dataset=omniglot_characters",
     ),

@@ -32,6 +32,13 @@ def by_sample(logits: Tensor, y: Tensor) -> Metrics:
     return {"loss": losses, "accuracy": (logits.detach().argmax(dim=-1) == y).to(logits.dtype)}
 
 
+def cholesky(systems: Tensor) -> Tensor:
+    """The Cholesky roots of symmetric systems [..., n, n]. They are NaN where there is none, as in a run that diverges:
+    its loss is then not finite, which the run reports."""
+    roots, failed = torch.linalg.cholesky_ex(systems)
+    return torch.where((failed > 0)[..., None, None], torch.nan, roots)
+
+
 def results(model: Model, params: Params, batch: Batch, support_x: Tensor | None = None, *, twice: bool) -> Metrics:
     """The loss and the metrics, per task [t], of the model's predictions for `batch`; see `objective`.
 

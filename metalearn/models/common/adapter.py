@@ -43,7 +43,7 @@ def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: boo
         ValueError: the network cannot take such inputs, its outputs are not [n, ways], they do not depend on one of
             its parameters, or one of its layers remembers batches.
     """
-    network = _fresh(make, seed=0)
+    network = _fresh(make, seed=0).float()
     note = _make_pure(network, name, transductive)
     activations, last = _tried(network, name, shape, advice)
     shared = _names(network)
@@ -311,6 +311,11 @@ def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | 
         given = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(f"{name}: gives {given} for {len(images)} images, and must give a tensor [n, ways]")
     parameters = dict(network.named_parameters())
+    frozen = [path for path, parameter in parameters.items() if not parameter.requires_grad]
+    if frozen:
+        raise ValueError(f"{name}: its parameter {frozen[0]} is frozen; make it a buffer (register_buffer)")
+    if not parameters:
+        raise ValueError(f"{name}: has no parameters, so there is nothing to learn")
     grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
     unused = [path for path, grad in zip(parameters, grads, strict=True) if grad is None]
     if unused:
