@@ -188,8 +188,8 @@ WRONG_VALUES = [
         "or a larger trainer.meta_batch_size",
     ),
     (
-        "algorithm=supervised dataset=glyph_characters dataset.ways=8 model.ways=8 dataset.known=8 dataset.image_size=16 "
-        "trainer.meta_batch_size=4 trainer.val_tasks=4 trainer.test_tasks=5",
+        "algorithm=supervised dataset=glyph_characters dataset.ways=8 model.ways=8 dataset.known=8 "
+        "dataset.image_size=16 trainer.meta_batch_size=4 trainer.val_tasks=4 trainer.test_tasks=5",
         "(or other val_tasks and test_tasks)",
     ),
     (
