@@ -14,6 +14,7 @@ from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.config.options import search, search_flags
 from metalearn.config.saved import changed_config
+from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Program
 
@@ -139,7 +140,8 @@ def test_neither_a_yaml_nor_a_saved_config_admits_a_package(found: Path, tmp_pat
     with pytest.raises(ConfigError, match=r"a yaml names packages, and only the command line may"):
         compose_config(["experiment=theirs"])
     search(None)
-    saved = {"plugins": ["my_parts"], "model": {"_target_": "my_parts.fourier.fourier", "waves": 2}}
+    theirs = {"plugins": ["my_parts"], "model": {"_target_": "my_parts.fourier.fourier", "waves": 2}}
+    saved = to_container(compose_config([]).config) | theirs
     config = changed_config(saved, [], {})
     assert config.plugins == []
     with pytest.raises(ConfigError, match=r"model._target_=my_parts.fourier.fourier: is no factory of model"):
