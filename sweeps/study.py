@@ -62,26 +62,28 @@ class Study:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._held = _hold(path)
         try:
-            _cut_torn_line(path)
-            _check_lines(path)
-        except StudyError:
+            self._begin_or_resume(path, name, directions, json.loads(json.dumps(identity)))
+        except BaseException:
             self.close()
             raise
-        self._open(path, name, directions)
-        if self._has_no_values():
-            path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
-            self._open(path, name, directions)
         self._wanted: int | None = None
         self.space = space
         self.directions = [d.name.lower() for d in self._study.directions]
         self.distributions = {name: distribution(dimension) for name, dimension in space.items()}
+
+    def _begin_or_resume(
+        self, path: Path, name: str, directions: Sequence[Direction], identity: Mapping[str, Any]
+    ) -> None:
+        _mend(path)
+        self._open(path, name, directions)
+        if self._has_no_values():
+            path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
+            self._open(path, name, directions)
         known = self._study.user_attrs.get("identity")
-        plain = json.loads(json.dumps(identity))
         if known is None:
-            self._study.set_user_attr("identity", plain)
-        elif known != plain:
-            self.close()
-            raise StudyError(_differences(path.parent, known, plain))
+            self._study.set_user_attr("identity", identity)
+        elif known != identity:
+            raise StudyError(_differences(path.parent, known, identity))
 
     def _open(self, path: Path, name: str, directions: Sequence[Direction]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -94,7 +96,6 @@ class Study:
         except OSError:
             raise
         except Exception as error:  # Optuna does not check what it reads
-            self.close()
             raise _damaged(path, error) from error
 
     def keep(self, name: str, value: int) -> int:
@@ -193,7 +194,7 @@ class Study:
         return sum(trial.state != TrialState.WAITING or self._is_wanted(trial) for trial in self._trials())
 
     def _is_wanted(self, trial: FrozenTrial) -> bool:
-        """Whether an earlier command that wanted more trials has not added this one."""
+        """Whether this command wants the trial; an earlier one may have added more."""
         return self._wanted is None or trial.number < self._wanted
 
     def finished(self) -> list[Finished]:
@@ -302,8 +303,12 @@ def _open_lock(path: Path) -> TextIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
 
 
-def _cut_torn_line(journal: Path) -> None:
-    """Removes what a kill has left of a last line: Optuna would append to it, and never read the file again."""
+def _mend(journal: Path) -> None:
+    """Removes what a kill has left of a last line: Optuna would append to it, and never read the file again.
+
+    Raises:
+        StudyError: a whole line is no JSON object; Optuna would append to the file before it reads it.
+    """
     if not journal.exists():
         return
     content = journal.read_bytes()
@@ -311,19 +316,12 @@ def _cut_torn_line(journal: Path) -> None:
     if end != len(content):
         with journal.open("r+b") as file:
             file.truncate(end)
-
-
-def _check_lines(journal: Path) -> None:
-    """Raises StudyError for a line that is no JSON object: Optuna would append to the file before it reads it."""
-    if not journal.exists():
-        return
-    with journal.open("rb") as file:
-        for line in file:
-            try:
-                if not isinstance(json.loads(line), dict):
-                    raise ValueError("a line is no object")
-            except (ValueError, RecursionError) as error:
-                raise _damaged(journal, error) from error
+    for line in content[:end].splitlines():
+        try:
+            if not isinstance(json.loads(line), dict):
+                raise ValueError("a line is no object")
+        except (ValueError, RecursionError) as error:
+            raise _damaged(journal, error) from error
 
 
 def _damaged(journal: Path, error: Exception) -> StudyError:

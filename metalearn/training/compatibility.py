@@ -7,6 +7,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import per_task
 from metalearn.errors import ConfigError
+from metalearn.training.chunks import placing
 from metalearn.types import Algorithm, Apply, Batch, Episode, Model, Params, TaskSource, Unit
 
 
@@ -60,17 +61,15 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
         " in micro-batches of one sample; type a trainer.task_chunk that leaves none over, or a larger "
         "trainer.meta_batch_size (or other val_tasks and test_tasks)"
     )
-    dtype = _dtype(params)
-    x, known = first.query.x.to(dtype), first.support.x.to(dtype) if first.support.x.shape[1] else None
+    (support, query) = _placed(params, first)
+    x, known = query.x, support.x if support.x.shape[1] else None
     outputs = _outputs(lambda: classify(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")
     _check_outputs(outputs, source.classes("train"), first.query)
 
 
 def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Episode, split: str) -> None:
-    dtype = _dtype(params)
-    y = task.support.y.to(dtype if task.support.y.is_floating_point() else torch.int64)
-    support, x = Batch(task.support.x.to(dtype), y), task.query.x.to(dtype)
-    outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(x), x)
+    (support, query) = _placed(params, task)
+    outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(query.x), query.x)
     of_training, of_test = source.classes("train"), source.classes("test")
     if split == "train" and of_training != of_test and outputs.shape[2] != of_training:
         raise ConfigError(
@@ -80,8 +79,9 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
     _check_outputs(outputs, source.classes(split), task.query)
 
 
-def _dtype(params: Params) -> torch.dtype:
-    return next(iter(params.values())).dtype
+def _placed(params: Params, episode: Episode) -> Episode:
+    """The episode as the chunks have it, for parameters of this type."""
+    return placing(episode.query.x.device, next(iter(params.values())).dtype)(episode)
 
 
 def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
