@@ -32,6 +32,10 @@ def frozen() -> nn.Module:
     return module
 
 
+def spectral() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(1, 4)), nn.Linear(4, 1))
+
+
 class Lines:
     """Tasks y = a·x: a source as users write one. Its `episodes` are pure."""
 
@@ -124,6 +128,7 @@ def test_labels_are_those_that_were_given() -> None:
         (("maml", "conv4", Lines()), r"dataset.ways.* metalearn.named\(NAME, KEY=VALUE\)"),
         (("maml", frozen, Lines()), r"frozen: its parameter 0\.weight is frozen; make it a buffer"),
         (("maml", nn.Flatten, Lines()), "Flatten: has no parameters, so there is nothing to learn"),
+        (("maml", spectral, Lines()), r"spectral: its buffer .*_u is drawn at random, .*; make it a parameter"),
         (("maml", nn.Linear(1, 2), Lines()), "model: it has 2 outputs, and this dataset's tasks need 1"),
     ],
 )

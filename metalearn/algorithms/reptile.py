@@ -82,7 +82,11 @@ def reptile(
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = len(support.x)
         optimizer = continued(inner, model, params, tasks)[0] if carries else inner
-        return path(start_of(model, weights_of(params), tasks), support, eval_batch, steps, optimizer)
+        start = start_of(model, weights_of(params), tasks)
+        check_one_sample(model, start, support, "eval_batch", eval_batch)
+        if inner_batch == 1:  # of any training set; so it is refused before the first step
+            check_one_sample(model, start, support, "inner_batch", inner_batch)
+        return path(start, support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
@@ -91,6 +95,7 @@ def reptile(
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
         start = start_of(model, weights_of(params), tasks)
+        check_one_sample(model, start, samples, "inner_batch", inner_batch)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))
         grads = sums_by_name(model, {name: start[name] - end[name] for name in start})
         if carries:
@@ -175,7 +180,7 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     """
     if size is None:
         return lambda step: samples
-    count = -(-samples.y.shape[1] // size)
+    count = number_of_batches(samples, size)
     real = samples.y.is_floating_point()
     shuffles = not real and size <= int(samples.y.max())
     seeds = contents(samples.x) if shuffles else []
@@ -187,6 +192,25 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
         return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
 
     return lambda step: one_pass(step // count)[step % count]
+
+
+def number_of_batches(samples: Batch, size: int) -> int:
+    """The mini-batches of a pass."""
+    return -(-samples.y.shape[1] // size)
+
+
+def check_one_sample(model: Model, start: Params, samples: Batch, key: str, size: int | None) -> None:
+    """Raises ConfigError where `size` leaves a mini-batch of one sample, and the network cannot take one: of one sample
+    whose maps have one pixel, a batch norm has no variance."""
+    if size is None or not model.norms or samples.y.shape[1] // number_of_batches(samples, size) > 1:
+        return
+    try:
+        results(model, start, Batch(samples.x[:, :1], samples.y[:, :1]), twice=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"algorithm.{key}={size}: of {samples.y.shape[1]} samples, it leaves mini-batches of one ({error}); type a "
+            f"larger one, or algorithm.{key}=null for all samples"
+        ) from error
 
 
 def ordered(samples: Batch, order: Tensor) -> Batch:

@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.anil import anil
+from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.module import module
@@ -90,6 +91,7 @@ MODELS: dict[str, Callable[[bool], Model]] = {
     "conv4-pool": lambda transductive: conv4(**SHAPE, filters=8, downsample="pool", transductive=transductive),
     "resnet12": lambda transductive: resnet12(**SHAPE, widths=(4, 4, 8, 8), transductive=transductive),
     "mlp": lambda transductive: mlp(inputs=32 * 32, outputs=3, hidden=(7, 5)),
+    "linear": lambda transductive: mlp(inputs=32 * 32, outputs=3, hidden=()),
     "resnet18": lambda transductive: torchvision_classifier(**SHAPE, name="resnet18", transductive=transductive),
     "mobilenet": lambda transductive: torchvision_classifier(
         **SHAPE, name="mobilenet_v3_small", transductive=transductive
@@ -134,6 +136,14 @@ def test_a_network_without_a_head_of_its_own_is_refused_where_one_is_needed(name
     assert model.head is None
     with pytest.raises(ValueError, match="come from one linear layer"):
         anil(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1)
+
+
+def test_a_network_that_is_one_linear_layer_is_its_own_head() -> None:
+    model = model_of(lambda: nn.Linear(4, 3), name="Linear", shape=(4,), transductive=True, advice="")
+    assert model.features is not None and model.head is not None and model.head.params == ("weight", "bias")
+    params, x = per_task_params(model, 2), random(2, 5, 4, seed=1)
+    torch.testing.assert_close(model.features(params, x), x)
+    torch.testing.assert_close(model.head.apply(params, x, 0), model.apply(params, x))
 
 
 def test_anil_through_a_module_is_a_finite_difference() -> None:

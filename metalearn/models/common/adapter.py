@@ -45,6 +45,7 @@ def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: boo
     """
     network = _fresh(make, seed=0).float()
     note = _make_pure(network, name, transductive)
+    _check_buffers(network, make, name)
     activations, last = _tried(network, name, shape, advice)
     shared = _names(network)
     head = _find_head(network, last, shared, torch.rand(2, *shape, generator=Generator()))
@@ -169,10 +170,10 @@ def _names(network: nn.Module) -> dict[str, str]:
 def _find_head(network: nn.Module, path: str | None, shared: Mapping[str, str], images: Tensor) -> _Head | None:
     """The head, if the layer at `path` is one. It is not if the network uses it twice, changes its outputs in place, or
     uses its weights elsewhere."""
-    layer = network.get_submodule(path) if path else None
-    if path is None or layer is None or not _is(layer, nn.Linear):
+    layer = None if path is None else network.get_submodule(path)
+    if layer is None or not _is(layer, nn.Linear):
         return None
-    names = tuple(f"{path}.{parameter}" for parameter, _ in layer.named_parameters())
+    names = tuple(f"{path}.{parameter}".lstrip(".") for parameter, _ in layer.named_parameters())
     if any(list(shared.values()).count(shared[name]) > 1 for name in names):
         return None
     linear: Any = layer
@@ -266,6 +267,18 @@ def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
         raise ValueError(
             f"{what} normalises queries by each other; type transductive=true, or take nn.BatchNorm2d or nn.GroupNorm"
         )
+
+
+def _check_buffers(network: nn.Module, make: Make, name: str) -> None:
+    """Raises ValueError for a buffer that is not the same for every seed. Only parameters are kept in a checkpoint."""
+    kept = dict(network.named_buffers())
+    others = dict(_fresh(make, seed=1).named_buffers()) if kept else {}
+    for path, buffer in kept.items():
+        if not torch.equal(buffer, others[path].to(buffer.dtype)):
+            raise ValueError(
+                f"{name}: its buffer {path} is drawn at random, and only parameters are drawn by the seed of a run and "
+                "saved; make it a parameter, or draw it by a torch.Generator with a seed of its own"
+            )
 
 
 def _tried(network: nn.Module, name: str, shape: tuple[int, ...], advice: str) -> tuple[int, str | None]:

@@ -62,7 +62,11 @@ def staged_model(
     """
     alone = transductive or not norms
     apply = one_after_the_other(stages, ignores_support=alone)
-    features = one_after_the_other(stages[:-1], ignores_support=alone)
+    body = one_after_the_other(stages[:-1], ignores_support=alone)
+
+    def features(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return body(params, x, support_x).flatten(2)
+
     model = Model(
         init, apply, transductive, activations, tuple(stages), features=features, head=stages[-1], norms=tuple(norms)
     )
