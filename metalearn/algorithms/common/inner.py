@@ -213,5 +213,7 @@ def _zeros(params: Params) -> Params:
 
 def _root(squares: Tensor) -> Tensor:
     """√x, whose derivative at 0 is taken as 0: a parameter without a gradient does not move."""
+    if not squares.requires_grad:
+        return squares.sqrt()
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
