@@ -20,6 +20,7 @@ import argparse
 import datetime
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,13 +55,13 @@ class Places(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One run of a row: its folder and its command. An evaluation also has the run `of` whose checkpoint it takes."""
+    """One run of a row: its folder and its command. An evaluation also has the runs `of` whose checkpoints it takes."""
 
     row: Row
     seed: int
     run_dir: Path
     command: list[str]
-    of: "Job | None"
+    of: "list[Job]"
 
 
 USUAL = Places(Path("outputs/reproduce"), Path("results"), Path("RESULTS.md"))
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     changes = list(QUICK) if options.quick else []
     every = _chosen(tables, None)
     jobs = [_job(row, seed, every, places, changes) for row in rows for seed in _seeds(row, options)]
-    jobs = [*(job.of for job in jobs if job.of), *jobs]
+    jobs = [*(of for job in jobs for of in job.of), *jobs]
     jobs = list({job.run_dir: job for job in jobs}.values())
     if options.list:
         for job in jobs:
@@ -100,18 +101,19 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
     """Trains, then evaluates what has been trained; returns the exit code."""
-    code = Runs([job for job in jobs if job.of is None], places).run(at_once)
+    code = Runs([job for job in jobs if not job.of], places).run(at_once)
     if code not in (OK, FAILED):
         return code
     evaluations = []
     for job in jobs:
-        if job.of is None:
+        if not job.of:
             continue
-        if _is_done(job.of, places):
-            evaluations.append(job)
-        else:
+        undone = [of for of in job.of if not _is_done(of, places)]
+        if undone:
             code = FAILED
-            print(f"{_name(job)}: left out: it evaluates {_name(job.of)}, which is not done", file=sys.stderr)
+            print(f"{_name(job)}: left out: it evaluates {_name(undone[0])}, which is not done", file=sys.stderr)
+        else:
+            evaluations.append(job)
     return max(code, Runs(evaluations, places).run(at_once))
 
 
@@ -151,6 +153,8 @@ def _usual(tables: Sequence[Table]) -> list[Row]:
 
 
 def _seeds(row: Row, options: argparse.Namespace) -> list[int]:
+    if row.ensemble:
+        return row.seeds
     return options.seeds or (row.seeds[:1] if options.quick else row.seeds)
 
 
@@ -158,12 +162,13 @@ def _job(row: Row, seed: int, rows: Sequence[Row], places: Places, changes: list
     run_dir = places.runs / row.name / f"seed{seed}"
     if row.of is None:
         command = ["train.py", *row.overrides, *changes, f"seed={seed}", f"hydra.run.dir={run_dir}"]
-        return Job(row, seed, run_dir, command, of=None)
-    of = _job(next(other for other in rows if other.name == row.of), seed, rows, places, changes)
-    checkpoint = of.run_dir / "checkpoints/best"
-    return Job(
-        row, seed, run_dir, ["scripts/evaluate.py", f"checkpoint={checkpoint}", *row.overrides, f"output={run_dir}"], of
-    )
+        return Job(row, seed, run_dir, command, of=[])
+    trained = next(other for other in rows if other.name == row.of)
+    of = [_job(trained, each, rows, places, changes) for each in (trained.seeds if row.ensemble else [seed])]
+    checkpoint, *others = (job.run_dir / "checkpoints/best" for job in of)
+    members = [f"ensemble=[{','.join(map(str, others))}]"] if row.ensemble else []
+    command = ["scripts/evaluate.py", f"checkpoint={checkpoint}", *members, *row.overrides, f"output={run_dir}"]
+    return Job(row, seed, run_dir, command, of)
 
 
 def _name(job: Job) -> str:
@@ -171,7 +176,7 @@ def _name(job: Job) -> str:
 
 
 def _command_line(job: Job) -> str:
-    return " ".join(["python", *job.command])
+    return shlex.join(["python", *job.command])
 
 
 def _is_done(job: Job, places: Places) -> bool:
@@ -179,10 +184,10 @@ def _is_done(job: Job, places: Places) -> bool:
     result = _result(job, places)
     if result is None or result["command"] != _command_line(job):
         return False
-    if job.of is None:
-        return True
-    trained = _result(job.of, places)
-    return trained is not None and _is_done(job.of, places) and result["seconds"] == trained["seconds"]
+    if not all(_is_done(of, places) for of in job.of):
+        return False
+    trained = [found for of in job.of if (found := _result(of, places)) is not None]
+    return not trained or result["seconds"] == reproduction.seconds_of(trained)
 
 
 def _result(job: Job, places: Places) -> reproduction.Result | None:
@@ -250,10 +255,11 @@ class Runs:
         return code
 
     def _result(self, job: Job, facts: Mapping[str, Any]) -> reproduction.Result:
-        if job.of is None:
+        if not job.of:
             return reproduction.result_of_run(job.row, job.run_dir, facts)
-        trained = reproduction.result_path(self._places.results, job.of.row.name, job.seed)
-        return reproduction.result_of_evaluation(job.row, json.loads(trained.read_text()), job.run_dir, facts)
+        paths = [reproduction.result_path(self._places.results, of.row.name, of.seed) for of in job.of]
+        trained = [json.loads(path.read_text()) for path in paths]
+        return reproduction.result_of_evaluation(job.row, trained, job.run_dir, facts)
 
 
 def _commit() -> str | None:

@@ -40,7 +40,8 @@ class Published(NamedTuple):
 
 class Row(NamedTuple):
     """One line of a table: a run of ours, and the paper's figures. The overrides are those of train.py; with `of`, they
-    are those of scripts/evaluate.py, and the row evaluates the checkpoints of the row that `of` names."""
+    are those of scripts/evaluate.py, and the row evaluates the checkpoints of the row that `of` names: each by itself,
+    or, as an `ensemble`, those of all its seeds together."""
 
     name: str
     of: str | None
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     source: str
     seeds: list[int]
     note: str
+    ensemble: bool = False
 
 
 class Table(NamedTuple):
@@ -121,9 +123,13 @@ def _table(path: Path) -> Table:
 
 
 def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -> Row:
-    unknown = fields.keys() - {"of", "method", "run", "paper", "ci95", "source", "seeds", "note"}
+    unknown = fields.keys() - {"of", "ensemble", "method", "run", "paper", "ci95", "source", "seeds", "note"}
     if unknown:
         raise ValueError(f"{name}: {', '.join(sorted(unknown))}")
+    ensemble = fields.get("ensemble", False)
+    true_or_false("ensemble", ensemble)
+    if ensemble and ("of" not in fields or "seeds" in fields):
+        raise ValueError(f"{name}: an ensemble has the seeds of the row that its `of` names")
     paper = fields.get("paper")
     values = paper if isinstance(paper, Mapping) else {LAST: paper}
     for value in (*values.values(), fields.get("ci95")):
@@ -132,12 +138,13 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
     return Row(
         name=name,
         of=fields.get("of"),
+        ensemble=ensemble,
         method=str(fields["method"]),
         metric=metric,
         overrides=[*str(fields["run"]).split(), *common],
         published=[Published(str(after), value, fields.get("ci95")) for after, value in values.items()],
         source=str(fields.get("source", "")),
-        seeds=list(fields.get("seeds", [0, 1])),
+        seeds=list(fields.get("seeds", [0] if ensemble else [0, 1])),
         note=str(fields.get("note", "")),
     )
 
@@ -167,15 +174,21 @@ def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
     }
 
 
-def result_of_evaluation(row: Row, trained: Result, folder: Path, facts: Mapping[str, Any]) -> Result:
+def result_of_evaluation(row: Row, trained: Sequence[Result], folder: Path, facts: Mapping[str, Any]) -> Result:
     """The result of scripts/evaluate.py in `folder`. Steps, seconds and workers are those of the training, whose result
-    is `trained`; there is no learning curve.
+    is `trained`; an ensemble has several, and took the seconds of all. There is no learning curve.
 
     Raises:
         FileNotFoundError: the evaluation is not complete.
     """
     evaluation = _evaluation(row.metric, folder, folder / "config.yaml")
-    return {**trained, "row": row.name, **evaluation, **facts, "validation": None}
+    took = {"seconds": seconds_of(trained)}
+    return {**trained[0], "row": row.name, **evaluation, **took, **facts, "validation": None}
+
+
+def seconds_of(trained: Sequence[Result]) -> float:
+    """The seconds of trainings, in all."""
+    return math.fsum(result["seconds"] for result in trained)
 
 
 def _evaluation(metric: str, folder: Path, config: Path) -> Result:

@@ -172,6 +172,62 @@ def test_learners_on_features_take_those_of_any_checkpoint(tmp_path: Path, capsy
     assert "state.centre (here (16,), there absent)" in capsys.readouterr().err
 
 
+def test_an_ensemble_is_the_mean_of_the_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = (*TINY, "algorithm=maml", "dataset.shots=2", "algorithm.eval_steps=1", "algorithm.inner_lr=0.3")
+    runs = [saved_run(tmp_path / f"run{seed}", *overrides, f"seed={seed}") for seed in (0, 1)]
+    first, second = (tmp_path / f"run{seed}/checkpoints/best" for seed in (0, 1))
+    assert evaluate.main([f"checkpoint={first}", f"ensemble=[{second}]", f"output={tmp_path / 'out'}"]) == 0
+    assert "mean of 2 checkpoints" in capsys.readouterr().out
+    support, query = runs[0].source.episodes("test", torch.arange(10))
+    correct, losses = [], []
+    for task in range(10):
+        alone = Batch(support.x[task : task + 1], support.y[task : task + 1])
+        logits = [run.algorithm.adapt(run.start, alone)(query.x[task : task + 1])[0] for run in runs]
+        probabilities = (logits[0].softmax(dim=1) + logits[1].softmax(dim=1)) / 2
+        correct.append((probabilities.argmax(dim=1) == query.y[task]).double().mean().item())
+        losses.append(F.nll_loss(probabilities.log(), query.y[task]).item())
+    with (tmp_path / "out/test.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy_0"]) for row in rows] == pytest.approx(correct)
+    assert [float(row["loss_0"]) for row in rows] == pytest.approx(losses, rel=1e-5)
+    assert "accuracy_1" not in rows[0] and len(set(losses)) > 1
+    result = result_in(tmp_path / "out")
+    assert result["checkpoint"] == str(first.resolve())
+    assert [member["checkpoint"] for member in result["ensemble"]] == [str(second.resolve())]
+    assert result["params"] != result["ensemble"][0]["params"]
+
+
+def test_the_networks_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for downsample in ("stride", "pool"):
+        saved_run(tmp_path / downsample, *TINY, f"model.downsample={downsample}", "dataset.image_size=16")
+    strided, pooled = (f"{tmp_path}/{name}/checkpoints/best" for name in ("stride", "pool"))
+    command = [f"checkpoint={strided}", f"ensemble=[{pooled}]", f"output={tmp_path}/out", "model.transductive=false"]
+    assert evaluate.main(command) == 0
+    said = capsys.readouterr().err
+    assert f"ensemble={pooled}: its network had model.downsample='pool', and this one has 'stride'" in said
+    assert "model.transductive" not in said, "it was typed, and is that of all"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[]", "ensemble=[]: must be a list of checkpoints; type 'ensemble=[…/checkpoints/best]'"),
+        ("best", "ensemble=best: must be a list of checkpoints"),
+        ("[nowhere]", "ensemble=nowhere: must be the folder of a checkpoint"),
+        ("[", "ensemble=[: cannot be read"),
+        ("[other/checkpoints/best]", "ensemble=other/checkpoints/best: holds parameters of another model"),
+    ],
+)
+def test_an_ensemble_of_something_else_is_refused(
+    value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved_run(Path("run"), *TINY)
+    saved_run(Path("other"), *TINY, "model.filters=8")
+    assert evaluate.main(["checkpoint=run/checkpoints/best", f"ensemble={value}", "output=out"]) == 2
+    assert message in capsys.readouterr().err and not Path("out").exists()
+
+
 def test_different_tasks_have_different_digests() -> None:
     x, y = torch.zeros(2, 3, 1, 4, 4), torch.zeros(2, 3, dtype=torch.int64)
     other = x.clone()

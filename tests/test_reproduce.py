@@ -28,6 +28,7 @@ from scripts.reproduction import (
     page,
     panels_of,
     read_tables,
+    write_result,
 )
 from tests.runs import ROOT, Outcome, Program, metrics, until
 
@@ -212,6 +213,7 @@ def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path)
         ("title: x\nrows:\n  a: {method: M, run: b, papper: 1}", "a: papper"),
         ("title: x\nmetric: f1\nrows: {}", "metric='f1': must be one of accuracy, mse"),
         ("title: x\nby_step: 5\nrows: {}", "by_step=5: must be true or false"),
+        ("title: x\nrows:\n  a: {method: M, run: b, ensemble: true}", "a: an ensemble has the seeds of the row"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -225,6 +227,25 @@ def test_a_row_that_evaluates_another_needs_that_one(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {of: b, method: M, run: c=d}")
     with pytest.raises(ConfigError, match="of=b: there is no such row; there are a"):
         read_tables(tmp_path)
+
+
+def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> None:
+    rows = "a: {method: M, run: b=c, seeds: [4, 5]}, e: {method: E, of: a, ensemble: true, run: d=e}"
+    (tmp_path / "table.yaml").write_text(f"title: t\nrows: {{{rows}}}")
+    (table,) = read_tables(tmp_path)
+    places = reproduce.Places(tmp_path / "runs", tmp_path / "results", tmp_path / "page.md")
+    job = reproduce._job(table.rows[1], 0, table.rows, places, [])
+    best = [f"{tmp_path}/runs/a/seed{seed}/checkpoints/best" for seed in (4, 5)]
+    assert [of.seed for of in job.of] == [4, 5]
+    assert job.command[1:4] == [f"checkpoint={best[0]}", f"ensemble=[{best[1]}]", "d=e"]
+    assert f" 'ensemble=[{best[1]}]' d=e " in reproduce._command_line(job), "it can be typed in a shell"
+    for of in job.of:
+        command = reproduce._command_line(of)
+        write_result(places.results, {"row": "a", "seed": of.seed, "command": command, "seconds": 60.5})
+    for seconds, done in ((121.0, True), (60.5, False)):
+        command = reproduce._command_line(job)
+        write_result(places.results, {"row": "e", "seed": 0, "command": command, "seconds": seconds})
+        assert reproduce._is_done(job, places) is done
 
 
 def test_rows_on_request_run_only_if_they_are_named(tmp_path: Path) -> None:

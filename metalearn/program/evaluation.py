@@ -1,29 +1,32 @@
 """The evaluation of a checkpoint on validation or test tasks, by one worker or several."""
 
+import functools
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from metalearn.algorithms.common.ensemble import ensemble, joined
+from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.files import creating, is_folder
 from metalearn.program import ranks
 from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
-from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk
+from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk, other_model, put_together
 from metalearn.program.process import set_up_torch
 from metalearn.program.unseen import UNKNOWN, check_unseen
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, refuse_links, write_result
 from metalearn.runs.logging import log_to_terminal
 from metalearn.runs.metrics import summary, write_table
-from metalearn.runs.seen import from_meta
+from metalearn.runs.seen import Seen, from_meta
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
@@ -35,11 +38,20 @@ ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset
 """Short names of keys. `tasks` is another: the number of tasks of the split."""
 
 
+class Member(NamedTuple):
+    """What is evaluated, or a part of it: a checkpoint or a published model, `key` on the command line."""
+
+    key: str
+    path: Path
+    saved: Snapshot
+
+
 class Request(NamedTuple):
-    """What to evaluate: the checkpoint, or a published model; the split, `val` or `test`; changes of its config; the
-    output folder, and the folder which nothing that is written may leave."""
+    """What to evaluate: the checkpoint, or a published model; the others of an ensemble; the split, `val` or `test`;
+    changes of the config of the first; the output folder, and the folder which nothing that is written may leave."""
 
     checkpoint: Path
+    ensemble: list[Path]
     split: str
     overrides: list[str]
     output: Path
@@ -55,7 +67,8 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
         ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
             a run, that has a link, or that cannot be written.
     """
-    saved = published.named("checkpoint", request.checkpoint)
+    members = members_of(request)
+    saved = members[0].saved
     refuse_links(request.output, request.home)
     check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
@@ -63,9 +76,14 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     job = to_job(config, request.output, "evaluate", None, program, arguments)
     set_up_torch(config)
     parts = assemble(job)
-    params = params_for(parts, request.checkpoint, saved)
+    fitting = [params_for(parts, member) for member in members]
+    params = fitting[0]
+    if request.ensemble:
+        parts = put_together(job, parts.source, parts.model, ensemble(parts.algorithm, len(members)))
+        params = joined(fitting)
     check_tasks(parts, params, request.split)
-    counted = check_unseen(from_meta(saved.meta), parts.source, request.split, config.seen_classes)
+    seen = functools.reduce(Seen.joined, (from_meta(member.saved.meta) for member in members))
+    counted = check_unseen(seen, parts.source, request.split, config.seen_classes)
     rank = int(os.environ.get("RANK", 0))
     if rank == 0:
         with creating("output", request.output):
@@ -75,24 +93,44 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     if rank > 0:
         return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
-    if not from_meta(saved.meta).complete:
-        log.warning("checkpoint=%s: %s", request.checkpoint, UNKNOWN)
-    return lead(request, job, parts, saved, params, counted)
+    for note in notes_on(members):
+        log.warning("%s", note)
+    return lead(request, job, parts, members, params, counted)
 
 
-def params_for(parts: Parts, checkpoint: Path, saved: Snapshot) -> Params:
-    """The parameters of the checkpoint that the evaluation reads.
+def members_of(request: Request) -> list[Member]:
+    """What is evaluated: the checkpoint, and the others of an ensemble.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
+    return [Member(key, path, published.named(key, path)) for key, path in named]
+
+
+def notes_on(members: Sequence[Member]) -> Iterator[str]:
+    """What to say of what is evaluated: classes that are not known, and networks that differ."""
+    configs = [check_saved(member.saved.meta["config"]) for member in members]
+    for (key, path, saved), config in zip(members, configs, strict=True):
+        if not from_meta(saved.meta).complete:
+            yield f"{key}={path}: {UNKNOWN}"
+        yield from other_model(f"{key}={path}", config, configs[0])
+
+
+def params_for(parts: Parts, member: Member) -> Params:
+    """The parameters of a checkpoint that the evaluation reads.
 
     Raises:
         ConfigError: they are those of another model.
     """
+    key, checkpoint, saved = member
     advice = "; leave out what changes the network, such as model=… or algorithm=…"
     head = parts.model.head
     if head is None or not parts.algorithm.evaluated_on_features:
-        return fitted("checkpoint", checkpoint, saved.params, parts.start, advice)
+        return fitted(key, checkpoint, saved.params, parts.start, advice)
     wanted = {name: value for name, value in parts.start.items() if name not in head.params}
     there = {name: value for name, value in saved.params.items() if name in wanted}
-    return fitted("checkpoint", checkpoint, there, wanted, advice)
+    return fitted(key, checkpoint, there, wanted, advice)
 
 
 def check_output(output: Path) -> None:
@@ -114,7 +152,9 @@ def check_tasks(parts: Parts, params: Params, split: str) -> None:
         raise ConfigError(f"{what}; type {advice}" if advice else what) from error
 
 
-def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Params, counted: dict[str, Any]) -> int:
+def lead(
+    request: Request, job: Job, parts: Parts, members: Sequence[Member], params: Params, counted: dict[str, Any]
+) -> int:
     """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
     try:
         strategy = connect(parts)
@@ -122,7 +162,7 @@ def lead(request: Request, job: Job, parts: Parts, saved: Snapshot, params: Para
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split)
             figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.transductive}
-            report(request, job, saved, values, figures | counted, time.perf_counter() - began)
+            report(request, job, members, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
             strategy.close(failure=error)
             raise
@@ -139,18 +179,29 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> M
 
 
 def report(
-    request: Request, job: Job, saved: Snapshot, values: Metrics, figures: dict[str, Any], seconds: float
+    request: Request,
+    job: Job,
+    members: Sequence[Member],
+    values: Metrics,
+    figures: dict[str, Any],
+    seconds: float,
 ) -> None:
     """Writes and prints the results."""
-    digest = hashlib.sha256(published.parameters_in(request.checkpoint).read_bytes()).hexdigest()
     write_table(request.output / f"{request.split}.csv", values)
-    step = saved.meta["step"]
+    evaluated = [identified(member) for member in members]
+    others = {"ensemble": evaluated[1:]} if request.ensemble else {}
     result = {
-        "status": "completed", "checkpoint": str(request.checkpoint.resolve()), "params": digest,
-        "step": step, "seconds": round(seconds, 3), "workers": job.workers,
+        "status": "completed", **evaluated[0], **others, "seconds": round(seconds, 3), "workers": job.workers,
         "overrides": request.overrides, request.split: figures,
     }  # fmt: skip
     OmegaConf.save(job.config, request.output / "config.yaml")
     write_result(request.output, result)
     print(f"{request.split} {evaluation_report(figures)}")
-    print(f"step {step}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")
+    what = f"mean of {len(members)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
+    print(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")
+
+
+def identified(member: Member) -> dict[str, Any]:
+    """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
+    digest = hashlib.sha256(published.parameters_in(member.path).read_bytes()).hexdigest()
+    return {"checkpoint": str(member.path.resolve()), "params": digest, "step": member.saved.meta["step"]}

@@ -132,20 +132,21 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     check_checkpoint("init_from", config.init_from)
     saved = named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
-    notes += other_model(saved.meta["config"], config)
+    notes += other_model("init_from", saved.meta["config"], to_container(config))
     seen = from_meta(saved.meta)
     return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
 
 
-def other_model(saved: Config, config: DictConfig) -> list[str]:
-    """A line for each key of the model that a checkpoint's config has otherwise, but for the number of outputs. Where
-    shapes are the same, as with another `downsample`, the network computes something else with the parameters."""
-    before, now = (content.get("model") for content in (with_present_targets(saved), to_container(config)))
+def other_model(source: str, saved: Config, present: Config) -> list[str]:
+    """A line for each key of the model that the config of a checkpoint, the `source`, has otherwise than the present
+    one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network computes
+    something else with the parameters."""
+    before, now = (with_present_targets(config).get("model") for config in (saved, present))
     if not isinstance(before, Mapping) or not isinstance(now, Mapping) or before.get("_target_") != now.get("_target_"):
         return []
     pairs = differences({key: before[key] for key in before if key in now and key not in OUTPUTS}, now)
     return [
-        f"init_from: its network had model.{key}={old!r:.60}, and this one has {new!r:.60}"
+        f"{source}: its network had model.{key}={old!r:.60}, and this one has {new!r:.60}"
         for key, (old, new) in pairs.items()
         if old != "absent"
     ]

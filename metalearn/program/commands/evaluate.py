@@ -4,6 +4,7 @@
     python scripts/evaluate.py checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
     python scripts/evaluate.py checkpoint=… model.transductive=false on=val      any key of the run; validation tasks
     python scripts/evaluate.py checkpoint=… workers=2                            any number of workers: the same numbers
+    python scripts/evaluate.py checkpoint=…/seed0/checkpoints/best 'ensemble=[…/seed1/checkpoints/best]'
     python scripts/evaluate.py checkpoint=… 'plugins=[my_parts]'                 a run with parts of a package of yours
     python scripts/evaluate.py --config-dir=my_conf checkpoint=… dataset=mine    a dataset of your own
     torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
@@ -11,10 +12,11 @@
 Where the package is installed, `metalearn evaluate` does the same as `python scripts/evaluate.py`, and
 `torchrun … -m metalearn evaluate` as torchrun with the script.
 
-The checkpoint may be a model that scripts/export.py has published. Short names: ways, shots and queries are keys of
-the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv (or
-val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or in
-that of the published model. Exit codes are those of train.py.
+A checkpoint may be a model that scripts/export.py has published. With `ensemble`, the predictions are the mean of those
+of all checkpoints, each adapted by itself; the config is that of the first. Short names: ways, shots and queries are
+keys of the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv
+(or val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or
+in that of the published model. Exit codes are those of train.py.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 FOLDER_OF_YAMLS = "--config-dir"
 
-NO_OVERRIDES = ("checkpoint", "output", "on", FOLDER_OF_YAMLS)
+NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on", FOLDER_OF_YAMLS)
 """What the command line says beside changes of the config."""
 
 PLACES = (
@@ -87,4 +89,22 @@ def read(arguments: Sequence[str]) -> "Request":
     name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]))
     home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)
     output = home if own.get("output") else home / "evaluations" / name
-    return Request(checkpoint, split, overrides, output, home)
+    others = members("ensemble", own["ensemble"]) if "ensemble" in own else []
+    return Request(checkpoint, others, split, overrides, output, home)
+
+
+def members(key: str, value: str) -> list[Path]:
+    """The checkpoints in a list such as [PATH,PATH].
+
+    Raises:
+        ConfigError: something else.
+    """
+    from metalearn.config.compose import parsed
+
+    (override,) = parsed([f"{key}={value}"])
+    paths = override.value()
+    if not isinstance(paths, list) or not paths:
+        raise ConfigError(f"{key}={value}: must be a list of checkpoints; type '{key}=[…/checkpoints/best]'")
+    for path in paths:
+        check_checkpoint(key, path)
+    return list(map(Path, paths))

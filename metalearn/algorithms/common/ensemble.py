@@ -1,0 +1,65 @@
+"""An ensemble: several trainings of one learner, whose predictions are averaged.
+
+Each member adapts to a task by itself. The prediction is the mean of the members' probabilities after the last inner
+step, as in MAML++ (Antoniou et al. 2019, arXiv 1810.09502, section 5), or the mean of their real numbers.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.functional import objective
+from metalearn.algorithms.common.learners import evaluated_once, part, prefixed
+from metalearn.errors import ConfigError
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Params
+
+
+def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
+    """The learner whose parameters are those of `members` trainings, as `joined` gives them. It only evaluates.
+
+    Raises:
+        ConfigError: the algorithm is evaluated on plain samples.
+    """
+    if algorithm.evaluated_on != "tasks":
+        raise ConfigError("ensemble: this algorithm is evaluated on plain samples, and an ensemble needs tasks")
+
+    def init(generator: Generator) -> Params:
+        return joined([algorithm.init(generator) for _ in range(members)])
+
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        raise NotImplementedError("an ensemble is not trained")
+
+    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+        tasks = zip(_alone(episode.support), episode.query.x.split(1), strict=True)
+        return objective(torch.cat([adapt(params, support)(x) for support, x in tasks]), episode.query.y)
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        adapted = [algorithm.adapt(part(f"{number}.", params), support, steps) for number in range(members)]
+
+        def predict(x: Tensor) -> Tensor:
+            return _mean([member(x) for member in adapted], of_numbers=support.y.is_floating_point())
+
+        return predict
+
+    return Algorithm(init, meta_grad, evaluated_once(outcome), adapt, loss=None, transductive=algorithm.transductive)
+
+
+def joined(members: Sequence[Params]) -> Params:
+    """The parameters of all members under names of their own."""
+    parts = (prefixed(f"{number}.", params) for number, params in enumerate(members))
+    return functools.reduce(dict.__or__, parts, {})
+
+
+def _alone(batch: Batch) -> list[Batch]:
+    """The batches of single tasks."""
+    return [Batch(*task) for task in zip(batch.x.split(1), batch.y.split(1), strict=True)]
+
+
+def _mean(outputs: Sequence[Tensor], *, of_numbers: bool) -> Tensor:
+    """The mean of real numbers; or the logarithm of the mean of the probabilities, which are logits, too."""
+    if of_numbers:
+        return torch.stack(list(outputs)).mean(dim=0)
+    return torch.stack([logits.log_softmax(dim=2) for logits in outputs]).logsumexp(dim=0) - math.log(len(outputs))
