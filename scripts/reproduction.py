@@ -260,9 +260,10 @@ the paper's figure compares it with the mean of our seeds: *within* means that t
 intervals allow, *above* that ours is better, *below* that ours is worse. In one table, rows with the same number of
 queries have the same test tasks. A *transductive* evaluation normalises, or predicts, all queries of a task together;
 an inductive one normalises them by the statistics of the support set. *Minutes* are those of training and validation,
-with one core for each worker. Many runs had other work beside them, or were paused in between, so minutes say little
-about the speeds of two rows: see [docs/performance.md](docs/performance.md). The [commands](#commands) stand at the
-end; `python scripts/reproduce.py --render` draws this page from `results/*.json`."""
+with one core for each worker; a mean of several networks has those of all of them. Many runs had other work beside
+them, or were paused in between, so minutes say little about the speeds of two rows: see
+[docs/performance.md](docs/performance.md). The [commands](#commands) stand at the end; `python scripts/reproduce.py
+--render` draws this page from `results/*.json`."""
 
 _COMMANDS = (
     "", "## Commands", "",

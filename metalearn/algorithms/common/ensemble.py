@@ -1,7 +1,7 @@
 """An ensemble: several trainings of one learner, whose predictions are averaged.
 
 Each member adapts to a task by itself. The prediction is the mean of the members' probabilities after the last inner
-step, as in MAML++ (Antoniou et al. 2019, arXiv 1810.09502, section 5), or the mean of their real numbers.
+step, as in the figures of MAML++ (Antoniou et al. 2019, arXiv 1810.09502), or the mean of their real numbers.
 """
 
 import functools
