@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
             a run, that has a link, or that cannot be written.
     """
     members = members_of(request)
+    notes = notes_on(members)
     saved = members[0].saved
     refuse_links(request.output, request.home)
     check_output(request.output)
@@ -93,7 +94,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     if rank > 0:
         return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
-    for note in notes_on(members):
+    for note in notes:
         log.warning("%s", note)
     return lead(request, job, parts, members, params, counted)
 
@@ -108,13 +109,19 @@ def members_of(request: Request) -> list[Member]:
     return [Member(key, path, published.named(key, path)) for key, path in named]
 
 
-def notes_on(members: Sequence[Member]) -> Iterator[str]:
-    """What to say of what is evaluated: classes that are not known, and networks that differ."""
+def notes_on(members: Sequence[Member]) -> list[str]:
+    """What to say of what is evaluated: classes that are not known, and networks that differ.
+
+    Raises:
+        ConfigError: a saved config is refused.
+    """
+    notes = []
     configs = [check_saved(member.saved.meta["config"]) for member in members]
     for (key, path, saved), config in zip(members, configs, strict=True):
         if not from_meta(saved.meta).complete:
-            yield f"{key}={path}: {UNKNOWN}"
-        yield from other_model(f"{key}={path}", config, configs[0])
+            notes.append(f"{key}={path}: {UNKNOWN}")
+        notes += other_model(f"{key}={path}", config, configs[0])
+    return notes
 
 
 def params_for(parts: Parts, member: Member) -> Params:
