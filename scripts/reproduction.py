@@ -275,6 +275,9 @@ _COMMANDS = (
 _FORMS = {"accuracy": "{:.2%}", "mse": "{:.3f}"}
 """How figures are written, by metric."""
 
+_LARGE = 1000.0
+"""From here on, as where a task diverges, a figure is written with an exponent."""
+
 
 def _section(table: Table, results: Mapping[str, Sequence[Result]], plots: Mapping[str, str]) -> Iterator[str]:
     yield from ("", f"## {table.title}", "")
@@ -365,6 +368,7 @@ def _at(result: Result, metric: str, after: str) -> tuple[float, float]:
 
 
 def _with_interval(form: str, value: float, ci95: float | None) -> str:
+    form = form if value < _LARGE else "{:.1e}"
     return form.format(value) + (f" ± {form.format(ci95)}" if ci95 is not None else "")
 
 

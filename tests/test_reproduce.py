@@ -292,6 +292,14 @@ def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c" in text
 
 
+def test_an_error_that_has_no_bound_is_written_with_an_exponent() -> None:
+    row = Row("r", None, "M", "mse", ["a=b"], [Published(LAST, None, None)], "", [0, 1], "")
+    common = {"queries": 1, "tasks": 9, "transductive": False, "steps": 1, "workers": 1, "date": "d", "commit": "c"}
+    errors = [0.25, 1.8e18]
+    results = [common | {"mse": mse, "ci95": mse / 4, "seconds": 1.0, "command": "x"} for mse in errors]
+    assert "| 0.250 ± 0.062, 1.8e+18 ± 4.5e+17 |" in page([Table("t", "T", [row])], {"r": results}, {})
+
+
 def test_a_table_may_show_its_tests_against_inner_steps(tmp_path: Path) -> None:
     """A panel for each number of shots, and the mean of the seeds, here after the steps that both have."""
     rows = [Row(name, None, "M", "mse", ["a=b"], [Published(LAST, None, None)], "", [0], "") for name in "abc"]
