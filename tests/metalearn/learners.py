@@ -170,3 +170,28 @@ class Tasks:
             return episode
         x, y = (value[:, :1].transpose(0, 1) for value in episode.query)
         return Episode(Batch(x[:, :0], y[:, :0]), Batch(x, y))
+
+
+def linear_model(size: int) -> Model:
+    """y = x · θ: its mean squared error is a quadratic in θ."""
+
+    def init(generator: Generator) -> Params:
+        return {"theta": torch.randn(size, dtype=FLOAT64, generator=generator)}
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return torch.einsum("tnd,td->tn", x, params["theta"]).unsqueeze(2)
+
+    return Model(init, apply, transductive=False, activations=1)
+
+
+def part_of(learner: Algorithm, episode: Episode, chosen: list[int]) -> Episode:
+    """The chosen tasks, or samples, in the chosen order."""
+    if learner.trained_on == "tasks":
+        return Episode(*(Batch(batch.x[chosen], batch.y[chosen]) for batch in episode))
+    return Episode(episode.support, Batch(episode.query.x[:, chosen], episode.query.y[:, chosen]))
+
+
+def close(ours: Params, expected: Params, *, atol: float, rtol: float = 0.0) -> None:
+    assert ours.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(ours[name], expected[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,9 +1,6 @@
 """The property table, which every algorithm passes, and a comparison of each algorithm with its paper."""
 
-import copy
-import itertools
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +9,9 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Generator, Tensor
 
-from distributed.reduce import mean_of_sums
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
-from metalearn.algorithms.common.functional import conjugate_gradient
 from metalearn.algorithms.common.inner import constant, descent, last
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
@@ -25,15 +20,8 @@ from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import ridge
-from metalearn.algorithms.reptile import mini_batches, reptile
-from metalearn.algorithms.scratch import scratch
-from metalearn.errors import ConfigError
-from metalearn.models.conv4 import conv4
+from metalearn.algorithms.reptile import reptile
 from metalearn.models.mlp import mlp
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-from metalearn.tasks.glyphs import glyphs
-from metalearn.training.loop import meta_gradient, new_learner, update
-from metalearn.training.optimizers import sgd as outer_sgd
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
 from tests.distributed.worlds import run_ranks
 from tests.metalearn import written_out
@@ -44,8 +32,11 @@ from tests.metalearn.learners import (
     PP,
     STEPS,
     WAYS,
+    close,
     evaluation_episode,
+    linear_model,
     network,
+    part_of,
     random,
     start_of,
     tasks,
@@ -58,19 +49,6 @@ every_learner = pytest.mark.parametrize("name", LEARNERS)
 
 def copied(values: Params) -> Params:
     return {name: value.clone() for name, value in values.items()}
-
-
-def part_of(learner: Algorithm, episode: Episode, chosen: list[int]) -> Episode:
-    """The chosen tasks, or samples, in the chosen order."""
-    if learner.trained_on == "tasks":
-        return Episode(*(Batch(batch.x[chosen], batch.y[chosen]) for batch in episode))
-    return Episode(episode.support, Batch(episode.query.x[:, chosen], episode.query.y[:, chosen]))
-
-
-def close(ours: Params, expected: Params, *, atol: float, rtol: float = 0.0) -> None:
-    assert ours.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(ours[name], expected[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 # What holds for all
@@ -241,18 +219,6 @@ def test_ten_meta_steps_beside_the_formulas_written_out(name: str) -> None:
     moved = max((runs["ours"][key] - start[key]).abs().max().item() for key in start)
     assert moved > 5e-3
     close(runs["ours"], runs["theirs"], atol=1e-10)
-
-
-def linear_model(size: int) -> Model:
-    """y = x · θ: its mean squared error is a quadratic in θ."""
-
-    def init(generator: Generator) -> Params:
-        return {"theta": torch.randn(size, dtype=FLOAT64, generator=generator)}
-
-    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        return torch.einsum("tnd,td->tn", x, params["theta"]).unsqueeze(2)
-
-    return Model(init, apply, transductive=False, activations=1)
 
 
 class Quadratic:
@@ -584,239 +550,6 @@ def test_equal_support_pictures_and_a_tiny_strength_are_solved() -> None:
         weights = ridge(x, torch.cat([y, y], dim=1), torch.tensor([strength]))
         torch.testing.assert_close(one @ weights, y, rtol=0, atol=1e-3)
         assert torch.isfinite(torch.autograd.grad(weights.square().sum(), x)[0]).all()
-
-
-def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
-    """Three tasks: a system of full rank, the identity, and a right side of zero."""
-    root = random(5, 5, seed=1)
-    matrices = torch.stack([root @ root.T + EYE.new_ones(5).diag(), torch.eye(5, dtype=FLOAT64), root @ root.T])
-    right = random(3, 5, seed=2)
-    right[2] = 0
-
-    def product(v: Params) -> Params:
-        return {"x": torch.einsum("tij,tj->ti", matrices, v["x"])}
-
-    solution, residual = conjugate_gradient(product, {"x": right}, 5)
-    torch.testing.assert_close(solution["x"][:2], torch.linalg.solve(matrices, right)[:2], rtol=0, atol=1e-10)
-    assert residual.max() < 1e-10 and solution["x"][2].abs().max() == 0 == residual[2]
-    short, residual = conjugate_gradient(product, {"x": right}, 2)
-    gap = (product(short)["x"] - right).norm(dim=1)[0] / right[0].norm()
-    assert residual[0] == pytest.approx(gap.item(), rel=1e-10) and residual[0] > 1e-3
-
-
-def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> None:
-    """b has a negative curvature in the first two tasks, b − A b in the first: x stays b. The third task is solved. The
-    fourth stops after a step, at its second direction."""
-    diagonals = torch.tensor([[1, 2, -1.01], [10, -1, 1], [1, 2, 4], [3, -0.1, 1]], dtype=FLOAT64)
-    right = torch.tensor([[1, 0, 1], [1, 3.2, 0], [1, 1, 1], [1, 1, 0]], dtype=FLOAT64)
-    solution, residual = conjugate_gradient(lambda v: {"x": diagonals * v["x"]}, {"x": right}, 5)
-    assert torch.equal(solution["x"][:2], right[:2])
-    gaps = (diagonals * solution["x"] - right).norm(dim=1) / right.norm(dim=1)
-    torch.testing.assert_close(residual, gaps, rtol=0, atol=1e-12)
-    torch.testing.assert_close(solution["x"][2], right[2] / diagonals[2], rtol=0, atol=1e-12)
-    first = right[3] - diagonals[3] * right[3]
-    once = right[3] + first.dot(first) / first.dot(diagonals[3] * first) * first
-    torch.testing.assert_close(solution["x"][3], once, rtol=0, atol=1e-12)
-
-
-def test_a_task_whose_curvature_is_not_positive_gives_first_order_maml() -> None:
-    """The support losses (θᵢ² − 100)² are concave around 1, so its system is negative definite."""
-    squares = linear_model(3)._replace(apply=lambda params, x, known=None: params["theta"].square().unsqueeze(2))
-    params = {"theta": torch.tensor([0.5, 1.0, 1.5], dtype=FLOAT64)}
-    x = torch.zeros(1, 3, 1, dtype=FLOAT64)
-    episode = Episode(Batch(x, x + 100), Batch(x, x + 2))
-    steps = STEPS | {"inner_steps": 0}
-    expected = maml(model=squares, **steps, first_order=True).meta_grad(params, episode, 1).grads
-    result = imaml(model=squares, **steps, strength=1.0, cg_steps=3).meta_grad(params, episode, 1)
-    assert expected["theta"].abs().min() > 0.1
-    close(result.grads, expected, atol=1e-12)
-
-
-def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
-    """If the inner problems are solved to the end, the gradient is a finite difference of the loss after them."""
-    model = mlp(inputs=1, outputs=1, hidden=(4,), activation="tanh")
-    learner = imaml(model=model, inner_lr=0.1, inner_steps=200, eval_steps=200, strength=4.0, cg_steps=13)
-    params = start_of(learner)
-    episode = Episode(*(Batch(random(2, 6, 1, seed=s), random(2, 6, 1, seed=s + 1)) for s in (1, 3)))
-    result = learner.meta_grad(params, episode, 1)
-    assert result.metrics["cg_residual"] < 1e-8
-    direction = {name: random(*value.shape, seed=60 + i) for i, (name, value) in enumerate(params.items())}
-    slope = sum((result.grads[name] * direction[name]).sum().item() for name in params)
-
-    def along(distance: float) -> float:
-        moved = {name: params[name] + distance * direction[name] for name in params}
-        return learner.evaluate(moved, episode)["loss"][:, -1].sum().item()
-
-    h = 1e-4
-    assert slope == pytest.approx((8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h), rel=1e-8)
-
-
-@pytest.mark.parametrize("spring", ["every_step", "after"])
-def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) -> None:
-    """With none, a task is learned as from scratch; with one, as by a training of this strength."""
-    model, episode = network(), tasks(2)
-    steps = STEPS | {"inner_lr": 0.1}
-    make = partial(imaml, model=model, **steps, cg_steps=1, spring=spring)
-    params = start_of(make(strength=1.0))
-    plain = scratch(model=model, inner_lr=0.1, eval_steps=3).evaluate(params, episode)
-    close(make(strength=2.0, eval_strength=0.0).evaluate(params, episode), plain, atol=1e-12)
-    stronger = make(strength=5.0).evaluate(params, episode)
-    close(make(strength=2.0, eval_strength=5.0).evaluate(params, episode), stronger, atol=1e-12)
-    assert (stronger["loss"][:, -1] - plain["loss"][:, -1]).abs().min() > 1e-4
-
-
-def test_the_spring_after_the_steps_pulls_back_once() -> None:
-    """One dimension by hand: support (θ − 4)² from θ = 1 at rate 0.1 goes to 1.6, then 2.08. A spring of 3 at that rate
-    takes 0.3 of the way back."""
-    x = torch.ones(1, 1, 1, dtype=FLOAT64)
-    episode = Episode(Batch(x, 4 * x), Batch(x, 4 * x))
-    learner = imaml(
-        model=linear_model(1), inner_lr=0.1, inner_steps=2, eval_steps=2, strength=3.0, spring="after", cg_steps=1
-    )
-    mse = learner.evaluate({"theta": torch.ones(1, dtype=FLOAT64)}, episode)["mse"][0]
-    assert mse.sqrt().tolist() == pytest.approx([3, 4 - (1 + 0.7 * 0.6), 4 - (1 + 0.7 * 1.08)], abs=1e-12)
-
-
-def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
-    """Conv4 with ReLU, whose Hessian is not positive, in float32 on drawn characters: five steps are enough."""
-    chosen = OmegaConf.load(ROOT / "conf/experiment/imaml_omniglot.yaml").algorithm
-    model = conv4(ways=5, channels=1, image_size=28, filters=16)
-    learner = imaml(model=model, **chosen)
-    source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
-    params = learner.init(Generator().manual_seed(0))
-    for first in (0, 8):
-        result = learner.meta_grad(params, source.episodes("train", torch.arange(first, first + 8)), 1)
-        assert result.metrics["cg_residual"] / 8 < 1e-2
-        params = {name: params[name] - 0.1 * result.grads[name] / 8 for name in params}
-
-
-def test_mini_batches_take_the_classes_in_turn() -> None:
-    y = torch.tensor([[0, 1, 2, 0, 0, 1, 1, 2, 2]])
-    batch_of = mini_batches(Batch(torch.arange(9.0).view(1, 9, 1), y), 4)
-    batches = [batch_of(step) for step in range(3)]
-    assert [batch.y[0].tolist() for batch in batches] == [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
-    assert [batch.x.flatten().tolist() for batch in batches] == [[0, 1, 2], [3, 5, 7], [4, 6, 8]]
-
-
-@pytest.mark.parametrize(("key", "size"), [("inner_batch", 1), ("eval_batch", 1), ("inner_batch", 2)])
-def test_reptile_refuses_mini_batches_that_a_batch_norm_cannot_take(key: str, size: int) -> None:
-    """The maps of pictures of 8 pixels end with one pixel. Nine samples in mini-batches of two leave one."""
-    sizes = {"inner_batch": None, "eval_batch": None} | {key: size}
-    learner = reptile(model=conv4(ways=3, channels=1, image_size=8, filters=2), **STEPS, **sizes)
-    params = learner.init(Generator().manual_seed(0))
-    samples = Batch(torch.rand(1, 3, 1, 8, 8), torch.tensor([[0, 1, 2]]))
-    more = Batch(torch.rand(1, 6, 1, 8, 8), torch.tensor([[0, 0, 1, 1, 2, 2]]))
-    with pytest.raises(ConfigError, match=f"^algorithm.{key}={size}: .* leaves mini-batches of one .*{key}=null"):
-        if size == 1:  # what is checked before a run starts
-            learner.adapt(params, samples, 0)
-        else:
-            learner.meta_grad(params, Episode(samples, more), 1)
-
-
-ONE_ADAM = {"betas": (0.0, 0.9), "eps": 1e-3}
-
-
-def carrying(meta_batch: int, **changes: object) -> Algorithm:
-    chosen = {"inner_lr": 0.05, "inner_steps": 3, "eval_steps": 2, "inner_batch": None, "eval_batch": None} | changes
-    optimizer = inner.adam(beta1=0.0, beta2=0.9, eps=1e-3)
-    return reptile(
-        model=network(filters=2),
-        inner=optimizer,
-        inner_state="carried",
-        meta_batch=meta_batch,
-        **chosen,  # type: ignore[arg-type]
-    )
-
-
-def stepped(learner: Algorithm, params: Params, episodes: list[Episode], rate: float) -> Params:
-    """The meta-parameters after a meta-step of the training loop on each episode, by gradient descent."""
-    of_optimizer = {"momentum": 0.0, "schedule": "constant", "min_lr": 0, "decay": 0, "decay_every": 1, "warmup": 0}
-    trained = new_learner(params, outer_sgd(lr=rate, **of_optimizer).start)  # type: ignore[arg-type]
-    for step, episode in enumerate(episodes, start=1):
-        now = {name: value.detach() for name, value in trained.params.items()}
-        halves = [learner.meta_grad(now, part_of(learner, episode, [i]), step) for i in range(len(episode.query.y))]
-        update(trained, dict.__or__(*meta_gradient(mean_of_sums, halves)), rate)
-    return {name: value.detach() for name, value in trained.params.items()}
-
-
-def test_reptile_carries_one_adam_through_the_run_and_into_every_test_task() -> None:
-    """One task a step: torch's Adam goes on from task to task, and from the training into each test task."""
-    learner, trained = carrying(1), tasks(5)
-    start = {name: value.double() for name, value in learner.init(Generator().manual_seed(0)).items()}
-    ours = stepped(learner, start, [part_of(learner, trained, [i]) for i in range(5)], rate=0.5)
-    plain = {name: value for name, value in start.items() if not name.startswith("state.")}
-    theta, phi, adam = written_out.reptile_with_one_adam(
-        plain, trained, steps=3, rate=0.5, adam=lambda params: torch.optim.Adam(params, lr=0.05, **ONE_ADAM)
-    )
-    moments = {f"state.v.{name}": adam.state[value]["exp_avg_sq"] for name, value in phi.items()}
-    close(ours, theta | moments | {"state.steps": torch.tensor([15.0], dtype=FLOAT64)}, atol=1e-11)
-
-    evaluated = tasks(2, seed=90)
-    losses, before = [], copy.deepcopy(adam.state_dict())
-    for sx, sy, qx, qy in written_out.tasks_of(evaluated):
-        with torch.no_grad():
-            for name, value in phi.items():
-                value.copy_(theta[name])
-        adam.load_state_dict(copy.deepcopy(before))
-        losses += [
-            F.cross_entropy(written_out.conv4(phi, qx, qx), qy).item()
-            for _ in itertools.chain([None], written_out.conv4_with(phi, adam, sx, sy, 2))
-        ]
-    assert learner.evaluate(ours, evaluated)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
-
-
-def adam_after(done: int, moments: Params) -> Callable[[list[Tensor]], torch.optim.Adam]:
-    """Makes torch's Adam as it is after `done` steps, with these second moments of the parameters in their order."""
-
-    def adam(params: list[Tensor]) -> torch.optim.Adam:
-        optimizer = torch.optim.Adam(params, lr=0.05, **ONE_ADAM)
-        for value, moment in zip(params, moments.values(), strict=True):
-            steps = torch.tensor(float(done))
-            optimizer.state[value] = {"step": steps, "exp_avg": torch.zeros_like(value), "exp_avg_sq": moment.clone()}
-        return optimizer
-
-    return adam
-
-
-def test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean() -> None:
-    """Three tasks a step, of three inner steps: v ← β⁹ v + (1 − β⁹) / (1 − β³) · mean (u − β³ v), by torch's Adam."""
-    learner, episodes = carrying(3), [tasks(3), tasks(3, seed=20)]
-    start = {name: value.double() for name, value in learner.init(Generator().manual_seed(0)).items()}
-    ours = stepped(learner, start, episodes, rate=0.5)
-    theta = {name: value for name, value in start.items() if not name.startswith("state.")}
-    moments, done = {name: torch.zeros_like(value) for name, value in theta.items()}, 0
-    for episode in episodes:
-        ends, added = [], []
-        for number in range(3):
-            task = part_of(learner, episode, [number])
-            end, phi, used = written_out.reptile_with_one_adam(
-                theta, task, steps=3, rate=1.0, adam=adam_after(done, moments)
-            )
-            ends.append(end)
-            added.append({k: used.state[value]["exp_avg_sq"] - 0.9**3 * moments[k] for k, value in phi.items()})
-        theta = {k: value + 0.5 * (sum(end[k] for end in ends) / 3 - value) for k, value in theta.items()}
-        mean = {k: sum(one[k] for one in added) / 3 for k in theta}
-        moments = {k: 0.9**9 * v + (1 - 0.9**9) / (1 - 0.9**3) * mean[k] for k, v in moments.items()}
-        done += 9
-    expected = theta | {f"state.v.{name}": value for name, value in moments.items()}
-    close(ours, expected | {"state.steps": torch.tensor([18.0], dtype=FLOAT64)}, atol=1e-11)
-
-
-def test_a_mini_batch_smaller_than_the_ways_has_no_favourite_labels() -> None:
-    """20 ways in batches of 5: every pass has each sample once, in an order of its own; each label is equally often in
-    the last batch. In the order of labels it was always the same quarter."""
-    x = random(400, 20, 1, seed=1)
-    y = torch.arange(20).repeat(400, 1)
-    batch_of = mini_batches(Batch(x, y), 5)
-    passes = [torch.cat([batch_of(4 * number + place).y for place in range(4)], dim=1) for number in range(2)]
-    assert all(torch.equal(labels.sort(dim=1).values, y) for labels in passes)
-    assert not (passes[0] == passes[1]).all(dim=1).any() and len(passes[0].unique(dim=0)) == 400
-    last = batch_of(7)
-    assert torch.equal(last.x, x.gather(1, last.y.unsqueeze(2)))  # sample i has label i
-    counts = last.y.flatten().bincount(minlength=20)  # 100 ± 8.7 each
-    assert counts.min() > 60 and counts.max() < 140
-    alone = mini_batches(Batch(x[7:8], y[7:8]), 5)
-    assert torch.equal(alone(7).y[0], last.y[7])
 
 
 # Inner optimisers

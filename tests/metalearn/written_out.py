@@ -328,7 +328,7 @@ def imaml(
                 phi = (phi - lr * torch.autograd.grad(loss, phi)[0]).detach()
             phi.requires_grad_()
             query_gradient = torch.autograd.grad(F.cross_entropy(conv4(unflat(phi), qx, qx), qy), phi)[0]
-            hessian = torch.autograd.functional.hessian(support_loss, phi.detach())
+            hessian = torch.autograd.functional.hessian(support_loss, phi.detach(), vectorize=True)
             matrix = (1 + damping) * torch.eye(len(theta), dtype=theta.dtype) + hessian / (cg_strength or strength)
             total += torch.linalg.solve(matrix, query_gradient)
         return unflat(total)
