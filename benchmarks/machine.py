@@ -1,10 +1,7 @@
-"""The machine: its best float32 rates, its processor, its libraries."""
+"""The best float32 rates of the machine."""
 
-import importlib.metadata
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -82,24 +79,3 @@ def flops_of(recipe: Recipe, activation: str) -> int:
     with FlopCounterMode(display=False) as counter:
         one()
     return int(counter.get_total_flops()) * recipe.tasks
-
-
-def versions() -> dict[str, str | None]:
-    """The versions of Python and of the libraries; None: not installed."""
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    libraries: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
-    return {"python": platform.python_version()} | libraries
-
-
-def cpu_name() -> str:
-    """The processor's model name, if the system has it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

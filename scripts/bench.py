@@ -32,7 +32,7 @@ sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchop
 import torch  # noqa: E402 (the path comes first, here and below)
 
 from benchmarks.chart import chart  # noqa: E402
-from benchmarks.machine import cpu_name, versions  # noqa: E402
+from benchmarks.environment import cpu_name, versions  # noqa: E402
 from benchmarks.meta_gradients import Numbers, quartiles, table  # noqa: E402
 from benchmarks.meta_gradients import measure as measure_gradients  # noqa: E402
 from benchmarks.processes import measure as measure_processes  # noqa: E402

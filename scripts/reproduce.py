@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.environment import machine_name  # noqa: E402
 from metalearn.errors import ConfigError  # noqa: E402
 from metalearn.files import creating  # noqa: E402
 from metalearn.program.arguments import whole  # noqa: E402
@@ -230,7 +231,10 @@ class Runs:
         output.parent.mkdir(parents=True, exist_ok=True)
         name = _name(job)
         print(f"{name}: {_command_line(job)}\n  tail -f {output}", flush=True)
-        facts = {"command": _command_line(job), "date": datetime.date.today().isoformat(), "commit": _commit()}
+        facts = {
+            "command": _command_line(job), "date": datetime.date.today().isoformat(), "commit": _commit(),
+            "machine": machine_name(),
+        }  # fmt: skip
         code = self._wait_for(job, output)
         if code == OK:
             result = self._result(job, facts)

@@ -41,7 +41,7 @@ class Published(NamedTuple):
 class Row(NamedTuple):
     """One line of a table: a run of ours, and the paper's figures. The overrides are those of train.py; with `of`, they
     are those of scripts/evaluate.py, and the row evaluates the checkpoints of the row that `of` names: each by itself,
-    or, as an `ensemble`, those of all its seeds together."""
+    or, as an `ensemble`, those of all its seeds together. It may override what the table says in `all`."""
 
     name: str
     of: str | None
@@ -135,13 +135,15 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
     for value in (*values.values(), fields.get("ci95")):
         if value is not None:
             real_number(name, value)
+    own = str(fields["run"]).split()
+    named = {override.partition("=")[0] for override in own}
     return Row(
         name=name,
         of=fields.get("of"),
         ensemble=ensemble,
         method=str(fields["method"]),
         metric=metric,
-        overrides=[*str(fields["run"]).split(), *common],
+        overrides=[*own, *(override for override in common if override.partition("=")[0] not in named)],
         published=[Published(str(after), value, fields.get("ci95")) for after, value in values.items()],
         source=str(fields.get("source", "")),
         seeds=list(fields.get("seeds", [0] if ensemble else [0, 1])),
@@ -153,7 +155,7 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
 
 
 def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
-    """The result of a completed run; `facts` (command, date, commit) are added as they are.
+    """The result of a completed run; `facts` (command, date, commit, machine) are added as they are.
 
     Raises:
         FileNotFoundError: the run is not complete.
@@ -258,17 +260,17 @@ _HEAD = """# Results
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
 the paper's figure compares it with the mean of our seeds: *within* means that they differ by no more than both
 intervals allow, *above* that ours is better, *below* that ours is worse. In one table, rows with the same number of
-queries have the same test tasks. A *transductive* evaluation normalises, or predicts, all queries of a task together;
-an inductive one normalises them by the statistics of the support set. *Minutes* are those of training and validation,
-with one core for each worker; a mean of several networks has those of all of them. Many runs had other work beside
-them, or were paused in between, so minutes say little about the speeds of two rows: see
-[docs/performance.md](docs/performance.md). The [commands](#commands) stand at the end; `python scripts/reproduce.py
---render` draws this page from `results/*.json`."""
+queries have the same test tasks. *Split* is the division of the characters ([docs/data.md](docs/data.md)). A
+*transductive* evaluation normalises, or predicts, all queries of a task together; an inductive one normalises them by
+the statistics of the support set. *Minutes* are those of training and validation, with one core for each worker; a mean
+of several networks has those of all of them. Many runs had other work beside them, or were paused in between, so
+minutes say little about the speeds of two rows: see [docs/performance.md](docs/performance.md). The
+[commands](#commands) stand at the end; `python scripts/reproduce.py --render` draws this page from `results/*.json`."""
 
 _COMMANDS = (
     "", "## Commands", "",
-    "Each figure above is the result of one of these commands, on this date and at this commit. "
-    "`python scripts/reproduce.py --only ROW` runs a row.",
+    "Each figure above is the result of one of these commands, on this date, at this commit and on this machine; where "
+    "no machine is named, on two cores, before it was recorded. `python scripts/reproduce.py --only ROW` runs a row.",
 )  # fmt: skip
 
 
@@ -282,8 +284,8 @@ _LARGE = 1000.0
 def _section(table: Table, results: Mapping[str, Sequence[Result]], plots: Mapping[str, str]) -> Iterator[str]:
     yield from ("", f"## {table.title}", "")
     yield from (table.about, "") if table.about else ()
-    yield "| row | method | ours | paper | | queries | tasks | transductive | steps | minutes | workers |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield "| row | method | ours | paper | | split | queries | tasks | transductive | steps | minutes | workers |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in table.rows:
         for published in row.published:
             yield _line(row, results.get(row.name, []), published)
@@ -302,7 +304,7 @@ def _line(row: Row, results: Sequence[Result], published: Published) -> str:
     form = _FORMS[row.metric]
     paper = "–" if published.value is None else _with_interval(form, published.value, published.ci95)
     if not results:
-        return f"| `{row.name}` | {method} | *not run* | {paper} | | | | | | | |"
+        return f"| `{row.name}` | {method} | *not run* | {paper} | | | | | | | | |"
     values, ours = (
         [_at(result, row.metric, published.after) for result in results],
         _ours(row, results, published.after),
@@ -312,8 +314,8 @@ def _line(row: Row, results: Sequence[Result], published: Published) -> str:
     first = results[0]
     minutes = ", ".join(f"{result['seconds'] / 60:.1f}" for result in results)
     cells = (
-        first["queries"], first["tasks"], "yes" if first["transductive"] else "no", first["steps"], minutes,
-        first["workers"],
+        first["split"] or "–", first["queries"], first["tasks"], "yes" if first["transductive"] else "no",
+        first["steps"], minutes, first["workers"],
     )  # fmt: skip
     rest = " | ".join(map(str, cells))
     return f"| `{row.name}` | {method} | {ours} | {paper} | {word and f'*{word}*'} | {rest} |"
@@ -380,7 +382,8 @@ def _commands(table: Table, results: Mapping[str, Sequence[Result]]) -> Iterator
     yield from ("", f"### {table.title}", "", "```bash")
     for row in table.rows:
         for result in results.get(row.name, []):
-            yield f"{result['command']}  # {result['date']}, {result['commit']}"
+            where = f", {result['machine']}" if "machine" in result else ""
+            yield f"{result['command']}  # {result['date']}, {result['commit']}{where}"
         if not results.get(row.name):
             yield f"python scripts/reproduce.py --only {row.name}  # not run"
     yield "```"

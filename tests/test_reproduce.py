@@ -3,18 +3,23 @@
 import csv
 import json
 import math
+import os
 import re
 import signal
 import statistics
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import environment
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
+from metalearn.runs import plots
+from metalearn.runs.figures import new_axes
 from metalearn.runs.plots import Panel, by_inner_step, curve_of
 from scripts import reproduce
 from scripts.reproduction import (
@@ -65,8 +70,13 @@ rows:
 KEYS = {
     "row", "algorithm", "dataset", "split", "ways", "shots", "queries", "accuracy", "ci95", "tasks", "task_list",
     "transductive", "by_step", "ci95_by_step", "steps", "seconds", "seed", "workers", "command", "date", "commit",
-    "validation",
+    "machine", "validation",
 }  # fmt: skip
+SHOWN = {
+    "split": "paper", "queries": 1, "tasks": 600, "transductive": True, "steps": 1, "workers": 1, "date": "d",
+    "commit": "c",
+}  # fmt: skip
+"""What the page shows of every result, beside its figures."""
 
 
 def program(folder: Path, *arguments: str, script: str = "reproduce") -> Program:
@@ -121,6 +131,7 @@ def test_a_result_is_kept_with_its_command(reproduced: tuple[Path, list[Outcome]
     assert (kept["seed"], kept["steps"], kept["tasks"], kept["workers"]) == (3, 40, 10, 1)
     assert kept["command"].startswith("python train.py algorithm=maml trainer.steps=40 ")
     assert kept["command"].endswith(f" seed=3 hydra.run.dir={run_dir}")
+    assert f" {os.cpu_count()} core" in kept["machine"] and f"torch {version('torch')}" in kept["machine"]
     with (run_dir / "test.csv").open(newline="") as file:
         last = [float(task["accuracy_3"]) for task in csv.DictReader(file)]
     assert kept["ci95_by_step"]["3"] == pytest.approx(1.96 * statistics.stdev(last) / math.sqrt(10))
@@ -180,12 +191,11 @@ def test_runs_are_compared_in_one_plot(reproduced: tuple[Path, list[Outcome]], t
     assert refused.code == 2 and "metrics.jsonl" in refused.text
 
 
-def test_every_row_of_the_tables_can_be_composed() -> None:
-    tables = read_tables(TABLES)
-    assert len([row for table in tables for row in table.rows]) >= 25
-    for table in tables:
-        for row in table.rows:
-            compose_config([o for o in row.overrides if row.of is None] + ["seed=0", "hydra.run.dir=x"])
+def test_every_row_that_trains_can_be_composed() -> None:
+    trained = [row for table in read_tables(TABLES) for row in table.rows if row.of is None]
+    assert len(trained) >= 25
+    for row in trained:
+        compose_config([*row.overrides, "seed=0", "hydra.run.dir=x"])
 
 
 def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> None:
@@ -227,6 +237,13 @@ def test_a_row_that_evaluates_another_needs_that_one(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {of: b, method: M, run: c=d}")
     with pytest.raises(ConfigError, match="of=b: there is no such row; there are a"):
         read_tables(tmp_path)
+
+
+def test_a_row_overrides_what_its_table_says_of_all_rows(tmp_path: Path) -> None:
+    rows = "a: {method: M, run: d=e k=15}, b: {method: M, of: a, run: ''}"
+    (tmp_path / "table.yaml").write_text(f"title: t\nall: s=5 k=5\nrows: {{{rows}}}")
+    (table,) = read_tables(tmp_path)
+    assert [row.overrides for row in table.rows] == [["d=e", "k=15", "s=5"], ["s=5", "k=5"]]
 
 
 def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> None:
@@ -282,28 +299,52 @@ def test_the_comparison_with_the_paper(
 
 def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     row = Row("r", None, "M", "accuracy", ["a=b"], [Published(LAST, 0.98, 0.005)], "", [0, 1], "a note")
-    common = {"queries": 1, "tasks": 600, "transductive": True, "steps": 10, "workers": 2, "date": "d", "commit": "c"}
+    common = SHOWN | {"steps": 10, "workers": 2}
     results = [
         common | {"accuracy": accuracy, "ci95": 0.002, "seconds": seconds, "command": f"seed={seed}"}
         for seed, (accuracy, seconds) in enumerate([(0.97, 60.0), (0.99, 90.0)])
     ]
+    results[1]["machine"] = "a CPU, 2 cores"  # older results have none
     text = page([Table("t", "T", [row])], {"r": results}, {})
-    assert "| 97.00% ± 0.20%, 99.00% ± 0.20% | 98.00% ± 0.50% | *within* | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |" in text
-    assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c" in text
+    cells = "98.00% ± 0.50% | *within* | paper | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |"
+    assert f"| 97.00% ± 0.20%, 99.00% ± 0.20% | {cells}" in text
+    assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c, a CPU, 2 cores\n" in text
+
+
+def test_a_machine_is_named_with_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+        (tmp_path / f"0000:0{number}:00.0/information").write_text("Model: \t\t NVIDIA H100\nIRQ:   \t\t 38\n")
+    monkeypatch.setattr(environment, "_GPUS", tmp_path)
+    assert ", NVIDIA H100, NVIDIA H100, torch 2" in environment.machine_name()
 
 
 def test_an_error_that_has_no_bound_is_written_with_an_exponent() -> None:
     row = Row("r", None, "M", "mse", ["a=b"], [Published(LAST, None, None)], "", [0, 1], "")
-    common = {"queries": 1, "tasks": 9, "transductive": False, "steps": 1, "workers": 1, "date": "d", "commit": "c"}
+    common = SHOWN | {"tasks": 9, "transductive": False, "split": None}
     errors = [0.25, 1.8e18]
     results = [common | {"mse": mse, "ci95": mse / 4, "seconds": 1.0, "command": "x"} for mse in errors]
     assert "| 0.250 ± 0.062, 1.8e+18 ± 4.5e+17 |" in page([Table("t", "T", [row])], {"r": results}, {})
 
 
+@pytest.mark.parametrize(
+    ("longest", "scale", "labels"), [(900, "linear", None), (20_000, "symlog", ["1,000", "10,000"])]
+)
+def test_short_and_long_runs_can_be_told_apart(longest: int, scale: str, labels: list[str] | None) -> None:
+    _, axes = new_axes(4, 4)
+    for end in (0, 100, longest):  # the first has been validated before any step only
+        axes.plot([0, end], [1.0, 0.5])
+    plots._spread_out(axes)
+    assert axes.get_xscale() == scale
+    if labels is not None:
+        axes.figure.canvas.draw()
+        assert [label.get_text() for label in axes.get_xticklabels()][-2:] == labels
+
+
 def test_a_table_may_show_its_tests_against_inner_steps(tmp_path: Path) -> None:
     """A panel for each number of shots, and the mean of the seeds, here after the steps that both have."""
     rows = [Row(name, None, "M", "mse", ["a=b"], [Published(LAST, None, None)], "", [0], "") for name in "abc"]
-    common = {"queries": 1, "tasks": 9, "transductive": False, "steps": 1, "workers": 1, "date": "d", "commit": "c"}
+    common = SHOWN | {"tasks": 9, "transductive": False, "split": None}
     common |= {"mse": 1.0, "ci95": 0.1, "seconds": 1.0, "command": "x", "validation": None}
     results = {
         "a": [
@@ -324,7 +365,7 @@ def test_a_table_may_show_its_tests_against_inner_steps(tmp_path: Path) -> None:
 
 def test_the_best_rows_are_named_by_kind_of_test_if_they_took_little_time() -> None:
     def result(accuracy: float, transductive: bool, minutes: float, workers: int) -> Result:
-        common = {"queries": 1, "tasks": 600, "steps": 10, "date": "d", "commit": "c", "command": "x", "ci95": 0.01}
+        common = SHOWN | {"command": "x", "ci95": 0.01}
         chosen = {"accuracy": accuracy, "transductive": transductive, "seconds": 60 * minutes, "workers": workers}
         return common | chosen | {"by_step": {"1": 0.1}, "ci95_by_step": {"1": 0.1}}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.environment import cpu_name, versions
 from benchmarks.gpu_check.rows import Row, row_of
-from benchmarks.machine import cpu_name, versions
 
 
 def machine(device: str, *, short: bool) -> Iterator[Row]:

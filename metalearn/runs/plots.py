@@ -49,9 +49,10 @@ def curve_of(run_dir: Path) -> Curve:
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
     """Draws the validations of several runs with the same metric, against wall-clock minutes and against meta-steps.
 
-    The axis of accuracy has its distance from 100%, on a logarithmic scale: 98% to 99% is as far as 96% to 98%.
+    The axis of accuracy has its distance from 100%, on a logarithmic scale: 98% to 99% is as far as 96% to 98%. The
+    axes of minutes and steps are logarithmic if one run is ten times as long as another.
     """
-    figure, (left, right) = new_axes(13, 5.5, columns=2, sharey=True)
+    figure, (left, right) = new_axes(15, 5.5, columns=2, sharey=True)
     accuracy = all(curve.metric == "accuracy" for curve in curves)
     for number, curve in enumerate(curves):
         heights = [_error(value) for value in curve.values] if accuracy else curve.values
@@ -66,9 +67,23 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
     if accuracy:
         _name_accuracies(left, [value for curve in curves for value in curve.values])
     for axes in (left, right):
+        _spread_out(axes)
         axes.grid(alpha=0.3)
-    right.legend(fontsize="small")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return save(figure, path)
+
+
+def _spread_out(axes: Any) -> None:
+    """Turns the horizontal axis into a logarithmic one, linear near 0, if a line of it is `_LONGER` than another."""
+    lines = [sorted(x for x in line.get_xdata() if x > 0) for line in axes.get_lines()]
+    ends = [line[-1] for line in lines if line]
+    if ends and max(ends) >= _LONGER * min(ends):
+        axes.set_xscale("symlog", linthresh=min(line[0] for line in lines if line), linscale=0.3)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.10g}")
+
+
+_LONGER = 10
 
 
 class Panel(NamedTuple):

@@ -1,0 +1,42 @@
+"""What is measured on: the processor, the GPUs, the versions. Imports no torch."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""Where NVIDIA's driver describes its GPUs, each in a folder of its own."""
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of Python and of the libraries; None: not installed."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    libraries: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
+    return {"python": platform.python_version()} | libraries
+
+
+def cpu_name() -> str:
+    """The processor's model name, if the system has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def gpu_names() -> list[str]:
+    """The names of NVIDIA's GPUs, if their driver is loaded."""
+    lines = [line for path in sorted(_GPUS.glob("*/information")) for line in path.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+
+
+def machine_name() -> str:
+    """The processor, its cores, the GPUs, and the version of torch, in one line."""
+    cores = os.cpu_count() or 1
+    return ", ".join([cpu_name(), f"{cores} core{'s' * (cores > 1)}", *gpu_names(), f"torch {versions()['torch']}"])
