@@ -17,6 +17,9 @@ from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
 
+SLOPES = {"relu": 0.0, "leaky_relu": 0.01, "softplus": LINEAR}
+"""Activations, and the slope of the leaky ReLU in the norm. The norm before a softplus is linear."""
+
 
 def conv4(
     *,
@@ -37,7 +40,8 @@ def conv4(
         filters: channels of every block.
         downsample: `stride` halves by stride 2 and averages over space before the head; `pool`
             halves by 2×2 max pooling and flattens.
-        activation: `relu`, or `softplus`, which is smooth.
+        activation: `relu`; `leaky_relu` with slope 0.01, as in the code of MAML++ (Antoniou et al. 2019,
+            arXiv 1810.09502); or `softplus`, which is smooth.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
 
@@ -47,7 +51,7 @@ def conv4(
     for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size), ("filters", filters)):
         whole_number(name, value, at_least=1)
     one_of("downsample", downsample, ("stride", "pool"))
-    one_of("activation", activation, ("relu", "softplus"))
+    one_of("activation", activation, tuple(SLOPES))
     true_or_false("transductive", transductive)
     if downsample == "pool" and image_size < 2**BLOCKS:
         raise ValueError(
@@ -79,11 +83,11 @@ def _draw_blocks(channels: int, filters: int, generator: Generator) -> Params:
 
 def _block(number: int, downsample: str, activation: str) -> Stage:
     """A block; the first one takes images [t, n, c, h, w], the last one gives features [t, n, d]."""
-    strided, smooth = downsample == "stride", activation == "softplus"
+    strided = downsample == "stride"
     layers: list[Layer] = [ChannelsLast()] if number == 1 else []
     layers.append(Convolution(f"conv{number}.weight", stride=2 if strided else 1, padding=1))
-    layers.append(Norm(f"norm{number}.weight", f"norm{number}.bias", slope=LINEAR if smooth else 0.0))
-    if smooth:
+    layers.append(Norm(f"norm{number}.weight", f"norm{number}.bias", slope=SLOPES[activation]))
+    if activation == "softplus":
         layers.append(Activation("softplus"))
     if not strided:
         layers.append(MaxPool())

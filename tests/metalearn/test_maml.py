@@ -78,10 +78,12 @@ def test_conv4_meta_gradient_along_a_direction(downsample: str, transductive: bo
     assert slope == pytest.approx(fourth_order, rel=1e-6)
 
 
-@pytest.mark.parametrize(("transductive", "steps"), [(True, 1), (True, 3), (False, 2)])
-def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: int) -> None:
-    rate = 0.4
-    model = conv4(ways=3, channels=1, image_size=12, filters=8, transductive=transductive)
+@pytest.mark.parametrize(
+    ("transductive", "steps", "activation"), [(True, 1, "relu"), (True, 3, "leaky_relu"), (False, 2, "relu")]
+)
+def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: int, activation: str) -> None:
+    rate, act = 0.4, getattr(F, activation)
+    model = conv4(ways=3, channels=1, image_size=12, filters=8, activation=activation, transductive=transductive)
     learner = maml(model=model, inner_lr=rate, inner_steps=steps, eval_steps=1)
     episode = images(3, 3)
     params = spread_out(double(learner.init(Generator().manual_seed(0))))
@@ -92,10 +94,10 @@ def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: i
         sx, sy, qx, qy = episode.support.x[task], episode.support.y[task], episode.query.x[task], episode.query.y[task]
         adapted = dict(theta)
         for _ in range(steps):
-            loss = F.cross_entropy(written_out.conv4(adapted, sx, sx, F.relu), sy)
+            loss = F.cross_entropy(written_out.conv4(adapted, sx, sx, act), sy)
             grads = torch.autograd.grad(loss, list(adapted.values()), create_graph=True)
             adapted = {name: p - rate * g for (name, p), g in zip(adapted.items(), grads, strict=True)}
-        total = total + F.cross_entropy(written_out.conv4(adapted, qx, qx if transductive else sx, F.relu), qy)
+        total = total + F.cross_entropy(written_out.conv4(adapted, qx, qx if transductive else sx, act), qy)
     expected = dict(zip(theta, torch.autograd.grad(total, list(theta.values())), strict=True))
 
     result = learner.meta_grad(params, episode, 1)
