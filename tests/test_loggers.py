@@ -1,8 +1,11 @@
 """The loggers: what they get, that a run that goes on doubles nothing, and that nothing is sent unasked."""
 
+import contextlib
 import csv
 import importlib.util
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs import folder
 from metalearn.runs.loggers.protocol import Logger, Window, opened
-from metalearn.runs.logging import RunLog, run_log
+from metalearn.runs.logging import RunLog, log_to_terminal, run_log
 from tests.runs import ROOT
 
 CONFIG = {"seed": 0, "model": {"widths": [4, 8]}, "run": "a"}
@@ -43,6 +46,17 @@ def in_two_sessions(path: Path, **chosen: bool) -> None:
     resumed.evaluation(10, "test", {"loss": 0.4, "accuracy": 0.8, "ci95": 0.1, "tasks": 4})
     resumed.result(CONFIG, {"hparam/test_accuracy": 0.8})
     resumed.close()
+
+
+def test_messages_go_to_what_stderr_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("metalearn", "distributed"):
+        monkeypatch.setattr(logging.getLogger(package), "handlers", [])
+        monkeypatch.setattr(logging.getLogger(package), "propagate", False)
+    for message in ("first", "second"):
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
+            log_to_terminal()
+            logging.getLogger("metalearn").info(message)
+        assert stderr.getvalue() == f"{message}\n"
 
 
 def test_tensorboard_has_curves_settings_config_and_pictures_once(tmp_path: Path) -> None:

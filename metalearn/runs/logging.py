@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -260,10 +260,18 @@ def bar_log(window: Window) -> RunLog:
     return SILENT._replace(step=bar, evaluation=evaluation, close=lambda: bar(None, {}))
 
 
+class _ToStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is now: a notebook, or a redirection, may have replaced it since an earlier call."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def log_to_terminal(level: int = logging.INFO) -> None:
     """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
     if not log.handlers:
-        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+        handler: logging.Handler = _ToStderr()
         if _console.is_terminal:
             handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
         _attach(handler)
