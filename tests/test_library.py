@@ -107,6 +107,19 @@ def test_an_algorithm_may_be_a_function_and_a_module_begins_with_its_own_weights
         learned.adapt(torch.zeros(3, 2), torch.zeros(3))
 
 
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_a_module_in_float64_is_cast_to_the_precision_of_the_run(precision: str) -> None:
+    module = network().double()
+    learned = metalearn.train(
+        metalearn.named("maml", **INNER), module, "sinusoid", precision=precision, **(STEPS | {"steps": 0})
+    )
+    dtype = getattr(torch, precision)
+    for name, value in module.state_dict().items():
+        assert value.dtype is torch.float64 and learned.params[name].equal(value.to(dtype))
+    x = torch.zeros(3, 1, dtype=torch.float64)
+    assert learned.adapt(x, x[:, 0]).predict(x).dtype == precision
+
+
 def test_labels_are_those_that_were_given() -> None:
     glyphs = metalearn.named("glyphs", ways=3, image_size=12)
     learned = metalearn.train("protonet", metalearn.named("conv4", filters=4), glyphs, **(STEPS | {"steps": 1}))
