@@ -270,12 +270,14 @@ class _ToStderr(logging.StreamHandler[TextIO]):
 
 def log_to_terminal(level: int = logging.INFO) -> None:
     """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
-    if not log.handlers:
-        handler: logging.Handler = _ToStderr()
+    handler = next((handler for handler in log.handlers if isinstance(handler, _ToStderr | RichHandler)), None)
+    if handler is None:
         if _console.is_terminal:
             handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
+        else:
+            handler = _ToStderr()
         _attach(handler)
-    log.handlers[0].setLevel(level)
+    handler.setLevel(level)
 
 
 class _LogFile(logging.FileHandler):
