@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import train
-from tests.runs import metrics, slow, train_in
+from tests.runs import Start, metrics, slow, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -151,3 +152,32 @@ def test_what_is_not_named_or_does_not_fit_is_refused_and_nothing_is_made(
     assert train.main([*TINY, *start, *own]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+LIST_THREADS = """
+import atexit, os, pathlib
+
+def list_threads():
+    if "RANK" in os.environ:
+        names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+        pathlib.Path(os.environ["THREADS"], os.environ["RANK"]).write_text("".join(names))
+
+atexit.register(list_threads)
+"""
+"""A `sitecustomize.py`: a rank that ends normally lists its threads, of which torch's have names of their own."""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are listed by /proc")
+def test_no_thread_of_the_process_group_outlives_a_paused_run(start: Start, tmp_path: Path) -> None:
+    """A thread that returns to Python while Python ends aborts the process: the run then counts as failed. torch's
+    DistributedDataParallel, too, must not keep the group."""
+    (tmp_path / "sitecustomize.py").write_text(LIST_THREADS)
+    threads = tmp_path / "threads"
+    threads.mkdir()
+    outcome = start(
+        *TINY, "experiment=supervised_glyphs", "strategy=ddp", "workers=2", "pause_after=1", "model.filters=8",
+        PYTHONPATH=str(tmp_path), THREADS=str(threads),
+    ).wait()  # fmt: skip
+    assert outcome.code == 0 and "paused after step 1" in outcome.text, outcome.text
+    assert sorted(path.name for path in threads.iterdir()) == ["0", "1"]
+    assert [path.read_text() for path in threads.iterdir() if "gloo" in path.read_text()] == []

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, which its default arguments would keep for ever
 
 from distributed.engine.info import check_timeout, get_world_info
 from distributed.engine.leaving import GOODBYE_SECONDS

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -146,14 +146,8 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
         with stop.interruptible():
             strategy = connect(parts)
         assert strategy.drives
-        try:
-            with published(job):
-                code = _train(job, parts, state, strategy, stop)
-        except BaseException as error:
-            strategy.close(failure=error)
-            raise
-        strategy.close()
-        return code
+        with _closing(strategy), published(job):
+            return _train(job, parts, state, strategy, stop)
     except DivergedError as error:
         return report_error(error, DIVERGED)
     except Interrupted:
@@ -167,6 +161,17 @@ def lead(job: Job, parts: Parts, state: FolderState) -> int:
     finally:
         detach(handler)
         stop.restore()
+
+
+@contextmanager
+def _closing(strategy: Strategy) -> Iterator[None]:
+    """Ends the strategy's session, however this is left: Python must not end while a thread of torch is in it."""
+    try:
+        yield
+    except BaseException as error:
+        strategy.close(failure=error)
+        raise
+    strategy.close()
 
 
 def dismiss_others(parts: Parts, report: str) -> int:
@@ -226,11 +231,9 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
         if joins:
             print(f"worker{os.environ['RANK']} has joined {job.run_dir}", file=sys.stderr, flush=True)
-        if strategy.drives:
-            follow(strategy)
-        strategy.close()
-    except Paused:
-        return OK
+        with _closing(strategy), suppress(Paused):
+            if strategy.drives:
+                follow(strategy)
     except (StoppedByLeader, RunError) as error:
         log.debug("%s", error)  # rank zero has reported the cause
         return FAILED
