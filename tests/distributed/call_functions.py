@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed import rpc
 from torch.futures import Future
 
 import distributed as todist
@@ -221,6 +222,14 @@ _kept: list[Any] = []
 def counters_alive() -> int:
     gc.collect()
     return len(_counters)
+
+
+def what_holds_counters() -> str:
+    """What may keep a counter alive here: torch's counts of references, our open calls, and what Python knows."""
+    gc.collect()
+    holders = [type(holder).__name__ for counter in list(_counters) for holder in gc.get_referrers(counter)]
+    calls = [*leaving._served.values(), *(call for call, _ in list(leaving._open.values()))]
+    return f"{rpc._rref_context_get_debug_info()}; calls: {calls}; referrers: {holders}"
 
 
 def add_to(counter: Any, amount: int) -> int:

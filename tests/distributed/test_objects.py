@@ -57,14 +57,17 @@ def test_handles_travel_and_the_object_ends_with_the_last() -> None:
         gc.collect()
         return int(todist.remote_sync_call(functions.counters_alive, partitioner=1)[0])
 
-    assert comes_true(lambda: alive() == 0)  # also after the failures and the late answers of the other tests
+    def holders() -> list[str]:
+        return [functions.what_holds_counters(), *todist.remote_sync_call(functions.what_holds_counters, partitioner=1)]
+
+    assert comes_true(lambda: alive() == 0), holders()  # also after the failures and the late answers of other tests
     counter = todist.remote_object(Counter, 5, on=1)
     assert todist.remote_sync_call(functions.add_to, args=(counter, 4), partitioner=2) == [9]
     assert todist.remote_sync_call(functions.keep, args=(counter,), partitioner=2) == [None]
     del counter
     assert todist.remote_sync_call(functions.add_to_kept, args=(1,), partitioner=2) == [10] and alive() == 1
     assert todist.remote_sync_call(functions.keep, args=(None,), partitioner=2) == [None]
-    assert comes_true(lambda: alive() == 0)
+    assert comes_true(lambda: alive() == 0), holders()
 
 
 def test_methods_that_return_futures_hold_no_thread() -> None:
