@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from metalearn.errors import ConfigError, RunError
+from metalearn.program.process import log_sweep
 from metalearn.runs import folder
 from metalearn.runs.loggers.protocol import Logger, Window, opened
 from metalearn.runs.logging import RunLog, log_to_terminal, run_log
@@ -48,16 +50,19 @@ def in_two_sessions(path: Path, **chosen: bool) -> None:
     resumed.close()
 
 
-def test_messages_go_to_what_stderr_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("begin", "package"), [(log_to_terminal, "metalearn"), (log_sweep, "sweeps")])
+def test_messages_go_to_what_stderr_is_now(
+    begin: Callable[[], None], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where another program, such as pytest, has a handler of its own for them, which keeps its level."""
     others = logging.NullHandler(logging.ERROR)
-    for package in ("metalearn", "distributed"):
-        monkeypatch.setattr(logging.getLogger(package), "handlers", [others])
-        monkeypatch.setattr(logging.getLogger(package), "propagate", False)
+    for name in ("metalearn", "distributed", "sweeps"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [others])
+        monkeypatch.setattr(logging.getLogger(name), "propagate", False)
     for message in ("first", "second"):
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
-            log_to_terminal()
-            logging.getLogger("metalearn").info(message)
+            begin()
+            logging.getLogger(package).info(message)
         assert stderr.getvalue() == f"{message}\n" and others.level == logging.ERROR
 
 

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from metalearn.config.check import launcher_pid, started_by_launcher
 from metalearn.program.job import Job
+from metalearn.runs.to_stderr import ToStderr
 
 _PR_SET_PDEATHSIG = 1
 _STORE_SECONDS = 1.0
@@ -52,8 +53,8 @@ def end_with_starter() -> None:
 def log_sweep() -> None:
     """Sends the log messages of a sweep to stderr."""
     logger = logging.getLogger("sweeps")
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler(sys.stderr))
+    if not any(isinstance(handler, ToStderr) for handler in logger.handlers):
+        logger.addHandler(ToStderr())
     logger.setLevel(logging.INFO)
     logger.propagate = False
 

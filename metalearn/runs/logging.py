@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -25,6 +25,7 @@ from metalearn.runs.loggers.to_mlflow import mlflow_logger
 from metalearn.runs.loggers.to_tensorboard import tensorboard_logger
 from metalearn.runs.loggers.to_wandb import MODES, wandb_logger
 from metalearn.runs.metrics import describe, jsonable
+from metalearn.runs.to_stderr import ToStderr
 
 _PACKAGES = ("metalearn", "distributed")
 
@@ -260,22 +261,14 @@ def bar_log(window: Window) -> RunLog:
     return SILENT._replace(step=bar, evaluation=evaluation, close=lambda: bar(None, {}))
 
 
-class _ToStderr(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is now: a notebook, or a redirection, may have replaced it since an earlier call."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
 def log_to_terminal(level: int = logging.INFO) -> None:
     """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
-    handler = next((handler for handler in log.handlers if isinstance(handler, _ToStderr | RichHandler)), None)
+    handler = next((handler for handler in log.handlers if isinstance(handler, ToStderr | RichHandler)), None)
     if handler is None:
         if _console.is_terminal:
             handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
         else:
-            handler = _ToStderr()
+            handler = ToStderr()
         _attach(handler)
     handler.setLevel(level)
 
