@@ -136,6 +136,13 @@ def test_a_checkpoint_older_than_a_key_of_training_is_evaluated() -> None:
     assert changed.dataset.shots == 2 and "decay" in changed.optimizer
 
 
+def test_a_checkpoint_older_than_a_key_takes_it() -> None:
+    saved = to_container(compose_config(["algorithm=maml"]).config)
+    del saved["algorithm"]["eval_lr_factor"]
+    assert changed_config(saved, ["algorithm.eval_lr_factor=0.5"], {}).algorithm.eval_lr_factor == 0.5
+    assert "eval_lr_factor" not in changed_config(saved, [], {}).algorithm
+
+
 def test_overrides_that_do_not_fit_are_refused(trained: Path, tmp_path: Path) -> None:
     checkpoint = f"checkpoint={trained / 'maml/checkpoints/best'}"
     for arguments, message in (

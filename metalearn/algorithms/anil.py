@@ -22,6 +22,7 @@ def anil(
     inner_lr: float,
     inner_steps: int,
     eval_steps: int,
+    eval_lr_factor: float = 1.0,
     first_order: bool = False,
 ) -> Algorithm:
     """Almost no inner loop.
@@ -32,16 +33,18 @@ def anil(
         inner_lr: the rate of the inner steps on the mean loss of a task's support set.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
+        eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
 
     Raises:
-        ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
+        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        rate = inner_lr if order else eval_lr_factor * inner_lr
         tasks = support.x.shape[0]
         theta = start_of(model, params, tasks)
         known = features_of(model, params, tasks)(support.x)
@@ -50,7 +53,7 @@ def anil(
         def loss(adapted: Params, step: int) -> Tensor:
             return objective(head.apply(adapted, known, 0), support.y)["loss"]
 
-        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order):
+        for adapted in descent(loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order):
             yield replaced(model, theta, adapted)
 
     order = 1 if first_order else 2

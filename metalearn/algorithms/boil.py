@@ -22,6 +22,7 @@ def boil(
     inner_lr: float,
     inner_steps: int,
     eval_steps: int,
+    eval_lr_factor: float = 1.0,
     first_order: bool = False,
     checkpoint_steps: bool = False,
 ) -> Algorithm:
@@ -33,20 +34,22 @@ def boil(
         inner_lr: the rate of the inner steps on the mean loss of a task's support set.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
+        eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
-        ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
+        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     true_or_false("checkpoint_steps", checkpoint_steps)
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        rate = inner_lr if order else eval_lr_factor * inner_lr
         tasks = support.x.shape[0]
-        start, rates = (start_of(model, values, tasks) for values in (params, _rates(params, inner_lr, head)))
+        start, rates = (start_of(model, values, tasks) for values in (params, _rates(params, rate, head)))
         loss = SupportLoss(model, support, order)
         return descent(
             loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint_steps

@@ -21,6 +21,7 @@ def maml(
     inner_lr: float,
     inner_steps: int,
     eval_steps: int,
+    eval_lr_factor: float = 1.0,
     first_order: bool = False,
     checkpoint_steps: bool = False,
 ) -> Algorithm:
@@ -32,21 +33,23 @@ def maml(
         inner_lr: α, the rate of the inner steps on the mean loss of a task's support set.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
+        eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
-        ValueError: a rate that is not above 0, or a negative number of steps.
+        ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     true_or_false("checkpoint_steps", checkpoint_steps)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        rate = inner_lr if order else eval_lr_factor * inner_lr
         start = start_of(model, params, support.x.shape[0])
         loss = SupportLoss(model, support, order)
         return descent(
-            loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order, checkpoint=checkpoint_steps
+            loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order, checkpoint=checkpoint_steps
         )
 
     order = 1 if first_order else 2

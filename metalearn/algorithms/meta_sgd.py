@@ -23,6 +23,7 @@ def meta_sgd(
     inner_lr: float,
     inner_steps: int,
     eval_steps: int,
+    eval_lr_factor: float = 1.0,
     first_order: bool = False,
     checkpoint_steps: bool = False,
 ) -> Algorithm:
@@ -34,13 +35,14 @@ def meta_sgd(
         inner_lr: the initial value of every rate, for steps on the mean loss of a task's support set.
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
+        eval_lr_factor: validation and test multiply the learned rates by it.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
-        ValueError: a rate that is not above 0, or a negative number of steps.
+        ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     true_or_false("checkpoint_steps", checkpoint_steps)
 
@@ -51,6 +53,8 @@ def meta_sgd(
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks, rates = support.x.shape[0], part(RATE, params)
         start = start_of(model, {name: params[name] for name in rates}, tasks)
+        if order == 0:
+            rates = {name: eval_lr_factor * rate for name, rate in rates.items()}
         rates = start_of(model, rates, tasks)
         loss = SupportLoss(model, support, order)
         return descent(

@@ -43,7 +43,7 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
-FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh"}
+FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh", "algorithm.eval_lr_factor": 1.0}
 """Keys that earlier versions had not, and the values that stand for what they did. A key that is off is not named."""
 
 MANIFEST, DESCRIPTION = "manifest.json", "model.json"
@@ -111,7 +111,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
                 OmegaConf.update(config, key, link)
         _find_data(config)
         for key, value in named.items():
-            check_key(key, known)
+            check_key(key, known | FORMER.keys())  # the checkpoint may be older than the key
             OmegaConf.update(config, key, value)
         check_plugins(config, named)
         if "model" not in chosen:

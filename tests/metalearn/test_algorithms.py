@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from torch import Generator, Tensor
 
 from metalearn.algorithms.anil import anil
+from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.common.inner import constant, descent, last
@@ -321,6 +322,29 @@ def test_the_gradient_by_a_learned_rate_is_the_closed_form() -> None:
         expected += -slope * (b_matrix @ (theta - rate * slope - b))
     gradient = learner.meta_grad(params, problem.episode, 1).grads["inner_lr.theta"]
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [maml, anil, boil, meta_sgd])
+def test_evaluations_have_a_rate_of_their_own(make: Callable[..., Algorithm]) -> None:
+    """`eval_lr_factor` changes validation, test and predictors as another rate would, and leaves training as it is."""
+    plain, slower, slow = (
+        make(model=network(), **STEPS | {"inner_lr": rate}, eval_lr_factor=factor)
+        for rate, factor in ((0.3, 1.0), (0.3, 0.25), (0.075, 1.0))
+    )
+    params = start_of(plain)
+    quarter = params | {name: 0.25 * rate for name, rate in params.items() if name.startswith("inner_lr.")}
+    grads = [learner.meta_grad(params, training_episode(plain, 2), 1).grads for learner in (plain, slower)]
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in params)
+    episode = evaluation_episode(plain, 1)
+    values, expected = slower.evaluate(params, episode), slow.evaluate(quarter, episode)
+    torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-14)
+    logits, wanted = (
+        learner.adapt(given, episode.support)(episode.query.x) for learner, given in ((slower, params), (slow, quarter))
+    )
+    torch.testing.assert_close(logits, wanted, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(values["loss"], plain.evaluate(params, episode)["loss"])
+    with pytest.raises(ValueError, match="eval_lr_factor=0"):
+        make(model=network(), **STEPS, eval_lr_factor=0)
 
 
 def test_first_order_is_second_order_where_the_hessian_is_zero() -> None:

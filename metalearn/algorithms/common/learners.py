@@ -131,11 +131,12 @@ class SupportLoss(KnowsItsGradient):
         return network.stepped(params, x, y, rate, twice=self.order == 2)
 
 
-def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int) -> None:
-    """Raises ValueError for a rate that is not above 0, or a negative number of steps."""
+def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int, eval_lr_factor: float = 1.0) -> None:
+    """Raises ValueError for a rate or factor that is not above 0, or a negative number of steps."""
     real_number("inner_lr", inner_lr, above=0)
     whole_number("inner_steps", inner_steps, at_least=0)
     whole_number("eval_steps", eval_steps, at_least=0)
+    real_number("eval_lr_factor", eval_lr_factor, above=0)
 
 
 # Learners that compare features
