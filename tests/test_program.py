@@ -48,7 +48,7 @@ def test_a_config_saved_by_an_earlier_version_is_the_same_run() -> None:
     now = to_container(compose_config(overrides).config)
     assert differences(SAVED, now)
     newer = differences(with_present_targets(SAVED), now)
-    on = [key for key, (then, now) in newer.items() if then != "absent" or now not in (None, False, FORMER.get(key))]
+    on = [key for key, (old, new) in newer.items() if old != "absent" or new not in (None, False, FORMER.get(key))]
     assert all(any(f"{key}.".startswith(f"{free}.") for free in FREE_KEYS) for key in on), newer
 
 
