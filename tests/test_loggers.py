@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from rich.logging import RichHandler
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from metalearn.errors import ConfigError, RunError
@@ -50,20 +51,21 @@ def in_two_sessions(path: Path, **chosen: bool) -> None:
     resumed.close()
 
 
+@pytest.mark.parametrize("others", [logging.NullHandler, RichHandler])
 @pytest.mark.parametrize(("begin", "package"), [(log_to_terminal, "metalearn"), (log_sweep, "sweeps")])
 def test_messages_go_to_what_stderr_is_now(
-    begin: Callable[[], None], package: str, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[[], None], package: str, others: type[logging.Handler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another program, such as pytest, has a handler of its own for them, which keeps its level."""
-    others = logging.NullHandler(logging.ERROR)
+    theirs = others(logging.ERROR)
     for name in ("metalearn", "distributed", "sweeps"):
-        monkeypatch.setattr(logging.getLogger(name), "handlers", [others])
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [theirs])
         monkeypatch.setattr(logging.getLogger(name), "propagate", False)
     for message in ("first", "second"):
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             begin()
             logging.getLogger(package).info(message)
-        assert stderr.getvalue() == f"{message}\n" and others.level == logging.ERROR
+        assert stderr.getvalue() == f"{message}\n" and theirs.level == logging.ERROR
 
 
 def test_tensorboard_has_curves_settings_config_and_pictures_once(tmp_path: Path) -> None:

@@ -261,12 +261,16 @@ def bar_log(window: Window) -> RunLog:
     return SILENT._replace(step=bar, evaluation=evaluation, close=lambda: bar(None, {}))
 
 
+class _ToTerminal(RichHandler):
+    """The handler of `log_to_terminal` on a terminal; another program may have a RichHandler of its own."""
+
+
 def log_to_terminal(level: int = logging.INFO) -> None:
     """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
-    handler = next((handler for handler in log.handlers if isinstance(handler, ToStderr | RichHandler)), None)
+    handler = next((handler for handler in log.handlers if isinstance(handler, ToStderr | _ToTerminal)), None)
     if handler is None:
         if _console.is_terminal:
-            handler = RichHandler(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
+            handler = _ToTerminal(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
         else:
             handler = ToStderr()
         _attach(handler)
