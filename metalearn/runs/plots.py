@@ -1,5 +1,6 @@
 """Plots of runs as files: the learning curve, the adaptation to a regression task, and a comparison of runs."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,7 +60,7 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
         style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.4}
         if curve.seconds is not None:
             left.plot([seconds / 60 for seconds in curve.seconds], heights, marker=".", **style)
-        right.plot(curve.steps, heights, marker=".", label=curve.name, **style)
+        right.plot(curve.steps, heights, marker=".", label=_folded(curve.name), **style)
     left.set_xlabel("minutes of training and validation")
     right.set_xlabel("meta-steps")
     left.set_yscale("log")
@@ -78,12 +79,23 @@ def _spread_out(axes: Any) -> None:
     lines = [sorted(x for x in line.get_xdata() if x > 0) for line in axes.get_lines()]
     ends = [line[-1] for line in lines if line]
     if ends and max(ends) >= _LONGER * min(ends):
-        axes.set_xscale("symlog", linthresh=min(line[0] for line in lines if line), linscale=0.3)
+        first = min(line[0] for line in lines if line)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.3)
         axes.set_xlim(left=0)
+        # A power of ten in the linear part would touch the 0.
+        axes.set_xticks([0, *(tick for tick in axes.get_xticks() if first <= tick <= max(ends))])
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.10g}")
 
 
+def _folded(name: str) -> str:
+    """A name in lines that leave the plots their room."""
+    return textwrap.fill(name, _LEGEND_WIDTH, break_long_words=True)
+
+
 _LONGER = 10
+
+_LEGEND_WIDTH = 48
+"""Characters in a line of the legend."""
 
 
 class Panel(NamedTuple):
@@ -104,7 +116,7 @@ def by_inner_step(panels: Sequence[Panel], metric: str, path: Path) -> Path:
     ticks = [step for step in _STEPS if step <= last]
     for panel, axes in zip(panels, places, strict=True):
         for name, values in panel.lines.items():
-            style = {"color": f"C{names.index(name) % 10}", "label": name, "linewidth": 1.4}
+            style = {"color": f"C{names.index(name) % 10}", "label": _folded(name), "linewidth": 1.4}
             if len(values) == 1:
                 axes.axhline(*values.values(), linestyle="--", **style)
             else:
