@@ -32,7 +32,7 @@ def saved_run(run_dir: Path, *overrides: str, seen: bool = False) -> Parts:
     learner = new_learner(parts.start, parts.outer.start)
     (run_dir / ".hydra").mkdir(parents=True)
     (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
-    meta = {"config": to_container(composed.config)} | ({KEY: to_meta(seen_in(parts.source))} if seen else {})
+    meta = {"config": to_container(composed.config)} | ({KEY: to_meta(seen_in(parts.source, 1))} if seen else {})
     checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), meta, {}))
     (run_dir / "checkpoints/best").symlink_to(checkpoint.name)
     return parts

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from metalearn.program.parts import assemble
 from metalearn.program.run import seen_by
 from metalearn.program.unseen import check_unseen, seen_in
 from metalearn.runs.checkpoint import read
+from metalearn.runs.folder import evaluation_report
 from metalearn.runs.seen import Seen, from_meta, overlap
 from metalearn.tasks.cifar100 import cifar_fs, fc100
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
 from metalearn.tasks.common.identities import identities_of
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.image_folder import image_folder
@@ -33,6 +35,11 @@ from tests.saved import saved_run
 
 SMALL = ("algorithm=protonet", "model.filters=4")
 SEEDS = Seeds(0, 0)
+
+SHORT = (
+    "trainer.steps=1", "trainer.meta_batch_size=1", "trainer.val_tasks=2", "trainer.test_tasks=2",
+    "logger.plots=false", "logger.report=false", "logger.tensorboard=false",
+)  # fmt: skip
 
 # By hand from omniglot_characters.csv: of the test characters of each list, how many `paper` trains on, how many it
 # validates on, and how many there are.
@@ -100,6 +107,53 @@ def test_a_checkpoint_of_an_earlier_version_cannot_be_checked(
     assert not seen_by(start, None).complete and "cannot be checked" in start.start_notes[-1]
 
 
+def test_a_resumed_checkpoint_of_an_earlier_version_cannot_be_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path / "run", *SMALL, *SHORT)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    begun = f"resume={tmp_path / 'run/checkpoints/best'}"
+    assert train([*SMALL, *SHORT, begun, f"hydra.run.dir={tmp_path / 'other'}"]) == 0
+    assert capsys.readouterr().err.count("cannot be checked") == 1
+
+
+def test_classes_without_names_are_not_said_to_be_known(tmp_path: Path) -> None:
+    """Neither those of a dataset that does not name them, nor those of pretrained weights."""
+    nameless: Any = SimpleNamespace(classes=lambda split: 5, unit=lambda split: "tasks")
+    assert not seen_in(nameless, 1).complete and seen_in(nameless, 0).complete
+    assert check_unseen(Seen(), nameless, "test", "refuse") == {}
+    counted = check_unseen(Seen(), nameless, "test", "report")["seen_classes"]
+    assert counted == {"trained_on": None, "validated_on": None, "classes": None, "complete": False}
+    numbers: Any = SimpleNamespace(classes=lambda split: None, unit=lambda split: "tasks")
+    assert seen_in(numbers, 1).complete and check_unseen(Seen(), numbers, "test", "report") == {}
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ((3, 0, 7, True), "3 of 7"),
+        ((3, 2, 7, True), "3 of 7, and 2 more validated on"),
+        ((0, 0, 7, False), "0 of 7, of those that are known"),
+        ((None, None, None, False), "not known"),
+    ],
+)
+def test_a_report_says_what_is_known(counts: tuple[object, ...], line: str) -> None:
+    seen = dict(zip(("trained_on", "validated_on", "classes", "complete"), counts, strict=True))
+    figures = {"accuracy": 0.5, "ci95": 0.1, "tasks": 2, "transductive": False, "by_step": {"0": 0.5}}
+    assert evaluation_report(figures | {"seen_classes": seen}).endswith(f"\nclasses trained on before: {line}")
+
+
+def test_a_run_does_not_validate_on_classes_that_it_begins_from(
+    omniglot_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (*SMALL, "dataset=omniglot", f"dataset.root={omniglot_root}")
+    saved_run(tmp_path / "lake", *data, "dataset.split=lake", seen=True)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    begun = f"init_from={tmp_path / 'lake/checkpoints/best'}"
+    assert train([*data, "dataset.split=vinyals", begun, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert "155 of its 172 val classes were trained on before" in capsys.readouterr().err
+
+
 def test_parameters_of_another_network_are_named_where_their_shapes_fit(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", *SMALL, "model.downsample=pool")
     begun = [*SMALL, f"init_from={tmp_path / 'run/checkpoints/best'}"]
@@ -117,9 +171,8 @@ def test_a_start_from_other_parameters_sees_their_classes_too(
 ) -> None:
     """A run refuses to test on them, and its checkpoints hand them on."""
     command = (
-        *SMALL, "dataset=omniglot", f"dataset.root={omniglot_root}", "dataset.split=lake", f"init_from={papers}",
-        "trainer.steps=1", "trainer.meta_batch_size=1", "trainer.val_tasks=2", "trainer.test_tasks=2",
-        "logger.plots=false", "logger.report=false", "logger.tensorboard=false", f"hydra.run.dir={tmp_path / 'run'}",
+        *SMALL, *SHORT, "dataset=omniglot", f"dataset.root={omniglot_root}", "dataset.split=lake",
+        f"init_from={papers}", f"hydra.run.dir={tmp_path / 'run'}",
     )  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["train.py"])
     assert train(list(command)) == 2 and "450 of its 659 test classes" in capsys.readouterr().err
@@ -131,6 +184,8 @@ def test_a_start_from_other_parameters_sees_their_classes_too(
     )
     handed_on = from_meta(read(tmp_path / "run/checkpoints/best").meta)
     assert len(handed_on.train) == len(lake | paper) > len(lake)
+    published = export(tmp_path / "run", tmp_path / "published")
+    assert published["test"]["seen_classes"]["trained_on"] == 450
 
 
 def test_a_run_without_steps_has_only_validated() -> None:
@@ -169,8 +224,8 @@ def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Pat
         val_drawings=2, image_size=28, channels=1, known=1, seeds=SEEDS,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="294 of its 423 test classes"):
-        check_unseen(seen_in(supervised), of_omniglot(omniglot_root, "vinyals"), "test", "refuse")
-    assert check_unseen(seen_in(supervised), supervised, "test", "refuse") == {}
+        check_unseen(seen_in(supervised, 1), of_omniglot(omniglot_root, "vinyals"), "test", "refuse")
+    assert check_unseen(seen_in(supervised, 1), supervised, "test", "refuse") == {}
 
     for number in range(6):
         for split in ("train", "val", "test"):
@@ -183,12 +238,18 @@ def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Pat
             root=str(root), split=split, episode=EpisodeSpec(2, 1, 1), image_size=8, channels=1, rotations=False,
             seeds=SEEDS,
         )
-        for root, split in ((tmp_path, "folders"), (tmp_path / "train", [0.34, 0.33, 0.33]))
+        for root, split in (
+            (tmp_path, "folders"), (tmp_path / "train", [0.34, 0.33, 0.33]), (tmp_path, [0.4, 0.3, 0.3]),
+        )
     }  # fmt: skip
-    own, other = divided.values()
-    assert check_unseen(seen_in(own), own, "test", "refuse") == {}
+    own, other, whole = divided.values()
+    everything = [
+        frozenset[str]().union(*(identities_of(source, split) or () for split in SPLITS)) for source in (own, whole)
+    ]
+    assert everything[0] == everything[1] and len(everything[0]) == 18
+    assert check_unseen(seen_in(own, 1), own, "test", "refuse") == {}
     with pytest.raises(ConfigError, match="2 of its 2 test classes"):
-        check_unseen(seen_in(own), other, "test", "refuse")
+        check_unseen(seen_in(own, 1), other, "test", "refuse")
 
 
 def classes_without_pictures(source: TaskSource, split: str) -> frozenset[str]:
@@ -212,3 +273,5 @@ def test_what_the_library_has_trained_refuses_them_too(omniglot_root: Path) -> N
     with pytest.raises(ValueError, match="294 of its 423 test classes"):
         learned.evaluate(tasks["vinyals"])
     assert learned.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 294
+    untrained = metalearn.train("scratch", network, tasks["paper"], steps=0, progress=False, **sizes)
+    assert untrained.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 0

@@ -49,19 +49,27 @@ def imaml(
         strength: λ, the strength of the spring, the term that pulls φ to the meta-parameters.
         eval_strength: λ in validation and test, which may be 0; None: as in training.
         spring: `every_step`: the inner steps descend on the regularised loss. `after`: they descend on the plain loss,
-            and one step of gradient descent on the spring alone comes after them, as in the authors' code.
+            and one step of gradient descent on the spring alone comes after them, as in the authors' code. The rate
+            times λ must be at most 1 then: a longer step would pass θ.
         cg_steps: steps of conjugate gradient.
         cg_damping: c, which is added to the diagonal of the linear system; the paper's is 0.
         cg_strength: μ, the λ of the linear system; None: λ itself.
 
     Raises:
-        ValueError: a rate or a strength that is not above 0, a negative damping, or a number of steps out of range.
+        ValueError: a rate or a strength that is not above 0, a negative damping, a number of steps out of range, or a
+            step of the spring that is too long.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     real_number("strength", strength, above=0)
     one_of("spring", spring, SPRINGS)
     if eval_strength is not None:
         real_number("eval_strength", eval_strength, at_least=0)
+    for name, pull in (("strength", strength), ("eval_strength", eval_strength or 0)):
+        if spring == "after" and inner_lr * pull > 1:
+            raise ValueError(
+                f"{name}={pull} with inner_lr={inner_lr} and spring=after: their product must be at most 1, or the "
+                f"step of the spring passes the start; type {name}={1 / inner_lr:.3g} or less"
+            )
     whole_number("cg_steps", cg_steps, at_least=1)
     real_number("cg_damping", cg_damping, at_least=0)
     if cg_strength is not None:

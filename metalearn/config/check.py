@@ -58,6 +58,18 @@ def check_top_level(config: DictConfig) -> None:
     if config.resume not in ("auto", "never"):
         check_checkpoint("resume", config.resume, published=False)
     _check_changes(config)
+    _check_meta_batch(config)
+
+
+def _check_meta_batch(config: DictConfig) -> None:
+    """Refuses a Reptile that counts other tasks in a meta-step than the trainer gives it."""
+    reptile = OmegaConf.select(config, "algorithm._target_") == "metalearn.algorithms.reptile.reptile"
+    counted, given = (OmegaConf.select(config, key) for key in ("algorithm.meta_batch", "trainer.meta_batch_size"))
+    if reptile and counted != given:
+        raise ConfigError(
+            f"algorithm.meta_batch={counted}: must be trainer.meta_batch_size={given}, the tasks of a meta-step; leave "
+            "it out, and it follows that"
+        )
 
 
 def _check_ray(launch: DictConfig) -> None:

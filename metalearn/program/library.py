@@ -130,7 +130,7 @@ class Learned:
         one_of("seen_classes", seen_classes, (REFUSE, REPORT))
         if count is not None:
             whole_number("count", count, at_least=2)
-        parts, seen = self._parts, seen_in(self._parts.source)
+        parts, seen = self._parts, seen_in(self._parts.source, self._parts.settings.steps)
         if tasks is not None:
             _check_kinds({"dataset": tasks})
             parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))

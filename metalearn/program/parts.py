@@ -125,7 +125,7 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
         )
     params = {name: value.to(dtype) for name, value in drawn.items()}
     if config.init_from is None:
-        return params, [], Seen()
+        return params, [], Seen(complete=config.model.get("weights") is None)  # nobody knows what those were trained on
     path = Path(str(config.init_from))
     if not is_folder(path) and has_checkpoints(run_dir):
         return params, [], Seen()

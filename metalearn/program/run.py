@@ -12,7 +12,7 @@ from metalearn.nn.native import describe
 from metalearn.program.job import Job
 from metalearn.program.outcome import printable
 from metalearn.program.parts import Parts, evaluation_chunk, training_chunk
-from metalearn.program.unseen import check_unseen, seen_in
+from metalearn.program.unseen import UNKNOWN, check_unseen, seen_in
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
 from metalearn.runs.loggers.protocol import Picture, Window
@@ -157,6 +157,8 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
         rewind(job.run_dir, progress.step)
     if not parts.checkpointer.settle(progress.step, progress.best["step"] if progress.best else None):
         progress = progress._replace(best=None)  # it belonged to another folder, or to steps that are gone
+    if job.config.resume not in ("auto", "never") and not from_meta(state.snapshot.meta).complete:
+        log.warning("resume=%s: %s", printable(str(job.config.resume)), UNKNOWN)
     log.info("going on after step %d", progress.step)
     return learner, progress
 
@@ -164,8 +166,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner
 def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
     """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from. A run
     without steps only validates."""
-    own = seen_in(parts.source)
-    seen = (own if parts.settings.steps else own._replace(train=frozenset())).joined(parts.start_seen)
+    seen = seen_in(parts.source, parts.settings.steps).joined(parts.start_seen)
     return seen.joined(from_meta(begun.meta)) if begun else seen
 
 

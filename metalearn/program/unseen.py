@@ -3,22 +3,25 @@
 from typing import Any
 
 from metalearn.errors import ConfigError
-from metalearn.runs.seen import KEY, Seen, overlap
+from metalearn.runs.seen import KEY, UNKNOWN_OVERLAP, Seen, overlap
 from metalearn.tasks.common.identities import identities_of
 from metalearn.types import TaskSource
 
 REFUSE, REPORT = "refuse", "report"
 
 UNKNOWN = (
-    "an earlier version saved it, or what it began from, without the identities of its training classes, so it cannot "
-    "be checked whether test classes are among them"
+    "the identities of its training classes are not all known (an earlier version saved it, its dataset does not name "
+    "them, or it began from pretrained weights or another checkpoint without them), so it cannot be checked whether "
+    "test classes are among them"
 )
 
 
-def seen_in(source: TaskSource) -> Seen:
-    """What a training on this source sees; nothing if the source does not name its classes."""
-    train, val = (identities_of(source, split) or frozenset() for split in ("train", "val"))
-    return Seen(train, val)
+def seen_in(source: TaskSource, steps: int) -> Seen:
+    """What a training of so many steps on this source sees. It is not complete if the source has classes and does not
+    name them. Without steps, a training only validates."""
+    train, val = (identities_of(source, split) for split in ("train", "val"))
+    complete = train is not None or not steps or source.classes("train") is None
+    return Seen(train if train and steps else frozenset(), val or frozenset(), complete)
 
 
 def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dict[str, Any]:
@@ -42,7 +45,8 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
         return {}
     identities = identities_of(source, split)
     if identities is None:
-        return {}
+        has_classes = source.classes(split) is not None
+        return {KEY: UNKNOWN_OVERLAP} if choice == REPORT and has_classes else {}
     found = overlap(seen, split, identities)
     if choice == REPORT:
         return {KEY: found._asdict() | {"complete": seen.complete}}

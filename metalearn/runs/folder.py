@@ -230,9 +230,19 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
-    seen = figures.get("seen_classes")
-    counted = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}" if seen else ""
-    return f"{describe(figures)}, {kind}{counted}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+    seen = _seen_report(figures.get("seen_classes"))
+    return f"{describe(figures)}, {kind}{seen}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+
+
+def _seen_report(seen: Mapping[str, Any] | None) -> str:
+    """A line on the classes that have been seen, if they were counted."""
+    if seen is None:
+        return ""
+    if seen["classes"] is None:
+        return "\nclasses trained on before: not known"
+    line = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}"
+    validated = f", and {seen['validated_on']} more validated on" if seen["validated_on"] else ""
+    return line + validated + ("" if seen["complete"] else ", of those that are known")
 
 
 def lock(run_dir: Path, *, wait: bool = False) -> TextIO:

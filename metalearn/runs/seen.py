@@ -9,7 +9,7 @@ KEY = "seen_classes"
 
 class Seen(NamedTuple):
     """The identities of the classes (see `metalearn.types.NamesClasses`) in training and in validation. `complete` is
-    false if the training began from parameters whose classes are not known."""
+    false if those of the training, or of what it began from, are not known."""
 
     train: frozenset[str] = frozenset()
     val: frozenset[str] = frozenset()
@@ -26,6 +26,19 @@ class Overlap(NamedTuple):
     trained_on: int
     validated_on: int
     classes: int
+
+
+UNKNOWN_OVERLAP = {"trained_on": None, "validated_on": None, "classes": None, "complete": False}
+"""What is reported of classes without identities."""
+
+
+def is_count(value: object) -> bool:
+    """Whether a value from elsewhere is what is reported of seen classes."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == UNKNOWN_OVERLAP.keys()
+        and all(count is None or isinstance(count, int) for count in value.values())
+    )
 
 
 def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:

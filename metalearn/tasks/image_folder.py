@@ -132,17 +132,21 @@ def _divide(root: Path, folders: Mapping[str, Folder], split: str | Sequence[flo
     split_of: dict[str, str] = {}
     for part, names in splits.items():
         for name in names:
-            label = name.removeprefix(f"{part}/") if split == FOLDERS else name
+            label = _below_split(name)
             if label in split_of:
                 where = f"twice in '{part}'" if split_of[label] == part else f"in '{split_of[label]}' and in '{part}'"
-                raise DataError(f"dataset.split={split}: the class {label} is {where}; leave it in one place")
+                raise DataError(
+                    f"dataset.split={split}: the class {label} is {where}; leave it in one place below {root}, or type "
+                    "dataset.root=/path of the folder that holds every class once"
+                )
             split_of[label] = part
     return splits
 
 
 def _below_split(name: str) -> str:
-    """The name of a class folder below the folder of its split."""
-    return name.partition("/")[2]
+    """The name of a class folder without that of the folder train, val or test that it lies in."""
+    first, _, rest = name.partition("/")
+    return rest if first in SPLITS and rest else name
 
 
 def _check_split(split: object) -> None:
@@ -188,7 +192,7 @@ def image_folder(
         splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
         return decoded_classes(
             "image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels,
-            class_name=_below_split if split == FOLDERS else str,
+            class_name=_below_split,
         )  # fmt: skip
 
     return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)

@@ -11,6 +11,7 @@ from metalearn.config.foreign import check_saved
 from metalearn.config.saved import check_groups, run_folder_of, with_present_targets
 from metalearn.errors import ConfigError
 from metalearn.files import read_json, refuse_nameless, refuse_used
+from metalearn.runs.seen import KEY, is_count
 from metalearn.use.load import found, load_as
 from metalearn.use.pictures import described
 from metalearn.use.published import GROUPS, is_published, named, option_of, write
@@ -82,6 +83,9 @@ def _test_of(folder: Path) -> dict[str, Any] | None:
         return None
     figures = {name: test[name] for name in _FIGURES if name in test}
     known = all(isinstance(value, int | float) and math.isfinite(value) for value in figures.values())
+    if KEY in test:
+        figures[KEY] = test[KEY]
+        known = known and is_count(test[KEY])
     return figures if known else None  # somebody else may have written the file
 
 

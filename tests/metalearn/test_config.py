@@ -119,6 +119,7 @@ WRONG_VALUES = [
     ("dataset=cifar_fs dataset.image_size=84", "type dataset.image_size=32"),
     ("dataset=mini_imagenet dataset.train_ways=65", "type dataset.train_ways=64 or fewer"),
     ("dataset=mini_imagenet dataset.root=nowhere", "dataset.root=nowhere: mini-ImageNet is not there"),
+    ("algorithm=reptile algorithm.meta_batch=7", "algorithm.meta_batch=7: must be trainer.meta_batch_size="),
     ("dataset=image_folder dataset.split=[0.5,0.5]", "type dataset.split=[0.64,0.16,0.2]"),
     ("dataset=image_folder dataset.root=nowhere", "dataset.root=nowhere: there is no such folder"),
     ("dataset.ways=five", "dataset.ways='five'"),

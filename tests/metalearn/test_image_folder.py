@@ -480,6 +480,8 @@ def test_a_folder_met_twice_is_refused(tmp_path: Path) -> None:
          {"split": "folders"}, ["the class b is in 'train' and in 'val'"]),
         ({"train": 3, "train/a": 3, "train/b": 3, "val/c": 3, "val/d": 3, "test/e": 3, "test/f": 3},
          {"split": "folders"}, ["3 pictures lie in no class folder: train/000.png"]),
+        ({f"{part}/{name}": 3 for part in ("train", "test") for name in "abcd"},
+         {"split": [0.4, 0.3, 0.3]}, ["dataset.split=[0.4, 0.3, 0.3]: the class ", "type dataset.root="]),
         (ANIMALS, {"split": "lists"}, ["dataset.split=lists: there is no such folder", "type dataset.split="]),
     ],
 )  # fmt: skip

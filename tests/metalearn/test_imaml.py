@@ -100,6 +100,16 @@ def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) 
     assert (stronger["loss"][:, -1] - plain["loss"][:, -1]).abs().min() > 1e-4
 
 
+def test_a_spring_that_passes_the_start_is_refused() -> None:
+    make = partial(imaml, model=linear_model(1), inner_lr=0.4, inner_steps=2, eval_steps=2, cg_steps=1)
+    with pytest.raises(ValueError, match=r"strength=10.*type strength=2\.5 or less"):
+        make(strength=10.0, spring="after")
+    with pytest.raises(ValueError, match="eval_strength=3"):
+        make(strength=2.0, eval_strength=3.0, spring="after")
+    make(strength=2.5, spring="after")
+    make(strength=10.0)
+
+
 def test_the_spring_after_the_steps_pulls_back_once() -> None:
     """One dimension by hand: support (θ − 4)² from θ = 1 at rate 0.1 goes to 1.6, then 2.08. A spring of 3 at that rate
     takes 0.3 of the way back."""

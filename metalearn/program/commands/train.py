@@ -77,7 +77,9 @@ def run_job(job: Job) -> int:
             print(printable(done))
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
-    check_unseen(seen_by(parts, state.snapshot if state else None), parts.source, "test", job.config.seen_classes)
+    seen = seen_by(parts, state.snapshot if state else None)
+    for split in ("test", "val"):
+        check_unseen(seen, parts.source, split, job.config.seen_classes)
     if ranks.to_be_started(job):
         return ranks.start_workers(job, state)
     if done is not None and ranks.leads(job):
