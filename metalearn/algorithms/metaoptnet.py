@@ -80,14 +80,26 @@ def support_vectors(kernel: Tensor, y: Tensor, cost: float) -> Tensor:
     With α = C (Y − P), the rows of P are probabilities. They minimise ½ tr((Y − P)ᵀ K (Y − P)) + tr(Yᵀ P) / C.
     """
     with torch.no_grad():
-        point = interior_point(kernel, y, cost)
+        costs = effective_costs(kernel, cost)
+        point = interior_point(kernel, y, costs)
         system = NewtonSystem(kernel, point)
     # A Newton step from the solution: zero, and its derivative by the kernel is that of the solution.
-    p = point.p + system.solve(-dual_residual(kernel, y, cost, point), torch.zeros_like(point.nu))[0]
-    return cost * (y - p)
+    p = point.p + system.solve(-dual_residual(kernel, y, costs, point), torch.zeros_like(point.nu))[0]
+    return costs * (y - p)
 
 
-def dual_residual(kernel: Tensor, y: Tensor, cost: float, point: Point) -> Tensor:
+def effective_costs(kernel: Tensor, cost: float) -> Tensor:
+    """C of every task [t, 1, 1], or a smaller one that has the same solution: P of a needlessly large C differs from Y
+    by less than it is accurate to.
+
+    Without the bound α ≤ C Y, tr(αᵀ K α) = tr(Yᵀ α) at the solution, so that no entry is above √n / λ for the least
+    eigenvalue λ of K. The bound never holds it back if C is twice that.
+    """
+    least = torch.linalg.eigvalsh(kernel)[:, :1, None]
+    return (2 * kernel.shape[1] ** 0.5 / least).clamp_max(cost)
+
+
+def dual_residual(kernel: Tensor, y: Tensor, cost: Tensor, point: Point) -> Tensor:
     """The slope of the objective minus Z and ν, [t, n, k]; zero at the solution."""
     return kernel @ (point.p - y) + y / cost - point.z - point.nu.unsqueeze(2)
 
@@ -112,7 +124,7 @@ class NewtonSystem:
         return (self.inverses @ r.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
 
 
-def interior_point(kernel: Tensor, y: Tensor, cost: float) -> Point:
+def interior_point(kernel: Tensor, y: Tensor, cost: Tensor) -> Point:
     """The solution, by the predictor and corrector steps of Mehrotra (1992). A task stops as soon as it is solved, so
     its bits do not depend on the others."""
     p = torch.full_like(y, 1 / y.shape[2])
@@ -133,7 +145,7 @@ def interior_point(kernel: Tensor, y: Tensor, cost: float) -> Point:
     return point
 
 
-def _predicted_and_corrected(kernel: Tensor, y: Tensor, cost: float, point: Point) -> Point:
+def _predicted_and_corrected(kernel: Tensor, y: Tensor, cost: Tensor, point: Point) -> Point:
     p, z, nu = point
     system = NewtonSystem(kernel, point)
     of_slope, of_sum = -dual_residual(kernel, y, cost, point), 1 - p.sum(dim=2)

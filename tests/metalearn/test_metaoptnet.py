@@ -49,6 +49,23 @@ def test_the_solution_is_optimal(name: str) -> None:
     assert (room < 1e-6 * cost).any() or name in ("no features", "small features")
 
 
+@pytest.mark.parametrize("cost", [1e2, 1e4, 1e6, 1e9])
+def test_a_bound_that_never_holds_does_not_blur_the_solution(cost: float) -> None:
+    """The conditions of the problem without α ≤ C for a sample's own class, and the derivative at such a solution."""
+    x, y = problem(5, 2, 16)
+    alpha = support_vectors(kernel_of(x, 1.0), y, cost)
+    others = -alpha * (1 - y)
+    slope = y - kernel_of(x, 1.0) @ alpha
+    above_least = slope - slope.amin(dim=2, keepdim=True)
+    assert alpha.max() < 10 and others.min() > -1e-9 and alpha.sum(dim=2).abs().max() < 1e-9
+    assert ((others + y) * above_least).abs().max() < 1e-7
+    few, of_few = problem(3, 1, 5, count=1)
+    few.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: support_vectors(kernel_of(x, 1.0), of_few, cost), (few,), eps=1e-6, atol=1e-7, rtol=1e-6
+    )
+
+
 def test_the_derivative_is_a_finite_difference() -> None:
     """Of the solution by the features, in float64; samples with and without bounds that hold."""
     for x, y in (problem(3, 2, 5, count=1), problem(4, 2, 3, count=1)):
