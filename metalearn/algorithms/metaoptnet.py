@@ -25,6 +25,9 @@ SCALE = "svm.scale"
 _TOLERANCE = 1e-13
 """The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start."""
 
+_ROUNDING = 1e-12
+"""An eigenvalue below this part of the largest one counts as zero."""
+
 _MOST_STEPS = 60
 """Of an interior point; it takes about a dozen."""
 
@@ -95,7 +98,8 @@ def effective_costs(kernel: Tensor, cost: float) -> Tensor:
     Without the bound α ≤ C Y, tr(αᵀ K α) = tr(Yᵀ α) at the solution, so that no entry is above √n / λ for the least
     eigenvalue λ of K. The bound never holds it back if C is twice that.
     """
-    least = torch.linalg.eigvalsh(kernel)[:, :1, None]
+    values: Tensor = torch.linalg.eigvalsh(kernel).unsqueeze(2)
+    least = torch.where(values[:, :1] > _ROUNDING * values[:, -1:], values[:, :1], 0.0)
     return (2 * kernel.shape[1] ** 0.5 / least).clamp_max(cost)
 
 
