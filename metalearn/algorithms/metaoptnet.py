@@ -98,9 +98,10 @@ def effective_costs(kernel: Tensor, cost: float) -> Tensor:
     Without the bound α ≤ C Y, tr(αᵀ K α) = tr(Yᵀ α) at the solution, so that no entry is above √n / λ for the least
     eigenvalue λ of K. The bound never holds it back if C is twice that.
     """
-    values: Tensor = torch.linalg.eigvalsh(kernel).unsqueeze(2)
+    values = torch.linalg.eigvalsh(kernel).unsqueeze(2)
     least = torch.where(values[:, :1] > _ROUNDING * values[:, -1:], values[:, :1], 0.0)
-    return (2 * kernel.shape[1] ** 0.5 / least).clamp_max(cost)
+    enough: Tensor = 2 * kernel.shape[1] ** 0.5 / least
+    return enough.clamp_max(cost)
 
 
 def dual_residual(kernel: Tensor, y: Tensor, cost: Tensor, point: Point) -> Tensor:
