@@ -98,7 +98,8 @@ def effective_costs(kernel: Tensor, cost: float) -> Tensor:
     Without the bound α ≤ C Y, tr(αᵀ K α) = tr(Yᵀ α) at the solution, so that no entry is above √n / λ for the least
     eigenvalue λ of K. The bound never holds it back if C is twice that.
     """
-    values = torch.linalg.eigvalsh(kernel).unsqueeze(2)
+    finite = kernel.isfinite().all(dim=(1, 2), keepdim=True)
+    values = torch.linalg.eigvalsh(kernel.where(finite, 0.0)).unsqueeze(2)  # which raises for what is not finite
     least = torch.where(values[:, :1] > _ROUNDING * values[:, -1:], values[:, :1], 0.0)
     enough: Tensor = 2 * kernel.shape[1] ** 0.5 / least
     return enough.clamp_max(cost)

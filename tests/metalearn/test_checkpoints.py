@@ -54,7 +54,7 @@ def train(run_dir: Path, to: int) -> Outcome:
     """A run that saves every ten steps, as the loop does; it goes on from what the folder holds."""
     checkpointer = checkpointing(every=10, keep=2)(run_dir)
     job, parts = (
-        SimpleNamespace(run_dir=run_dir),
+        SimpleNamespace(run_dir=run_dir, config=SimpleNamespace(resume="auto")),
         SimpleNamespace(
             start={"w": torch.zeros(2)}, start_notes=[], outer=OUTER, settings=SETTINGS, checkpointer=checkpointer
         ),
