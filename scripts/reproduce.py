@@ -10,8 +10,9 @@
 
 It may be stopped at any time: the runs save, and the same command continues them. It prints the command of each run.
 The run folder is outputs/reproduce/ROW/seedN, and the result is results/ROW_seedN.json. To run a row again, remove
-both. With --output FOLDER, and with --quick, runs, results and page go to another folder. --tables FOLDER reads your
-own tables, from files like those of conf/reproduce.
+both; a training whose checkpoint is needed and gone is run again by itself. With --output FOLDER, and with --quick,
+runs, results and page go to another folder. --tables FOLDER reads your own tables, from files like those of
+conf/reproduce.
 
 Exit codes: 0 all done; 1 a run failed (the others were run); 2 usage; 130 or 143 stopped by a signal.
 """
@@ -35,14 +36,15 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.environment import machine_name  # noqa: E402
 from metalearn.errors import ConfigError  # noqa: E402
-from metalearn.files import creating  # noqa: E402
+from metalearn.files import creating, read_object, write_atomically  # noqa: E402
 from metalearn.program.arguments import whole  # noqa: E402
 from metalearn.runs.plots import by_inner_step, comparison  # noqa: E402
 from scripts import reproduction  # noqa: E402 (the path comes first)
 from scripts.reproduction import Row, Table  # noqa: E402
 
-QUICK = ("trainer.steps=100", "trainer.val_every=50", "trainer.val_tasks=100", "trainer.test_tasks=600")
-"""What --quick changes in every run."""
+QUICK_TEST = "trainer.test_tasks=600"
+QUICK = ("trainer.steps=100", "trainer.val_every=50", "trainer.val_tasks=100", QUICK_TEST)
+"""What --quick changes in every training; its evaluations have the test of it."""
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
@@ -73,15 +75,19 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     os.chdir(ROOT)
     try:
-        tables = reproduction.read_tables(options.tables)
-        rows = _chosen(tables, options.only) if options.only or options.list else _usual(tables)
-        places = _places(options)
-        if not options.list:
-            with creating("--output", places.page.parent):
-                places.page.parent.mkdir(parents=True, exist_ok=True)
+        return _reproduce(options)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    tables = reproduction.read_tables(options.tables)
+    rows = _chosen(tables, options.only) if options.only or options.list else _usual(tables)
+    places = _places(options)
+    if not options.list:
+        with creating("--output", places.page.parent):
+            places.page.parent.mkdir(parents=True, exist_ok=True)
     changes = list(QUICK) if options.quick else []
     every = _chosen(tables, None)
     jobs = [_job(row, seed, every, places, changes) for row in rows for seed in _seeds(row, options)]
@@ -93,11 +99,22 @@ def main(arguments: Sequence[str]) -> int:
         return OK
     code = OK
     if not options.render:
-        waiting = [job for job in jobs if not _is_done(job, places)]
+        waiting = _waiting(jobs, places)
         print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before", flush=True)
         code = run_all(waiting, places, options.jobs)
     render(tables, places)
     return code
+
+
+def _waiting(jobs: Sequence[Job], places: Places) -> list[Job]:
+    """The runs to do: those that have no result, the trainings whose checkpoints these evaluate and do not find, and
+    all evaluations of a training that is done again."""
+    undone = [job for job in jobs if not _is_done(job, places)]
+    needed = [of for job in undone for of in job.of]
+    again = [job for job in jobs if job in needed and job not in undone and not _checkpoint(job).exists()]
+    for job in again:
+        print(f"{_name(job)}: trains again, since its {_checkpoint(job)} is not there to be evaluated", flush=True)
+    return [job for job in jobs if job in undone or job in again or any(of in again for of in job.of)]
 
 
 def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
@@ -121,7 +138,9 @@ def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list shows all")
-    parser.add_argument("--seeds", nargs="+", type=whole(0), metavar="SEED", help="these seeds instead of the row's")
+    parser.add_argument(
+        "--seeds", nargs="+", type=whole(0), metavar="SEED", help="these seeds instead of the row's (but an ensemble's)"
+    )
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, in another folder")
     parser.add_argument("--output", type=_absolute, metavar="FOLDER", help="folder of runs, results and page")
@@ -166,10 +185,15 @@ def _job(row: Row, seed: int, rows: Sequence[Row], places: Places, changes: list
         return Job(row, seed, run_dir, command, of=[])
     trained = next(other for other in rows if other.name == row.of)
     of = [_job(trained, each, rows, places, changes) for each in (trained.seeds if row.ensemble else [seed])]
-    checkpoint, *others = (job.run_dir / "checkpoints/best" for job in of)
+    checkpoint, *others = map(_checkpoint, of)
     members = [f"ensemble=[{','.join(map(str, others))}]"] if row.ensemble else []
-    command = ["scripts/evaluate.py", f"checkpoint={checkpoint}", *members, *row.overrides, f"output={run_dir}"]
+    test = [QUICK_TEST] if QUICK_TEST in changes else []
+    command = ["scripts/evaluate.py", f"checkpoint={checkpoint}", *members, *row.overrides, *test, f"output={run_dir}"]
     return Job(row, seed, run_dir, command, of)
+
+
+def _checkpoint(job: Job) -> Path:
+    return job.run_dir / "checkpoints/best"
 
 
 def _name(job: Job) -> str:
@@ -193,7 +217,7 @@ def _is_done(job: Job, places: Places) -> bool:
 
 def _result(job: Job, places: Places) -> reproduction.Result | None:
     path = reproduction.result_path(places.results, job.row.name, job.seed)
-    return json.loads(path.read_text()) if path.exists() else None
+    return reproduction.read_result(path) if path.exists() else None
 
 
 class Runs:
@@ -231,24 +255,27 @@ class Runs:
         output.parent.mkdir(parents=True, exist_ok=True)
         name = _name(job)
         print(f"{name}: {_command_line(job)}\n  tail -f {output}", flush=True)
-        facts = {
-            "command": _command_line(job), "date": datetime.date.today().isoformat(), "commit": _commit(),
-            "machine": machine_name(),
-        }  # fmt: skip
+        facts = _facts(job)
+        before = output.stat().st_size if output.exists() else 0
         code = self._wait_for(job, output)
         if code == OK:
-            result = self._result(job, facts)
+            try:
+                result = self._result(job, facts)
+            except ConfigError as error:
+                print(f"{name}: no result: {error}", file=sys.stderr, flush=True)
+                return FAILED
             path = reproduction.write_result(self._places.results, result)
             metric = job.row.metric
             print(f"{name}: {metric} {result[metric]:.4f} ± {result['ci95']:.4f}; {path}", flush=True)
         elif not self._signal:
-            last = "\n  ".join(output.read_text().splitlines()[-5:])
+            said = output.read_bytes()[before:].decode(errors="replace")
+            last = "\n  ".join(said.splitlines()[-5:])
             print(f"{name}: failed with exit code {code}\n  {last}", file=sys.stderr, flush=True)
         return code
 
     def _wait_for(self, job: Job, output: Path) -> int:
-        """Runs the command of a job; returns its exit code."""
-        with output.open("w") as file:
+        """Runs the command of a job, whose lines follow those of earlier tries; returns its exit code."""
+        with output.open("a") as file:
             command = [sys.executable, *job.command]
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
             self._running.add(process)
@@ -262,8 +289,32 @@ class Runs:
         if not job.of:
             return reproduction.result_of_run(job.row, job.run_dir, facts)
         paths = [reproduction.result_path(self._places.results, of.row.name, of.seed) for of in job.of]
-        trained = [json.loads(path.read_text()) for path in paths]
+        trained = [reproduction.read_result(path) for path in paths]
         return reproduction.result_of_evaluation(job.row, trained, job.run_dir, facts)
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """A run's command, the date on which it began, and the commits and machines that it ran on. They are kept beside
+    its log: a run may go on at another commit, and may be complete before it is recorded."""
+    path = job.run_dir.with_suffix(".facts.json")
+    kept = read_object(path) if path.exists() and job.run_dir.exists() and not job.of else {}
+    if kept and (job.run_dir / "result.json").exists():
+        return kept
+    now = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine_name()}
+    facts = {"command": _command_line(job), **{key: _joined(kept.get(key), value) for key, value in now.items()}}
+    facts["date"] = kept.get("date", now["date"])
+    write_atomically(path, json.dumps(facts, indent=2) + "\n")
+    return facts
+
+
+def _joined(before: str | None, now: str | None) -> str | None:
+    """All that a run has had, in order: `a, then b`."""
+    if before is None or now is None or now == before.split(_THEN)[-1]:
+        return before or now
+    return f"{before}{_THEN}{now}"
+
+
+_THEN = ", then "
 
 
 def _commit() -> str | None:

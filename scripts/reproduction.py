@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from metalearn.checks import one_of, real_number, true_or_false
+from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.foreign import read_config
 from metalearn.config.options import CONF
 from metalearn.errors import ConfigError
@@ -80,7 +80,7 @@ def read_tables(folder: Path) -> list[Table]:
 
     Raises:
         ConfigError: there is no file, a file does not describe a table, two rows have the same name, or `of` names no
-            row.
+            row that trains.
     """
     tables = [_table(path) for path in sorted(folder.glob("*.yaml"))]
     names = [row.name for table in tables for row in table.rows]
@@ -88,9 +88,11 @@ def read_tables(folder: Path) -> list[Table]:
         raise ConfigError(
             f"--tables {folder}: holds no tables; name a folder of yaml files such as {TABLES.name}/*.yaml"
         )
-    for of in (row.of for table in tables for row in table.rows if row.of is not None):
-        if of not in names:
-            raise ConfigError(f"{folder}: of={of}: there is no such row; there are {', '.join(names)}")
+    trained = [row.name for table in tables for row in table.rows if row.of is None]
+    for row in (row for table in tables for row in table.rows if row.of is not None):
+        if row.of not in trained:
+            allowed = ", ".join(trained) or "none here"
+            raise ConfigError(f"{folder}: {row.name}: of={row.of}: must name a row that trains; allowed: {allowed}")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{folder}: {names.count(name)} rows have the name {name}; give each another name")
@@ -135,6 +137,14 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
     for value in (*values.values(), fields.get("ci95")):
         if value is not None:
             real_number(name, value)
+    for after in values:
+        if after != LAST:
+            whole_number(f"{name}: paper, number of inner steps", after, at_least=0)
+    seeds = list(fields.get("seeds", [0] if ensemble else [0, 1]))
+    if not seeds:
+        raise ValueError(f"{name}: seeds=[]: name one or more")
+    for seed in seeds:
+        whole_number(f"{name}: seed", seed, at_least=0)
     own = str(fields["run"]).split()
     named = {override.partition("=")[0] for override in own}
     return Row(
@@ -146,7 +156,7 @@ def _row(name: str, metric: str, common: list[str], fields: Mapping[str, Any]) -
         overrides=[*own, *(override for override in common if override.partition("=")[0] not in named)],
         published=[Published(str(after), value, fields.get("ci95")) for after, value in values.items()],
         source=str(fields.get("source", "")),
-        seeds=list(fields.get("seeds", [0] if ensemble else [0, 1])),
+        seeds=seeds,
         note=str(fields.get("note", "")),
     )
 
@@ -159,6 +169,7 @@ def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
 
     Raises:
         FileNotFoundError: the run is not complete.
+        ConfigError: its test has not what the row asks for.
     """
     result = read_object(run_dir / "result.json")
     choices = read_config(run_dir / ".hydra" / "hydra.yaml")["hydra"]["runtime"]["choices"]
@@ -166,7 +177,7 @@ def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
         "row": row.name,
         "algorithm": choices["algorithm"],
         "dataset": choices["dataset"],
-        **_evaluation(row.metric, run_dir, run_dir / ".hydra" / "config.yaml"),
+        **_evaluation(row, run_dir, run_dir / ".hydra" / "config.yaml"),
         "steps": result["steps"],
         "seconds": result["seconds"],
         "seed": result["seed"],
@@ -182,8 +193,9 @@ def result_of_evaluation(row: Row, trained: Sequence[Result], folder: Path, fact
 
     Raises:
         FileNotFoundError: the evaluation is not complete.
+        ConfigError: its test has not what the row asks for.
     """
-    evaluation = _evaluation(row.metric, folder, folder / "config.yaml")
+    evaluation = _evaluation(row, folder, folder / "config.yaml")
     took = {"seconds": seconds_of(trained)}
     return {**trained[0], "row": row.name, **evaluation, **took, **facts, "validation": None}
 
@@ -193,9 +205,21 @@ def seconds_of(trained: Sequence[Result]) -> float:
     return math.fsum(result["seconds"] for result in trained)
 
 
-def _evaluation(metric: str, folder: Path, config: Path) -> Result:
+def _evaluation(row: Row, folder: Path, config: Path) -> Result:
     """The episodes and the figures of a test."""
-    test = read_object(folder / "result.json")["test"]
+    test = read_object(folder / "result.json").get("test")
+    metric = row.metric
+    if test is None:
+        raise ConfigError(f"{folder}: ended without a test; leave pause_after out of the row {row.name}")
+    if test.get(metric) is None:
+        raise ConfigError(f"metric={metric}: the test of the row {row.name} has none; type the metric of its dataset")
+    steps = [published.after for published in row.published if published.after != LAST]
+    missing = [after for after in steps if after not in test["by_step"]]
+    if missing:
+        raise ConfigError(
+            f"paper: the test of the row {row.name} has inner steps {', '.join(test['by_step'])}, and not "
+            f"{', '.join(missing)}; type algorithm.eval_steps in its run"
+        )
     dataset = read_config(config)["dataset"]
     return {
         **{key: dataset.get(key) for key in ("split", "ways", "shots")},
@@ -223,9 +247,28 @@ def result_path(folder: Path, row: str, seed: int) -> Path:
     return folder / f"{row}_seed{seed}.json"
 
 
+def read_result(path: Path) -> Result:
+    """The result in a file.
+
+    Raises:
+        ConfigError: it holds something else, such as the marks of a merge.
+    """
+    try:
+        result = read_object(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); mend it, or remove it to run the row again") from error
+    if not result.keys() >= {"row", "seed", "seconds", "command"}:
+        raise ConfigError(f"{path}: is not the result of a run; remove it to run the row again")
+    return result
+
+
 def read_results(folder: Path, row: str) -> list[Result]:
-    """A row's results, by seed."""
-    results = [json.loads(path.read_text()) for path in folder.glob(f"{row}_seed*.json")]
+    """A row's results, by seed.
+
+    Raises:
+        ConfigError: a file that is no result.
+    """
+    results = [read_result(path) for path in folder.glob(f"{row}_seed*.json")]
     return sorted((result for result in results if result["row"] == row), key=lambda result: int(result["seed"]))
 
 

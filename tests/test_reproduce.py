@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -202,9 +203,12 @@ def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> No
     rows = "  a: {method: M, run: algorithm=nope, seeds: [0]}\n  b: {method: M, of: a, run: dataset.ways=3, seeds: [0]}"
     (tmp_path / "bad.yaml").write_text(f"title: x\nrows:\n{rows}")
     (tmp_path / "out/runs/a/seed0/checkpoints/best").mkdir(parents=True)  # that of an earlier training
+    (tmp_path / "out/runs/a/seed0.log").write_text("an earlier try\n")
     failed = program(tmp_path, "--tables", str(tmp_path), "--output", "out").wait()
     assert failed.code == 1 and "Traceback" not in failed.text, failed.text
     assert "a seed 0: failed with exit code 2\n  error: algorithm=nope: there is no such choice" in failed.text
+    assert "an earlier try" not in failed.text
+    assert (tmp_path / "out/runs/a/seed0.log").read_text().startswith("an earlier try\nerror: algorithm=nope")
     assert "b seed 0: left out: it evaluates a seed 0, which is not done" in failed.text
     assert not (tmp_path / "out/runs/b").exists()
     assert not list((tmp_path / "out/results").glob("*.json")) and (tmp_path / "out/RESULTS.md").exists()
@@ -224,6 +228,9 @@ def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path)
         ("title: x\nmetric: f1\nrows: {}", "metric='f1': must be one of accuracy, mse"),
         ("title: x\nby_step: 5\nrows: {}", "by_step=5: must be true or false"),
         ("title: x\nrows:\n  a: {method: M, run: b, ensemble: true}", "a: an ensemble has the seeds of the row"),
+        ("title: x\nrows:\n  a: {method: M, run: b, seeds: []}", "a: seeds=[]: name one or more"),
+        ("title: x\nrows:\n  a: {method: M, run: b, seeds: [x]}", "a: seed='x'"),
+        ("title: x\nrows:\n  a: {method: M, run: b, paper: {first: 1}}", "a: paper, number of inner steps='first'"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -233,10 +240,101 @@ def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: P
     assert "bad.yaml" in str(caught.value) and message in str(caught.value)
 
 
-def test_a_row_that_evaluates_another_needs_that_one(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("title: x\nrows:\n  a: {of: b, method: M, run: c=d}")
-    with pytest.raises(ConfigError, match="of=b: there is no such row; there are a"):
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a: {of: b, method: M, run: c=d}", "a: of=b: must name a row that trains; allowed: none here"),
+        ("t: {method: M, run: c=d}, a: {of: t, method: M, run: c}, e: {of: a, method: M, run: c}", "of=a: .*: t$"),
+    ],
+)
+def test_a_row_that_evaluates_another_needs_one_that_trains(rows: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(f"title: x\nrows: {{{rows}}}")
+    with pytest.raises(ConfigError, match=message):
         read_tables(tmp_path)
+
+
+def test_a_training_whose_checkpoint_is_gone_is_done_again_with_its_evaluations(tmp_path: Path) -> None:
+    rows = "a: {method: M, run: b=c, seeds: [0]}, d: {method: D, of: a, run: '', seeds: [0]}"
+    (tmp_path / "table.yaml").write_text(f"title: t\nrows: {{{rows}, e: {{method: E, of: a, run: '', seeds: [0]}}}}")
+    (table,) = read_tables(tmp_path)
+    places = reproduce.Places(tmp_path / "runs", tmp_path / "results", tmp_path / "page.md")
+    jobs = [reproduce._job(row, 0, table.rows, places, []) for row in table.rows]
+    for job in jobs[:2]:
+        command = reproduce._command_line(job)
+        write_result(places.results, {"row": job.row.name, "seed": 0, "command": command, "seconds": 1.0})
+    assert reproduce._waiting(jobs, places) == jobs
+    (tmp_path / "runs/a/seed0/checkpoints/best").mkdir(parents=True)
+    assert reproduce._waiting(jobs, places) == jobs[2:]
+
+
+@pytest.mark.parametrize(
+    ("changed", "metric", "after", "message"),
+    [
+        ({}, "mse", LAST, "metric=mse: the test of the row long has none"),
+        ({}, "accuracy", "70", "has inner steps 0, 1, 2, 3, and not 70; type algorithm.eval_steps in its run"),
+        ({"test": None}, "accuracy", LAST, "ended without a test"),
+    ],
+)
+def test_a_run_without_what_its_row_asks_for_is_reported(
+    changed: dict[str, Any],
+    metric: str,
+    after: str,
+    message: str,
+    reproduced: tuple[Path, list[Outcome]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = tmp_path / "runs/long/seed0"
+    shutil.copytree(reproduced[0] / "out/runs/long/seed0", run_dir, symlinks=True)
+    result = json.loads((run_dir / "result.json").read_text())
+    (run_dir / "result.json").write_text(json.dumps(result | changed))
+    row = Row("long", None, "M", metric, [], [Published(after, None, None)], "", [0], "")
+    job = reproduce.Job(row, 0, run_dir, ["-c", ""], [])
+    places = reproduce.Places(tmp_path / "runs", tmp_path / "results", tmp_path / "page.md")
+    assert reproduce.Runs([job], places).run(1) == reproduce.FAILED
+    assert "long seed 0: no result: " in (text := capsys.readouterr().err) and message in text
+    assert not list(tmp_path.glob("results/*.json"))
+
+
+@pytest.mark.parametrize("content", ["<<<<<<< HEAD", "[]", '{"row": "a"}'])
+def test_a_damaged_result_is_named(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.yaml").write_text("title: t\nrows: {a: {method: M, run: b=c, seeds: [0]}}")
+    (tmp_path / "out/results").mkdir(parents=True)
+    (tmp_path / "out/results/a_seed0.json").write_text(content)
+    for instead in ("--render", "--list"):
+        code = reproduce.main(["--tables", str(tmp_path), "--output", str(tmp_path / "out"), instead])
+        assert code == reproduce.BAD_USAGE and "results/a_seed0.json: " in capsys.readouterr().err
+
+
+def test_a_run_keeps_the_facts_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commits and machines as it went on, and nothing of the time at which it is recorded."""
+    row = Row("r", None, "M", "accuracy", [], [], "", [0], "")
+    job = reproduce.Job(row, 0, tmp_path / "r/seed0", ["train.py"], [])
+    job.run_dir.mkdir(parents=True)
+    monkeypatch.setattr(reproduce, "machine_name", lambda: "m")
+    for commit, complete, expected in (
+        ("1", False, "1"), ("1", False, "1"), ("2", False, "1, then 2"), ("2", False, "1, then 2"),
+        ("3", True, "1, then 2"),
+    ):  # fmt: skip
+        monkeypatch.setattr(reproduce, "_commit", lambda commit=commit: commit)
+        if complete:
+            (job.run_dir / "result.json").write_text("{}")
+        facts = reproduce._facts(job)
+        assert (facts["commit"], facts["machine"], facts["command"]) == (expected, "m", "python train.py")
+    shutil.rmtree(job.run_dir)
+    assert reproduce._facts(job)["commit"] == "3", "removed, to run again"
+
+
+def test_a_quick_evaluation_has_the_test_of_a_quick_training(tmp_path: Path) -> None:
+    rows = "a: {method: M, run: b=c}, d: {method: D, of: a, run: ''}"
+    (tmp_path / "table.yaml").write_text(f"title: t\nall: trainer.test_tasks=9\nrows: {{{rows}}}")
+    (table,) = read_tables(tmp_path)
+    for row in table.rows:
+        job = reproduce._job(row, 0, table.rows, reproduce.USUAL, list(reproduce.QUICK))
+        assert [word for word in job.command if "test_tasks" in word][-1] == "trainer.test_tasks=600"
 
 
 def test_a_row_overrides_what_its_table_says_of_all_rows(tmp_path: Path) -> None:
