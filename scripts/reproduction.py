@@ -225,7 +225,7 @@ def _evaluation(row: Row, folder: Path, config: Path) -> Result:
         **{key: dataset.get(key) for key in ("split", "ways", "shots")},
         "queries": dataset.get("eval_queries", dataset.get("queries")),
         **{key: test.get(key) for key in (metric, "ci95", "tasks", "task_list", "transductive")},
-        **{key: test[key] for key in ("by_step", "ci95_by_step")},
+        **{key: test[key] for key in ("by_step", "ci95_by_step", "seen_classes") if key in test},
     }
 
 
@@ -355,6 +355,7 @@ def _line(row: Row, results: Sequence[Result], published: Published) -> str:
     mean, ci95 = (statistics.fmean(column) for column in zip(*values, strict=True))
     word = comparison_with_paper(row.metric, mean, ci95, published)
     first = results[0]
+    method += _seen(first.get("seen_classes"))
     minutes = ", ".join(f"{result['seconds'] / 60:.1f}" for result in results)
     cells = (
         first["split"] or "–", first["queries"], first["tasks"], "yes" if first["transductive"] else "no",
@@ -362,6 +363,16 @@ def _line(row: Row, results: Sequence[Result], published: Published) -> str:
     )  # fmt: skip
     rest = " | ".join(map(str, cells))
     return f"| `{row.name}` | {method} | {ours} | {paper} | {word and f'*{word}*'} | {rest} |"
+
+
+def _seen(counted: Mapping[str, Any] | None) -> str:
+    """What follows the method if classes of the test may have been seen before it; see `seen_classes=report`."""
+    if counted is None:
+        return ""
+    if counted["classes"] is None or not counted["complete"]:
+        return "; **not known which test classes it was trained on**"
+    seen = counted["trained_on"] + counted["validated_on"]
+    return f"; **trained or validated on {seen} of {counted['classes']} test classes**" if seen else ""
 
 
 class _Figure(NamedTuple):

@@ -215,6 +215,17 @@ def test_the_networks_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: pyt
     assert "model.transductive" not in said, "it was typed, and is that of all"
 
 
+def test_the_algorithms_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, algorithm in {"maml": [], "fast": ["algorithm.inner_lr=0.9"], "anil": ["algorithm=anil"]}.items():
+        saved_run(tmp_path / name, *TINY, *algorithm)
+    maml, fast, anil = (f"{tmp_path}/{name}/checkpoints/best" for name in ("maml", "fast", "anil"))
+    assert evaluate.main([f"checkpoint={maml}", f"ensemble=[{maml},{fast},{anil}]", f"output={tmp_path}/out"]) == 0
+    said = capsys.readouterr().err
+    assert f"ensemble={fast}: it was trained with algorithm.inner_lr=0.9, and the first checkpoint with 1.0" in said
+    assert f"ensemble={anil}: it was trained with algorithm=anil, and the first checkpoint with maml" in said
+    assert said.count("it was trained with") == 2
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -149,6 +149,7 @@ def test_a_row_may_evaluate_the_checkpoints_of_another(reproduced: tuple[Path, l
     assert (trained["transductive"], evaluated["transductive"]) == (True, False)
     assert (evaluated["steps"], evaluated["seconds"], evaluated["seed"]) == (40, trained["seconds"], 3)
     assert evaluated["command"].startswith("python scripts/evaluate.py checkpoint=")
+    assert "seen_classes" not in evaluated
     assert trained["accuracy"] != evaluated["accuracy"] and trained["task_list"] != evaluated["task_list"]
 
 
@@ -407,6 +408,24 @@ def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     cells = "98.00% ± 0.50% | *within* | paper | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |"
     assert f"| 97.00% ± 0.20%, 99.00% ± 0.20% | {cells}" in text
     assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c, a CPU, 2 cores\n" in text
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "validated_on", "classes", "complete", "shown"),
+    [
+        (3, 2, 9, True, "; **trained or validated on 5 of 9 test classes**"),
+        (0, 0, 9, True, ""),
+        (0, 0, 9, False, "; **not known which test classes it was trained on**"),
+        (None, None, None, False, "; **not known which test classes it was trained on**"),
+    ],
+)
+def test_the_page_says_which_tests_have_classes_that_were_seen(
+    trained_on: int | None, validated_on: int | None, classes: int | None, complete: bool, shown: str
+) -> None:
+    row = Row("r", None, "M", "accuracy", ["a=b"], [Published(LAST, 0.9, None)], "", [0], "")
+    counted = {"trained_on": trained_on, "validated_on": validated_on, "classes": classes, "complete": complete}
+    result = SHOWN | {"accuracy": 0.9, "ci95": 0.1, "seconds": 1.0, "command": "x", "seen_classes": counted}
+    assert f"| `r` | M{shown} |" in page([Table("t", "T", [row])], {"r": [result]}, {})
 
 
 def test_a_machine_is_named_with_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

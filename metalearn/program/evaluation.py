@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import changed_config
+from metalearn.config.saved import changed_config, with_present_targets
+from metalearn.config.values import Config, differences
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.files import creating, is_folder
 from metalearn.program import ranks
@@ -121,7 +122,25 @@ def notes_on(members: Sequence[Member]) -> list[str]:
         if not from_meta(saved.meta).complete:
             notes.append(f"{key}={path}: {UNKNOWN}")
         notes += other_model(f"{key}={path}", config, configs[0])
+        notes += other_algorithm(f"{key}={path}", config, configs[0])
     return notes
+
+
+def other_algorithm(source: str, saved: Config, first: Config) -> list[str]:
+    """A line where the config of a checkpoint, the `source`, has another algorithm than the first one, or other
+    settings of it: all members of an ensemble are evaluated by one."""
+    theirs, ours = (with_present_targets(config).get("algorithm") for config in (saved, first))
+    if not isinstance(theirs, Mapping) or not isinstance(ours, Mapping):
+        return []
+    if theirs.get("_target_") != ours.get("_target_"):
+        pairs = {"": tuple(str(config.get("_target_")).rpartition(".")[2] for config in (theirs, ours))}
+    else:
+        pairs = {f".{key}": pair for key, pair in differences(theirs, ours).items()}
+    return [
+        f"{source}: it was trained with algorithm{key}={old!s:.60}, and the first checkpoint with {new!s:.60}; both "
+        "are evaluated alike"
+        for key, (old, new) in pairs.items()
+    ]
 
 
 def params_for(parts: Parts, member: Member) -> Params:
