@@ -227,12 +227,7 @@ def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Pat
         check_unseen(seen_in(supervised, 1), of_omniglot(omniglot_root, "vinyals"), "test", "refuse")
     assert check_unseen(seen_in(supervised, 1), supervised, "test", "refuse") == {}
 
-    for number in range(6):
-        for split in ("train", "val", "test"):
-            folder = tmp_path / split / f"{split}{number}"
-            folder.mkdir(parents=True)
-            for picture in range(2):
-                Image.fromarray(np.full((8, 8), 40 * picture, np.uint8)).save(folder / f"{picture}.png")
+    make_pictures(tmp_path, 6)
     divided = {
         str(split): image_folder(
             root=str(root), split=split, episode=EpisodeSpec(2, 1, 1), image_size=8, channels=1, rotations=False,
@@ -250,6 +245,36 @@ def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Pat
     assert check_unseen(seen_in(own, 1), own, "test", "refuse") == {}
     with pytest.raises(ConfigError, match="2 of its 2 test classes"):
         check_unseen(seen_in(own, 1), other, "test", "refuse")
+
+
+def make_pictures(folder: Path, classes: int, name: str = "") -> None:
+    """Folders of so many classes each for training, validation and test."""
+    for split in ("train", "val", "test"):
+        for number in range(classes):
+            place = folder / split / f"{split}{name}{number}"
+            place.mkdir(parents=True)
+            for picture in range(2):
+                Image.fromarray(np.full((8, 8), 40 * picture, np.uint8)).save(place / f"{picture}.png")
+
+
+def test_a_run_does_not_go_on_with_other_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dataset.root` may change, since data may move; what lies there may not."""
+    make_pictures(tmp_path / "mine", 3)
+    make_pictures(tmp_path / "other", 3, name="x")
+    command = (
+        *SMALL, *SHORT, "dataset=image_folder", "dataset.split=folders", "dataset.ways=2", "dataset.queries=1",
+        "dataset.image_size=16", "trainer.val_every=1", f"hydra.run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert train([*command, f"dataset.root={tmp_path / 'mine'}"]) == 0, capsys.readouterr().err
+    longer = [*command, "trainer.steps=2"]
+    assert train([*longer, f"dataset.root={tmp_path / 'other'}"]) == 2
+    assert "3 of its 3 training classes are not those that this run was trained on" in capsys.readouterr().err
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    assert train([*longer, f"dataset.root={tmp_path / 'moved'}"]) == 0, capsys.readouterr().err
+    assert result_in(tmp_path / "run")["steps"] == 2
 
 
 def classes_without_pictures(source: TaskSource, split: str) -> frozenset[str]:

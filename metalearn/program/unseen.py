@@ -24,6 +24,21 @@ def seen_in(source: TaskSource, steps: int) -> Seen:
     return Seen(train if train and steps else frozenset(), val or frozenset(), complete)
 
 
+def check_same_classes(begun: Seen, source: TaskSource, steps: int) -> None:
+    """Checks that a run goes on with the classes that it was trained on so far, `begun`.
+
+    Raises:
+        ConfigError: there are others, as where `dataset.root` names other pictures.
+    """
+    present = seen_in(source, steps).train
+    others = present - begun.train
+    if begun.train and begun.complete and others:
+        raise ConfigError(
+            f"dataset: {len(others)} of its {len(present)} training classes are not those that this run was trained on "
+            "so far; type the dataset.root of the run, or run=NAME for another run"
+        )
+
+
 def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dict[str, Any]:
     """Checks that no class of the tasks of a split has been seen.
 

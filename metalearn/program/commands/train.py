@@ -58,9 +58,10 @@ def run_job(job: Job) -> int:
         from metalearn.program import ranks
         from metalearn.program.parts import assemble, first_tasks
         from metalearn.program.run import follow, found_in_folder, seen_by
-        from metalearn.program.unseen import check_unseen
+        from metalearn.program.unseen import check_same_classes, check_unseen
         from metalearn.runs import folder
         from metalearn.runs.logging import log_to_terminal
+        from metalearn.runs.seen import from_meta
         from metalearn.training.compatibility import check_compatible
 
     set_up_torch(job.config)
@@ -77,7 +78,10 @@ def run_job(job: Job) -> int:
             print(printable(done))
         return OK
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
-    seen = seen_by(parts, state.snapshot if state else None)
+    begun = state.snapshot if state else None
+    if begun is not None and begun.meta["step"] and job.config.resume == "auto":
+        check_same_classes(from_meta(begun.meta), parts.source, parts.settings.steps)
+    seen = seen_by(parts, begun)
     for split in ("test", "val"):
         check_unseen(seen, parts.source, split, job.config.seen_classes)
     if ranks.to_be_started(job):
