@@ -369,10 +369,11 @@ def _seen(counted: Mapping[str, Any] | None) -> str:
     """What follows the method if classes of the test may have been seen before it; see `seen_classes=report`."""
     if counted is None:
         return ""
-    if counted["classes"] is None or not counted["complete"]:
-        return "; **not known which test classes it was trained on**"
-    seen = counted["trained_on"] + counted["validated_on"]
-    return f"; **trained or validated on {seen} of {counted['classes']} test classes**" if seen else ""
+    seen = (counted["trained_on"] or 0) + (counted["validated_on"] or 0)
+    if seen:
+        least = "" if counted["complete"] else "at least "
+        return f"; **trained or validated on {least}{seen} of {counted['classes']} test classes**"
+    return "" if counted["complete"] else "; **not known which test classes it was trained on**"
 
 
 class _Figure(NamedTuple):

@@ -414,6 +414,7 @@ def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     ("trained_on", "validated_on", "classes", "complete", "shown"),
     [
         (3, 2, 9, True, "; **trained or validated on 5 of 9 test classes**"),
+        (3, 0, 9, False, "; **trained or validated on at least 3 of 9 test classes**"),
         (0, 0, 9, True, ""),
         (0, 0, 9, False, "; **not known which test classes it was trained on**"),
         (None, None, None, False, "; **not known which test classes it was trained on**"),
