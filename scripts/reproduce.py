@@ -300,9 +300,12 @@ def _facts(job: Job) -> dict[str, Any]:
     kept = read_object(path) if path.exists() and job.run_dir.exists() and not job.of else {}
     if kept and (job.run_dir / "result.json").exists():
         return kept
-    now = {"date": datetime.date.today().isoformat(), "commit": _commit(), "machine": machine_name()}
-    facts = {"command": _command_line(job), **{key: _joined(kept.get(key), value) for key, value in now.items()}}
-    facts["date"] = kept.get("date", now["date"])
+    facts = {
+        "command": _command_line(job),
+        "date": kept.get("date", datetime.date.today().isoformat()),
+        "commit": _joined(kept.get("commit"), _commit()),
+        "machine": _joined(kept.get("machine"), machine_name()),
+    }
     write_atomically(path, json.dumps(facts, indent=2) + "\n")
     return facts
 

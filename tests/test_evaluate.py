@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
+from metalearn.program.parts import other_algorithm
 from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.common.place import DataPlace
@@ -224,6 +225,14 @@ def test_the_algorithms_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: p
     assert f"ensemble={fast}: it was trained with algorithm.inner_lr=0.9, and the first checkpoint with 1.0" in said
     assert f"ensemble={anil}: it was trained with algorithm=anil, and the first checkpoint with maml" in said
     assert said.count("it was trained with") == 2
+
+
+def test_what_a_checkpoint_says_of_its_algorithm_is_shown_as_text() -> None:
+    """A key that is newer than it is no difference, and what it holds cannot change the terminal."""
+    target = {"_target_": "metalearn.algorithms.maml.maml"}
+    assert other_algorithm("ensemble=b", {"algorithm": target}, {"algorithm": target | {"newer": 1}}) == []
+    saved, first = ({"algorithm": target | {"inner_lr": value}} for value in ("\x1b[2J\n", 1.0))
+    assert "algorithm.inner_lr='\\x1b[2J\\n', and" in other_algorithm("ensemble=b", saved, first)[0]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +13,21 @@ from omegaconf import OmegaConf
 
 from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import changed_config, with_present_targets
-from metalearn.config.values import Config, differences
+from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.files import creating, is_folder
 from metalearn.program import ranks
 from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import FAILED, OK, report_error
-from metalearn.program.parts import Parts, assemble, connect, evaluation_chunk, other_model, put_together
+from metalearn.program.parts import (
+    Parts,
+    assemble,
+    connect,
+    evaluation_chunk,
+    other_algorithm,
+    other_model,
+    put_together,
+)
 from metalearn.program.process import set_up_torch
 from metalearn.program.unseen import UNKNOWN, check_unseen
 from metalearn.runs.checkpoint import Snapshot, fitted
@@ -124,23 +131,6 @@ def notes_on(members: Sequence[Member]) -> list[str]:
         notes += other_model(f"{key}={path}", config, configs[0])
         notes += other_algorithm(f"{key}={path}", config, configs[0])
     return notes
-
-
-def other_algorithm(source: str, saved: Config, first: Config) -> list[str]:
-    """A line where the config of a checkpoint, the `source`, has another algorithm than the first one, or other
-    settings of it: all members of an ensemble are evaluated by one."""
-    theirs, ours = (with_present_targets(config).get("algorithm") for config in (saved, first))
-    if not isinstance(theirs, Mapping) or not isinstance(ours, Mapping):
-        return []
-    if theirs.get("_target_") != ours.get("_target_"):
-        pairs = {"": tuple(str(config.get("_target_")).rpartition(".")[2] for config in (theirs, ours))}
-    else:
-        pairs = {f".{key}": pair for key, pair in differences(theirs, ours).items()}
-    return [
-        f"{source}: it was trained with algorithm{key}={old!s:.60}, and the first checkpoint with {new!s:.60}; both "
-        "are evaluated alike"
-        for key, (old, new) in pairs.items()
-    ]
 
 
 def params_for(parts: Parts, member: Member) -> Params:

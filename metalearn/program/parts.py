@@ -28,6 +28,7 @@ from metalearn.training.settings import Settings, chunk_size, tasks_that_fit
 from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
 from metalearn.use.published import named
 
+TARGET = "_target_"
 OUTPUTS = ("ways", "outputs")
 """Keys of models that say how many outputs there are."""
 
@@ -141,15 +142,37 @@ def other_model(source: str, saved: Config, present: Config) -> list[str]:
     """A line for each key of the model that the config of a checkpoint, the `source`, has otherwise than the present
     one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network computes
     something else with the parameters."""
-    before, now = (with_present_targets(config).get("model") for config in (saved, present))
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or before.get("_target_") != now.get("_target_"):
-        return []
-    pairs = differences({key: before[key] for key in before if key in now and key not in OUTPUTS}, now)
+    pairs = _changes("model", saved, present)
     return [
         f"{source}: its network had model.{key}={old!r:.60}, and this one has {new!r:.60}"
         for key, (old, new) in pairs.items()
-        if old != "absent"
+        if TARGET not in pairs and key not in OUTPUTS
     ]
+
+
+def other_algorithm(source: str, saved: Config, first: Config) -> list[str]:
+    """A line where the config of a checkpoint, the `source`, has another algorithm than the first one, or other
+    settings of it: all members of an ensemble are evaluated by one."""
+    pairs = _changes("algorithm", saved, first)
+    if TARGET in pairs:
+        shown = {"": tuple(str(target).rpartition(".")[2] for target in pairs[TARGET])}
+    else:
+        shown = {f".{key}": (f"{old!r:.60}", f"{new!r:.60}") for key, (old, new) in pairs.items()}
+    return [
+        f"{source}: it was trained with algorithm{key}={old}, and the first checkpoint with {new}; both are evaluated "
+        "alike"
+        for key, (old, new) in shown.items()
+    ]
+
+
+def _changes(section: str, saved: Config, present: Config) -> dict[str, tuple[object, object]]:
+    """(saved value, present value) of every key of a section that both configs have, and not alike; keys that are newer
+    than the saved one are left out."""
+    before, now = (with_present_targets(config).get(section) for config in (saved, present))
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return {}
+    pairs = differences({key: before[key] for key in before if key in now}, now)
+    return {key: pair for key, pair in pairs.items() if pair[0] != "absent" or key == TARGET}
 
 
 def make_work(
