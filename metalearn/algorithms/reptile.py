@@ -175,14 +175,14 @@ def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
 def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     """The mini-batch of an inner step: at most `size` samples, without replacement, as even as possible in each pass.
 
-    The classes take turns. If a mini-batch cannot have all classes, a task shuffles its samples anew for each pass: in
-    a fixed order, the same labels would always be learned last.
+    The classes take turns. If a mini-batch cannot have every class equally often, a task shuffles its samples anew for
+    each pass: in a fixed order, the same labels would always be learned last.
     """
     if size is None:
         return lambda step: samples
     count = number_of_batches(samples, size)
     real = samples.y.is_floating_point()
-    shuffles = not real and size <= int(samples.y.max())
+    shuffles = not real and count > 1 and samples.y.shape[1] % (count * (int(samples.y.max()) + 1)) != 0
     seeds = contents(samples.x) if shuffles else []
     fixed = samples if real else ordered(samples, by_turn(samples.y))
 

@@ -563,17 +563,31 @@ def test_ridge_regression_keeps_its_digits_in_float32(strength: float) -> None:
         for task in range(4):
             a, b = x[task].double().numpy(), y[task].double().numpy()
             expected = a @ np.linalg.solve(a.T @ a + strength * np.eye(features), a.T @ b)
-            np.testing.assert_allclose(predicted[task], expected, rtol=0, atol=2e-4)
+            np.testing.assert_allclose(predicted[task], expected, rtol=0, atol=1.5e-5)
+
+
+@pytest.mark.parametrize("strength", [1e-4, 1e-5])
+def test_a_small_strength_counts_beside_a_large_sample(strength: float) -> None:
+    """X = diag(30, 0.03), Y = I. Rounding of the first sample's square, 900, does not touch the second one's. The
+    predictions are x² / (x² + λ), the weights x / (x² + λ)."""
+    squares = torch.tensor([900.0, 0.0009])
+    x, y = squares.sqrt().diag().unsqueeze(0), torch.eye(2).unsqueeze(0)
+    given = torch.tensor([strength], requires_grad=True)
+    predicted = (x @ ridge(x, y, given))[0].diagonal()
+    torch.testing.assert_close(predicted, squares / (squares + strength), rtol=1e-5, atol=0)
+    derivative = -(squares / (squares + strength).square()).sum()
+    torch.testing.assert_close(torch.autograd.grad(predicted.sum(), given)[0], derivative.view(1), rtol=1e-4, atol=0)
 
 
 def test_equal_support_pictures_and_a_tiny_strength_are_solved() -> None:
-    """Twice the same picture is one picture of twice the weight; the gradient is finite."""
+    """Twice the same picture is one picture of twice the weight; the gradient is finite, and that of λ is not zero."""
     one, y = random(1, 3, 65, seed=1).float(), random(1, 3, 5, seed=2).float()
     for strength in (1e-6, 0.0):
-        x = torch.cat([one, one], dim=1).requires_grad_()
-        weights = ridge(x, torch.cat([y, y], dim=1), torch.tensor([strength]))
+        x, given = torch.cat([one, one], dim=1).requires_grad_(), torch.tensor([strength], requires_grad=True)
+        weights = ridge(x, torch.cat([y, y], dim=1), given)
         torch.testing.assert_close(one @ weights, y, rtol=0, atol=1e-3)
-        assert torch.isfinite(torch.autograd.grad(weights.square().sum(), x)[0]).all()
+        by_x, by_strength = torch.autograd.grad(weights.square().sum(), (x, given))
+        assert by_x.isfinite().all() and by_strength.isfinite().all() and by_strength.item() < 0
 
 
 # Inner optimisers

@@ -134,18 +134,21 @@ def test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean()
     close(ours, expected | {"state.steps": torch.tensor([18.0], dtype=FLOAT64)}, atol=1e-11)
 
 
-def test_a_mini_batch_smaller_than_the_ways_has_no_favourite_labels() -> None:
-    """20 ways in batches of 5: every pass has each sample once, in an order of its own; each label is equally often in
-    the last batch. In the order of labels it was always the same quarter."""
-    x = random(400, 20, 1, seed=1)
-    y = torch.arange(20).repeat(400, 1)
-    batch_of = mini_batches(Batch(x, y), 5)
-    passes = [torch.cat([batch_of(4 * number + place).y for place in range(4)], dim=1) for number in range(2)]
-    assert all(torch.equal(labels.sort(dim=1).values, y) for labels in passes)
-    assert not (passes[0] == passes[1]).all(dim=1).any() and len(passes[0].unique(dim=0)) == 400
-    last = batch_of(7)
-    assert torch.equal(last.x, x.gather(1, last.y.unsqueeze(2)))  # sample i has label i
-    counts = last.y.flatten().bincount(minlength=20)  # 100 ± 8.7 each
+@pytest.mark.parametrize(("each", "size"), [(1, 5), (3, 30)])
+def test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels(each: int, size: int) -> None:
+    """20 ways in batches of 5 of 20 pictures, or of 30 of 60: every pass has each sample once, in an order of its own;
+    each label is equally often in the last batch. If the classes took turns, it would always be the same labels."""
+    x = random(400, 20 * each, 1, seed=1)
+    y = torch.arange(20).repeat_interleave(each).repeat(400, 1)
+    batch_of = mini_batches(Batch(x, y), size)
+    count = -(-20 * each // size)
+    passes = [torch.cat([batch_of(count * number + place).x for place in range(count)], dim=1) for number in range(2)]
+    assert all(torch.equal(part.sort(dim=1).values, x.sort(dim=1).values) for part in passes)
+    assert not (passes[0] == passes[1]).flatten(1).all(dim=1).any()
+    last = batch_of(2 * count - 1)
+    places = (last.x == x.transpose(1, 2)).long().argmax(dim=2)
+    assert torch.equal(y.gather(1, places), last.y)
+    counts = last.y.flatten().bincount(minlength=20) * 5 / last.y.shape[1]  # 100 ± 8.7 each, or less
     assert counts.min() > 60 and counts.max() < 140
-    alone = mini_batches(Batch(x[7:8], y[7:8]), 5)
-    assert torch.equal(alone(7).y[0], last.y[7])
+    alone = mini_batches(Batch(x[7:8], y[7:8]), size)
+    assert torch.equal(alone(2 * count - 1).y[0], last.y[7])

@@ -13,4 +13,4 @@ def identity(family: str, name: object) -> str:
 
 def identities_of(source: TaskSource, split: str) -> frozenset[str] | None:
     """The identities of a split's classes; None if the source does not name them."""
-    return frozenset(source.identities(split)) if isinstance(source, NamesClasses) else None
+    return (frozenset(source.identities(split)) or None) if isinstance(source, NamesClasses) else None
