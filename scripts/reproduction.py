@@ -301,19 +301,21 @@ def page(tables: Sequence[Table], results: Mapping[str, Sequence[Result]], plots
 _HEAD = """# Results
 
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
-the paper's figure compares it with the mean of our seeds: *within* means that they differ by no more than both
-intervals allow, *above* that ours is better, *below* that ours is worse. In one table, rows with the same number of
-queries have the same test tasks. *Split* is the division of the characters ([docs/data.md](docs/data.md)). A
-*transductive* evaluation normalises, or predicts, all queries of a task together; an inductive one normalises them by
-the statistics of the support set. *Minutes* are those of training and validation, with one core for each worker; a mean
-of several networks has those of all of them. Many runs had other work beside them, or were paused in between, so
-minutes say little about the speeds of two rows: see [docs/performance.md](docs/performance.md). The
-[commands](#commands) stand at the end; `python scripts/reproduce.py --render` draws this page from `results/*.json`."""
+the paper's figure compares it with the mean of our seeds: *within* means that they differ by at most √(a² + b²), where
+a is the mean interval of our seeds and b that of the paper (0 if it gives none), *above* that ours is better, *below*
+that ours is worse. In one table, rows with the same numbers of shots and queries have the same test tasks. *Split* is
+the division of the characters ([docs/data.md](docs/data.md)). A *transductive* evaluation normalises, or predicts, all
+queries of a task together; an inductive one normalises them by the statistics of the support set. *Minutes* are those
+of training and validation, with one core for each worker; a mean of several networks has those of all of them. Many
+runs had other work beside them, or were paused in between, so minutes say little about the speeds of two rows: see
+[docs/performance.md](docs/performance.md). The [commands](#commands) stand at the end; `python scripts/reproduce.py
+--render` draws this page from `results/*.json`."""
 
 _COMMANDS = (
     "", "## Commands", "",
-    "Each figure above is the result of one of these commands, on this date, at this commit and on this machine; where "
-    "no machine is named, on two cores, before it was recorded. `python scripts/reproduce.py --only ROW` runs a row.",
+    "Each figure above is the result of one of these commands, on this date, at this commit and on this machine. "
+    "Commands without a machine ran on two cores, before machines were recorded; a `+` behind a commit says that the "
+    "code had changes which were not committed. `python scripts/reproduce.py --only ROW` runs a row.",
 )  # fmt: skip
 
 
@@ -404,7 +406,8 @@ def _best(table: Table, results: Mapping[str, Sequence[Result]]) -> Iterator[str
         for best in [(max if of_kind[0].row.metric == "accuracy" else min)(of_kind, key=lambda figure: figure.value)]
     ]
     if named:
-        yield from ("", f"**Best of ours** within {MOST_MINUTES} minutes of one core: {'; '.join(named)}.")
+        limit = f"**Best of ours**, as chosen by this test itself, within {MOST_MINUTES} minutes of one core"
+        yield from ("", f"{limit}: {'; '.join(named)}.")
 
 
 def _core_minutes(result: Result) -> float:
