@@ -308,8 +308,8 @@ the division of the characters ([docs/data.md](docs/data.md)). A *transductive* 
 queries of a task together; an inductive one normalises them by the statistics of the support set. *Minutes* are those
 of training and validation, with one core for each worker; a mean of several networks has those of all of them. Many
 runs had other work beside them, or were paused in between, so minutes say little about the speeds of two rows: see
-[docs/performance.md](docs/performance.md). The [commands](#commands) stand at the end; `python scripts/reproduce.py
---render` draws this page from `results/*.json`."""
+[docs/performance.md](docs/performance.md). [docs/recipes.md](docs/recipes.md) says how the settings were chosen. The
+[commands](#commands) stand at the end; `python scripts/reproduce.py --render` draws this page from `results/*.json`."""
 
 _COMMANDS = (
     "", "## Commands", "",
