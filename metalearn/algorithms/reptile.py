@@ -175,23 +175,44 @@ def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
 def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     """The mini-batch of an inner step: at most `size` samples, without replacement, as even as possible in each pass.
 
-    The classes take turns. If a mini-batch cannot have every class equally often, a task shuffles its samples anew for
-    each pass: in a fixed order, the same labels would always be learned last.
+    The classes take turns. A task whose mini-batches cannot have all classes equally often draws a new order for each
+    pass: in a fixed one, the same labels would always be learned last.
     """
     if size is None:
         return lambda step: samples
     count = number_of_batches(samples, size)
-    real = samples.y.is_floating_point()
-    shuffles = not real and count > 1 and samples.y.shape[1] % (count * (int(samples.y.max()) + 1)) != 0
-    seeds = contents(samples.x) if shuffles else []
-    fixed = samples if real else ordered(samples, by_turn(samples.y))
+    fixed = None if samples.y.is_floating_point() else by_turn(samples.y)
+    uneven = [] if fixed is None else [task for task, labels in enumerate(samples.y) if not _evenly(labels, count)]
+    seeds = contents(samples.x) if uneven else []
 
     @functools.lru_cache(maxsize=1)
     def one_pass(number: int) -> list[Batch]:
-        x, y = ordered(samples, shuffled(seeds, number, samples.y)) if shuffles else fixed
+        order = fixed
+        if order is not None and uneven:
+            order = order.clone()
+            for task in uneven:
+                order[task] = drawn_order(samples.y[task], count, np.random.default_rng((seeds[task], number)))
+        x, y = samples if order is None else ordered(samples, order)
         return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
 
     return lambda step: one_pass(step // count)[step % count]
+
+
+def _evenly(labels: Tensor, count: int) -> bool:
+    """Whether `count` equal mini-batches have each of the labels [n] equally often if the classes take turns."""
+    (sizes,) = torch.unique(labels, return_counts=True)[1:]
+    return count == 1 or (bool((sizes == sizes[0]).all()) and len(labels) % (count * len(sizes)) == 0)
+
+
+def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+    """A random order of a task's samples, by their labels [n]. In it the classes take turns, too, if they are equally
+    large and each of the `count` mini-batches can have them all."""
+    order = torch.from_numpy(rng.permutation(len(labels))).to(labels.device)
+    classes, places, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)
+    if len(labels) // count < len(classes) or bool((sizes != sizes[0]).any()):
+        return order
+    ranks = torch.from_numpy(rng.permutation(len(classes))).to(labels.device)
+    return order[by_turn(ranks[places].unsqueeze(0))[0]]
 
 
 def number_of_batches(samples: Batch, size: int) -> int:
@@ -226,14 +247,8 @@ def by_turn(y: Tensor) -> Tensor:
     return (earlier * (y.max() + 1) + y).argsort(dim=1)
 
 
-def shuffled(seeds: list[int], number: int, y: Tensor) -> Tensor:
-    """A random order [t, n] for pass `number`, for each task by its own seed."""
-    orders = [np.random.default_rng((seed, number)).permutation(y.shape[1]) for seed in seeds]
-    return torch.from_numpy(np.stack(orders)).to(y.device)
-
-
 def contents(x: Tensor) -> list[int]:
     """A number for each task, the same wherever it is computed: the sum of its inputs' bits. Like its inputs it follows
     from the task's number in the run; a task of a user's own has no other."""
-    bits = x.flatten(1).view(torch.int64 if x.element_size() == 8 else torch.int32)
+    bits = x.flatten(1).view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
     return [total & (2**63 - 1) for total in bits.sum(dim=1).tolist()]

@@ -54,7 +54,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "cavia": lambda model: cavia(model=model, **STEPS, contexts=3, layer=2),
     "meta_curvature": lambda model: meta_curvature(model=model, **STEPS),
     "checkpointed": lambda model: maml(model=model, **STEPS, checkpoint_steps=True),
-    "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=4, eval_batch=None),
+    "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=3, eval_batch=None),
     "reptile_carried": lambda model: reptile(
         model=model,
         inner=OPTIMIZERS["adam"],

@@ -193,7 +193,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
     "in_context": written_out.gradient(written_out.in_context(heads=2, layers=2)),
-    "reptile": written_out.reptile(lr=0.3, steps=2, size=4),
+    "reptile": written_out.reptile(lr=0.3, steps=2, size=3),
     "imaml": written_out.imaml(lr=0.1, steps=2, strength=5.0),
     "imaml_damped": written_out.imaml(lr=0.1, steps=2, strength=2.0, damping=1.0, cg_strength=12.0),
     "imaml_after": written_out.imaml(lr=0.1, steps=2, strength=3.0, damping=1.0, cg_strength=12.0, spring="after"),
@@ -555,21 +555,27 @@ def test_ridge_regression_is_numpys(samples: int) -> None:
 
 
 @pytest.mark.parametrize("strength", [1e-4, 1e-6])
-def test_ridge_regression_keeps_its_digits_in_float32(strength: float) -> None:
-    """With more samples than features, where X Xᵀ is singular, and with fewer; the exact predictions are numpy's."""
-    for samples, features in ((100, 20), (10, 65)):
-        x, y = (random(4, samples, width, seed=width).float() for width in (features, 5))
-        predicted = (x @ ridge(x, y, torch.tensor([strength]))).double().numpy()
-        for task in range(4):
-            a, b = x[task].double().numpy(), y[task].double().numpy()
-            expected = a @ np.linalg.solve(a.T @ a + strength * np.eye(features), a.T @ b)
-            np.testing.assert_allclose(predicted[task], expected, rtol=0, atol=1.5e-5)
+@pytest.mark.parametrize(("samples", "features", "rank"), [(100, 20, 20), (10, 65, 10), (3000, 10, 2)])
+def test_ridge_regression_keeps_its_digits_in_float32(samples: int, features: int, rank: int, strength: float) -> None:
+    """Predictions and the derivative by λ beside numpy: more samples than features, fewer, and a singular system."""
+    x = (random(4, samples, rank, seed=1) @ random(4, rank, features, seed=2)).float()
+    y, given = random(4, samples, 5, seed=3).float(), torch.tensor([strength], requires_grad=True)
+    predicted = x @ ridge(x, y, given)
+    (derivative,) = torch.autograd.grad(predicted.square().sum(), given)
+    expected, slope = np.empty((4, samples, 5)), 0.0
+    for task in range(4):
+        a, b = x[task].double().numpy(), y[task].double().numpy()
+        inverse = np.linalg.inv(a.T @ a + strength * np.eye(features))
+        expected[task] = a @ inverse @ a.T @ b
+        slope -= 2 * np.sum(expected[task] * (a @ inverse @ inverse @ a.T @ b))
+    np.testing.assert_allclose(predicted.detach().numpy(), expected, rtol=0, atol=1.5e-5)
+    if rank == min(samples, features):  # numpy's inverse of a singular system has too few digits for this
+        assert derivative.item() == pytest.approx(slope, rel=1e-3)
 
 
-@pytest.mark.parametrize("strength", [1e-4, 1e-5])
+@pytest.mark.parametrize("strength", [1e-4, 1e-6])
 def test_a_small_strength_counts_beside_a_large_sample(strength: float) -> None:
-    """X = diag(30, 0.03), Y = I. Rounding of the first sample's square, 900, does not touch the second one's. The
-    predictions are x² / (x² + λ), the weights x / (x² + λ)."""
+    """X = diag(30, 0.03), Y = I: the predictions are x² / (x² + λ)."""
     squares = torch.tensor([900.0, 0.0009])
     x, y = squares.sqrt().diag().unsqueeze(0), torch.eye(2).unsqueeze(0)
     given = torch.tensor([strength], requires_grad=True)
@@ -579,15 +585,26 @@ def test_a_small_strength_counts_beside_a_large_sample(strength: float) -> None:
     torch.testing.assert_close(torch.autograd.grad(predicted.sum(), given)[0], derivative.view(1), rtol=1e-4, atol=0)
 
 
-def test_equal_support_pictures_and_a_tiny_strength_are_solved() -> None:
-    """Twice the same picture is one picture of twice the weight; the gradient is finite, and that of λ is not zero."""
-    one, y = random(1, 3, 65, seed=1).float(), random(1, 3, 5, seed=2).float()
-    for strength in (1e-6, 0.0):
-        x, given = torch.cat([one, one], dim=1).requires_grad_(), torch.tensor([strength], requires_grad=True)
-        weights = ridge(x, torch.cat([y, y], dim=1), given)
-        torch.testing.assert_close(one @ weights, y, rtol=0, atol=1e-3)
-        by_x, by_strength = torch.autograd.grad(weights.square().sum(), (x, given))
-        assert by_x.isfinite().all() and by_strength.isfinite().all() and by_strength.item() < 0
+@pytest.mark.parametrize("strength", [1e-4, 1e-6, 0.0])
+def test_equal_support_pictures_and_a_tiny_strength_are_solved(strength: float) -> None:
+    """Twice the same picture is one picture of twice the weight, whose label is the mean of both (without λ, both have
+    the same: rounding decides otherwise). A task beside it has the bits that it has alone."""
+    one, y, others = (random(2, 3, width, seed=width).float() for width in (65, 5, 6))
+    others *= strength > 0
+    x = torch.cat([one, one], dim=1)
+    x[1, 3:] = random(3, 65, seed=9).float()
+    x.requires_grad_()
+    labels = torch.cat([y + others[..., :5], y - others[..., :5]], dim=1)
+    weights = ridge(x, labels, torch.tensor([strength]))
+    torch.testing.assert_close(one[0] @ weights[0], y[0], rtol=0, atol=1e-5)
+    assert torch.isfinite(torch.autograd.grad(weights.square().sum(), x)[0]).all()
+    assert torch.equal(weights[1:], ridge(x[1:], labels[1:], torch.tensor([strength])))
+
+
+def test_a_feature_that_is_zero_everywhere_has_no_weight() -> None:
+    x = torch.stack([torch.arange(1.0, 4.0), torch.zeros(3)], dim=1).unsqueeze(0)
+    weights = ridge(x, torch.ones(1, 3, 1), torch.zeros(1))
+    torch.testing.assert_close(weights, torch.tensor([[[6 / 14], [0.0]]]))
 
 
 # Inner optimisers

@@ -134,6 +134,30 @@ def test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean()
     close(ours, expected | {"state.steps": torch.tensor([18.0], dtype=FLOAT64)}, atol=1e-11)
 
 
+def test_uneven_mini_batches_have_all_classes_if_they_can() -> None:
+    """5 ways in batches of 9, 8 and 8 of 25 pictures: in each, a class is once or twice, and no class is favoured."""
+    x, y = random(300, 25, 1, seed=1), torch.arange(5).repeat_interleave(5).repeat(300, 1)
+    batch_of = mini_batches(Batch(x, y), 10)
+    counts = [torch.stack([labels.bincount(minlength=5) for labels in batch_of(step).y]) for step in range(3)]
+    assert [int(count[0].sum()) for count in counts] == [9, 8, 8]
+    assert all(count.min() >= 1 and count.max() <= 2 for count in counts)
+    assert torch.equal(counts[0] + counts[1] + counts[2], torch.full((300, 5), 5))
+    twice = (counts[2] == 2).sum(dim=0)  # 180 ± 8.5 each
+    assert twice.min() > 140 and twice.max() < 220
+
+
+def test_classes_of_other_sizes_are_shuffled_and_each_task_for_itself() -> None:
+    """In turn, the last batches of nine samples of one class and three of another would always be of the first."""
+    y = torch.tensor([[0] * 9 + [1] * 3, [0, 1] * 6])
+    x = random(2, 12, 1, seed=1).half()  # whose bits are the seeds, too
+    batch_of = mini_batches(Batch(x, y), 2)
+    last = torch.stack([batch_of(6 * number + 5).y for number in range(40)])
+    assert last[:, 0].float().mean() == pytest.approx(0.25, abs=0.15)
+    assert torch.equal(last[:, 1].sort(dim=1).values, torch.tensor([[0, 1]]).expand(40, 2))
+    alone = mini_batches(Batch(x[:1], y[:1]), 2)
+    assert all(torch.equal(alone(6 * number + 5).y[0], last[number, 0]) for number in range(40))
+
+
 @pytest.mark.parametrize(("each", "size"), [(1, 5), (3, 30)])
 def test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels(each: int, size: int) -> None:
     """20 ways in batches of 5 of 20 pictures, or of 30 of 60: every pass has each sample once, in an order of its own;
