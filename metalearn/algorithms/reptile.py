@@ -181,18 +181,19 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     if size is None:
         return lambda step: samples
     count = number_of_batches(samples, size)
-    fixed = None if samples.y.is_floating_point() else by_turn(samples.y)
-    uneven = [] if fixed is None else [task for task, labels in enumerate(samples.y) if not _evenly(labels, count)]
+    turns = None if samples.y.is_floating_point() else by_turn(samples.y)
+    in_turn = samples if turns is None else ordered(samples, turns)
+    uneven = [] if turns is None else [task for task, labels in enumerate(samples.y) if not _evenly(labels, count)]
     seeds = contents(samples.x) if uneven else []
 
     @functools.lru_cache(maxsize=1)
     def one_pass(number: int) -> list[Batch]:
-        order = fixed
-        if order is not None and uneven:
-            order = order.clone()
+        x, y = in_turn
+        if turns is not None and uneven:
+            order = turns.clone()
             for task in uneven:
                 order[task] = drawn_order(samples.y[task], count, np.random.default_rng((seeds[task], number)))
-        x, y = samples if order is None else ordered(samples, order)
+            x, y = ordered(samples, order)
         return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
 
     return lambda step: one_pass(step // count)[step % count]
@@ -200,8 +201,15 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
 
 def _evenly(labels: Tensor, count: int) -> bool:
     """Whether `count` equal mini-batches have each of the labels [n] equally often if the classes take turns."""
-    (sizes,) = torch.unique(labels, return_counts=True)[1:]
-    return count == 1 or (bool((sizes == sizes[0]).all()) and len(labels) % (count * len(sizes)) == 0)
+    if count == 1:
+        return True
+    sizes = torch.unique(labels, return_counts=True)[1]
+    return _equally_large(sizes) and len(labels) % (count * len(sizes)) == 0
+
+
+def _equally_large(sizes: Tensor) -> bool:
+    """Whether all classes have as many samples, by their `sizes`."""
+    return bool((sizes == sizes[0]).all())
 
 
 def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
@@ -209,7 +217,7 @@ def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
     large and each of the `count` mini-batches can have them all."""
     order = torch.from_numpy(rng.permutation(len(labels))).to(labels.device)
     classes, places, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)
-    if len(labels) // count < len(classes) or bool((sizes != sizes[0]).any()):
+    if len(labels) // count < len(classes) or not _equally_large(sizes):
         return order
     ranks = torch.from_numpy(rng.permutation(len(classes))).to(labels.device)
     return order[by_turn(ranks[places].unsqueeze(0))[0]]
