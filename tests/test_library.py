@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Generator, Tensor, nn
 import metalearn
 from metalearn.algorithms.maml import maml
 from metalearn.errors import ConfigError, DivergedError
+from metalearn.nn.precision import computing_with, rounds_products
 from metalearn.program.library import Learned
 from metalearn.types import Algorithm, Batch, Episode, Model, Unit
 from tests.runs import ROOT, Program
@@ -34,6 +36,17 @@ def frozen() -> nn.Module:
 
 def spectral() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(1, 4)), nn.Linear(4, 1))
+
+
+class Stateful(nn.Module):
+    """It has a layer by the name of what learners carry from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.state(x)  # type: ignore[no-any-return]
 
 
 class Lines:
@@ -120,6 +133,23 @@ def test_a_module_in_float64_is_cast_to_the_precision_of_the_run(precision: str)
     assert learned.adapt(x, x[:, 0]).predict(x).dtype == precision
 
 
+def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(sinusoid: Learned) -> None:
+    x = np.linspace(-3, 3, 5, dtype=np.float32)[:, None]
+
+    def outputs(learned: Learned) -> list[float]:
+        return [*learned.adapt(x, np.sin(x)).predict(x).tolist(), learned.evaluate()["mse"]]
+
+    before = outputs(sinusoid)
+    task = sinusoid.adapt(x, np.sin(x))
+    rounded = metalearn.train(metalearn.named("maml", **INNER), "mlp", "sinusoid", precision="bf16", **STEPS)
+    assert not rounds_products()
+    assert outputs(sinusoid) == before and task.predict(x).tolist() == before[:-1]
+    in_bf16 = outputs(rounded)
+    with computing_with("bf16"):
+        assert outputs(sinusoid) == before and outputs(rounded) == in_bf16
+    assert outputs(replace(rounded, _config=sinusoid._config)) != in_bf16
+
+
 def test_labels_are_those_that_were_given() -> None:
     glyphs = metalearn.named("glyphs", ways=3, image_size=12)
     learned = metalearn.train("protonet", metalearn.named("conv4", filters=4), glyphs, **(STEPS | {"steps": 1}))
@@ -140,6 +170,7 @@ def test_labels_are_those_that_were_given() -> None:
         (("maml", nn.Linear(3, 1), Lines()), r"Linear cannot take inputs \[n, 1\]"),
         (("maml", "conv4", Lines()), r"dataset.ways.* metalearn.named\(NAME, KEY=VALUE\)"),
         (("maml", frozen, Lines()), r"frozen: its parameter 0\.weight is frozen; make it a buffer"),
+        (("maml", Stateful, Lines()), r"Stateful: its parameter state\.weight has a name that is kept for the state"),
         (("maml", nn.Flatten, Lines()), "Flatten: has no parameters, so there is nothing to learn"),
         (("maml", spectral, Lines()), r"spectral: its buffer .*_u is drawn at random, .*; make it a parameter"),
         (("maml", nn.Linear(1, 2), Lines()), "model: it has 2 outputs, and this dataset's tasks need 1"),

@@ -17,6 +17,7 @@ from metalearn.algorithms.common.learners import (
     class_means,
     cosines,
     evaluated_by_descent,
+    extended,
     features_and_head,
     one_hot,
     trained_on_samples,
@@ -24,7 +25,10 @@ from metalearn.algorithms.common.learners import (
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
-VECTORS = "cosine.weight"
+COSINE = "cosine."
+"""The prefix of the name of the head's vectors."""
+
+VECTORS = f"{COSINE}weight"
 """The meta-parameter of the classes' vectors, [classes, d]."""
 
 
@@ -58,7 +62,8 @@ def baseline_pp(
     def init(generator: Generator) -> Params:
         params = model.init(generator)
         (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
-        return {name: value for name, value in params.items() if name not in head.params} | {VECTORS: vectors}
+        body = {name: value for name, value in params.items() if name not in head.params}
+        return extended(body, COSINE, {"weight": vectors})
 
     def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return scale * cosines(features(params, x, support_x), params[VECTORS])

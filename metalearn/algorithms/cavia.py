@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed, without
+from metalearn.algorithms.common.learners import check_descent, extended, gradient_learner, part, without
 from metalearn.checks import true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -63,7 +63,7 @@ def cavia(
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        return weights | prefixed(WEIGHTS, _draw(weights, names, bool(model.norms), contexts, generator))
+        return extended(weights, WEIGHTS, _draw(weights, names, bool(model.norms), contexts, generator))
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = support.x.shape[0]

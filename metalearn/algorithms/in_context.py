@@ -12,10 +12,10 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.learners import (
     comparing_learner,
+    extended,
     features_and_head,
     features_of,
     part,
-    prefixed,
     without,
 )
 from metalearn.checks import whole_number
@@ -49,7 +49,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         drawn = model.init(generator)
         outputs, inputs = drawn[head.params[0]].shape
         body = {name: value for name, value in drawn.items() if name not in head.params}
-        return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
+        return extended(body, SET, _draw_set(outputs, inputs, width, layers, generator))
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         weights, known = part(SET, params), support.x.shape[1]

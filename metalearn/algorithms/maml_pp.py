@@ -19,9 +19,9 @@ from metalearn.algorithms.common.learners import (
     Init,
     InnerPath,
     check_descent,
+    extended,
     gradient_learner,
     part,
-    prefixed,
     without,
 )
 from metalearn.checks import true_or_false, whole_number
@@ -95,7 +95,7 @@ def _init(model: Model, inner_lr: float, per_step: PerStep) -> Init:
         weights = model.init(generator)
         rates = {name: value.new_full((steps,), inner_lr) for name, value in weights.items() if name not in norms}
         stacked = {name: torch.stack([weights[name]] * steps) for name in norms}
-        return weights | stacked | (prefixed(RATE, rates) if learned_rates else {})
+        return extended(weights | stacked, RATE, rates if learned_rates else {})
 
     return init
 

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import replaced, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner, part, without
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, extended, gradient_learner, part, without
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -54,7 +54,7 @@ def meta_curvature(
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
         modes = {name: _identities(value) for name, value in weights.items()}
-        return weights | {f"{CURVATURE}{name}.{mode}": m for name in modes for mode, m in modes[name].items()}
+        return extended(weights, CURVATURE, {f"{name}.{mode}": m for name in modes for mode, m in modes[name].items()})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         weights = without(CURVATURE, params)

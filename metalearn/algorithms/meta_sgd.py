@@ -11,7 +11,7 @@ from torch import Generator
 
 from metalearn.algorithms.common.functional import start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, gradient_learner, part, prefixed
+from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, extended, gradient_learner, part
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -48,7 +48,7 @@ def meta_sgd(
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        return weights | prefixed(RATE, {name: torch.full_like(value, inner_lr) for name, value in weights.items()})
+        return extended(weights, RATE, {name: torch.full_like(value, inner_lr) for name, value in weights.items()})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks, rates = support.x.shape[0], part(RATE, params)

@@ -16,11 +16,14 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import cholesky
-from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
+from metalearn.algorithms.common.learners import comparing_learner, extended, features_of, one_hot, without_head
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
-SCALE = "svm.scale"
+SVM = "svm."
+"""The prefix of the names of what is learned beside the network."""
+
+SCALE = f"{SVM}scale"
 
 _TOLERANCE = 1e-13
 """The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start."""
@@ -50,7 +53,7 @@ def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algo
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
-        return network(generator) | {SCALE: torch.tensor([scale])}
+        return extended(network(generator), SVM, {"scale": torch.tensor([scale])})
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = features_of(model, params, support.x.shape[0])

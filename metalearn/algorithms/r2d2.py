@@ -12,11 +12,14 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import cholesky
-from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
+from metalearn.algorithms.common.learners import comparing_learner, extended, features_of, one_hot, without_head
 from metalearn.checks import real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
-LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"
+RIDGE = "ridge."
+"""The prefix of the names of what is learned beside the network."""
+
+LOG_STRENGTH, SCALE = f"{RIDGE}log_strength", f"{RIDGE}scale"
 
 _FLOOR = 4
 """Roundings. With 1/2, 4 of 2000 systems with equal samples and λ = 0 had no Cholesky root; with 1, none."""
@@ -38,8 +41,8 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
-        scalars = {LOG_STRENGTH: math.log(strength), SCALE: scale}
-        return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
+        scalars = {"log_strength": math.log(strength), "scale": scale}
+        return extended(network(generator), RIDGE, {name: torch.tensor([value]) for name, value in scalars.items()})
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = features_of(model, params, support.x.shape[0])

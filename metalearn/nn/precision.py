@@ -9,18 +9,39 @@ the number of threads. They need multiples of 16 channels. For other numbers (th
 kernels convolve, and round nothing.
 """
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 _rounds = False
 
+_convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # torch has no type for it
+
 
 def compute_with(precision: str) -> None:
     """Sets the precision of this process: `float32`, `float64`, `tf32` or `bf16`."""
-    global _rounds
-    _rounds = precision == "bf16"
     products = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = products
-    torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]  # torch has no type for it
+    _set(precision == "bf16", products, products)
+
+
+@contextlib.contextmanager
+def computing_with(precision: str) -> Iterator[None]:
+    """As `compute_with`, for a block of code. After it, the precision is the one before."""
+    before = _rounds, torch.backends.cuda.matmul.fp32_precision, _convolutions.fp32_precision
+    compute_with(precision)
+    try:
+        yield
+    finally:
+        _set(*before)
+
+
+def _set(rounds: bool, matmul: str, conv: str) -> None:
+    global _rounds
+    _rounds = rounds
+    torch.backends.cuda.matmul.fp32_precision = matmul
+    _convolutions.fp32_precision = conv
 
 
 def type_of(precision: str) -> torch.dtype:

@@ -20,7 +20,7 @@ from metalearn.config.check import check_top_level
 from metalearn.config.plain import Named, plain_config
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
-from metalearn.nn.precision import compute_with
+from metalearn.nn.precision import computing_with
 from metalearn.program.job import Job, installed
 from metalearn.program.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
 from metalearn.program.run import make_run
@@ -83,12 +83,17 @@ def train(
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
     chosen = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "optimizer": optimizer}
-    try:
-        parts, job = _assemble(chosen, keys, transductive)
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
-    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    with computing_with(precision):
+        try:
+            parts, job = _assemble(chosen, keys, transductive)
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
+        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+        return _trained(parts, job, progress)
+
+
+def _trained(parts: Parts, job: Job, progress: bool) -> "Learned":
     settings = parts.settings
     window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
     log = bar_log(window) if progress else SILENT
@@ -134,12 +139,13 @@ class Learned:
         if tasks is not None:
             _check_kinds({"dataset": tasks})
             parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))
-        check_evaluation(parts.algorithm, parts.model, self.params, parts.source, split)
         dtype = next(iter(self.params.values())).dtype
         evaluate = chunk_functions(parts.algorithm, parts.source, parts.device, dtype).evaluate
         numbers = tasks_in_chunks(0, count or parts.settings.test_tasks, evaluation_chunk(parts))
-        counted = check_unseen(seen, parts.source, split, seen_classes)
-        values = join([evaluate(self.params, split, chunk) for chunk in numbers])
+        with computing_with(self._config.precision):
+            check_evaluation(parts.algorithm, parts.model, self.params, parts.source, split)
+            counted = check_unseen(seen, parts.source, split, seen_classes)
+            values = join([evaluate(self.params, split, chunk) for chunk in numbers])
         return summary(values, parts.algorithm.evaluated_on) | counted
 
     def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "Task":
@@ -174,9 +180,10 @@ class Learned:
         params = {name: value.to(self._parts.device) for name, value in self.params.items()}
         support = Batch(inputs, targets)
         try:
-            outputs_of = algorithm.adapt(params, support, 0)(inputs).shape[2]
-            _check_targets(outputs_of, targets, labels)
-            predict = algorithm.adapt(params, support, steps)
+            with computing_with(self._config.precision):
+                outputs_of = algorithm.adapt(params, support, 0)(inputs).shape[2]
+                _check_targets(outputs_of, targets, labels)
+                predict = algorithm.adapt(params, support, steps)
         except (IndexError, RuntimeError) as error:
             raise ValueError(f"x, y: this network cannot learn such a task ({error})") from error
         flat = labels is None and _tensor("y", y).ndim == 1
@@ -184,7 +191,8 @@ class Learned:
         def outputs(x: ArrayLike | Tensor) -> Tensor:
             inputs = self._inputs("x", x)
             try:
-                return predict(inputs)[0].cpu()
+                with computing_with(self._config.precision):
+                    return predict(inputs)[0].cpu()
             except (IndexError, RuntimeError, ValueError) as error:
                 shape = list(inputs.shape[1:])
                 raise ValueError(f"x: this network does not take inputs of shape {shape} ({error})") from error
@@ -229,7 +237,6 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
-    compute_with(config.precision)
     source = _source(config, chosen["dataset"])
     model = chosen["model"]
     if isinstance(described["model"], Named):

@@ -49,11 +49,13 @@ def _of_task(algorithm: Algorithm, params: Params, task: Episode, step: int) -> 
 
 
 def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int) -> Tensor:
-    assert algorithm.outcome is not None
-    losses = algorithm.outcome(params, episode, step)["loss"].detach()
+    result = algorithm.meta_grad(params, episode, step)
+    if algorithm.outcome is None:  # then a sample has no loss of its own either
+        losses = result.metrics["loss"].expand(result.count)
+    else:
+        losses = algorithm.outcome(params, episode, step)["loss"].detach()
     inputs = torch.isfinite(episode.query.x[0]).flatten(1).all(dim=1)
     faults = torch.where(inputs, torch.where(torch.isfinite(losses), 0, LOSS), INPUTS)
-    grads = algorithm.meta_grad(params, episode, step).grads.values()
-    if not faults.any() and not all(torch.isfinite(grad).all() for grad in grads):
+    if not faults.any() and not all(torch.isfinite(grad).all() for grad in result.grads.values()):
         faults = torch.full_like(faults, GRADIENT)  # of the micro-batch: a sample has no gradient of its own
     return faults.cpu()

@@ -54,13 +54,13 @@ def run_of(name: str, steps: int) -> tuple[Run, Learner]:
     return run, new_learner(start_of(learner), outer.start)
 
 
-@pytest.mark.parametrize("name", ["maml", "reptile", "imaml", "protonet", "finetune"])
+@pytest.mark.parametrize("name", ["maml", "reptile", "imaml", "protonet", "finetune", "simpleshot_centred"])
 def test_the_task_that_spoils_a_step_is_named(name: str) -> None:
     """Tasks 0 to 9 make two good steps; the third has 12 and 13 in it, and is not applied."""
     run, learner = run_of(name, steps=5)
     good, after_two = run_of(name, steps=2)
     fit(good, after_two, Progress())
-    unit = "sample" if name == "finetune" else "task"
+    unit = "sample" if name in ("finetune", "simpleshot_centred") else "task"
     with pytest.raises(
         RunError, match=rf"step 3: {unit} 13, on worker0: its inputs are not finite .*\. The step is not"
     ):

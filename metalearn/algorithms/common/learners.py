@@ -293,6 +293,21 @@ def prefixed(prefix: str, params: Params) -> Params:
     return {f"{prefix}{name}": value for name, value in params.items()}
 
 
+def extended(weights: Params, prefix: str, own: Params) -> Params:
+    """The parameters of a network, and those that a learner adds, whose names get the prefix.
+
+    Raises:
+        ConfigError: a parameter of the network has a name with this prefix.
+    """
+    for name in weights:
+        if name.startswith(prefix):
+            raise ConfigError(
+                f"model: its parameter {name} has a name that this algorithm needs for its own parameters, {prefix}…; "
+                "give that layer of the network another name"
+            )
+    return weights | prefixed(prefix, own)
+
+
 def part(prefix: str, params: Params) -> Params:
     """The tensors whose names have the prefix, under names without it."""
     return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}

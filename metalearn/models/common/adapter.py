@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn import batch_norm, conv2d
-from metalearn.types import Apply, Model, Params, Stage
+from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]
 """A fresh network, its weights drawn from torch's global random numbers."""
@@ -327,6 +327,12 @@ def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | 
     frozen = [path for path, parameter in parameters.items() if not parameter.requires_grad]
     if frozen:
         raise ValueError(f"{name}: its parameter {frozen[0]} is frozen; make it a buffer (register_buffer)")
+    state = [path for path in parameters if path.startswith(STATE)]
+    if state:
+        raise ValueError(
+            f"{name}: its parameter {state[0]} has a name that is kept for the state of learners, {STATE}…; give that "
+            "layer another name"
+        )
     if not parameters:
         raise ValueError(f"{name}: has no parameters, so there is nothing to learn")
     grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
