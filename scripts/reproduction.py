@@ -315,7 +315,8 @@ _COMMANDS = (
     "", "## Commands", "",
     "Each figure above is the result of one of these commands, on this date, at this commit and on this machine. "
     "Commands without a machine ran on two cores, before machines were recorded; a `+` behind a commit says that the "
-    "code had changes which were not committed. `python scripts/reproduce.py --only ROW` runs a row.",
+    "code had changes which were not committed. `python scripts/reproduce.py --only ROW --output FOLDER` runs a row "
+    "again, in that folder.",
 )  # fmt: skip
 
 
