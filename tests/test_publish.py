@@ -40,9 +40,19 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run, as if it were completed."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     saved_run(folder, *TINY)
-    result = {"status": "completed", "test": TEST | {"loss": 1.0, "by_step": {"0": 0.5}}}
+    result = {"status": "completed", "val": {"step": 0}, "test": TEST | {"loss": 1.0, "by_step": {"0": 0.5}}}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
+
+
+def test_a_run_that_went_on_after_its_test_has_no_accuracy(run_dir: Path, tmp_path: Path) -> None:
+    """Its result is that of an earlier best checkpoint until it is complete again."""
+    shutil.copytree(run_dir, tmp_path / "run", symlinks=True)
+    path = tmp_path / "run/result.json"
+    result = json.loads(path.read_text())
+    for number, change in enumerate(({"val": {"step": 8}}, {"val": None})):
+        path.write_text(json.dumps(result | change))
+        assert export(str(tmp_path / "run"), tmp_path / f"model{number}")["test"] is None
 
 
 @pytest.fixture(scope="module")

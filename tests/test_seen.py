@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -301,6 +302,9 @@ def test_what_the_library_has_trained_refuses_them_too(omniglot_root: Path) -> N
     assert "seen_classes" not in learned.evaluate()
     with pytest.raises(ValueError, match="294 of its 423 test classes"):
         learned.evaluate(tasks["vinyals"])
-    assert learned.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 294
+    counted = learned.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]
+    assert counted["trained_on"] == 294 and counted["complete"]
+    pretrained = replace(learned, _parts=learned._parts._replace(start_seen=Seen(complete=False)))
+    assert not pretrained.evaluate(seen_classes="report")["seen_classes"]["complete"]
     untrained = metalearn.train("scratch", network, tasks["paper"], steps=0, progress=False, **sizes)
     assert untrained.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 0

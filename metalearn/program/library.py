@@ -23,8 +23,8 @@ from metalearn.models.common.adapter import model_of
 from metalearn.nn.precision import computing_with
 from metalearn.program.job import Job, installed
 from metalearn.program.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
-from metalearn.program.run import make_run
-from metalearn.program.unseen import REFUSE, REPORT, check_unseen, seen_in
+from metalearn.program.run import make_run, seen_by
+from metalearn.program.unseen import REFUSE, REPORT, check_unseen
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.loggers.protocol import Window
 from metalearn.runs.logging import SILENT, bar_log
@@ -135,7 +135,7 @@ class Learned:
         one_of("seen_classes", seen_classes, (REFUSE, REPORT))
         if count is not None:
             whole_number("count", count, at_least=2)
-        parts, seen = self._parts, seen_in(self._parts.source, self._parts.settings.steps)
+        parts, seen = self._parts, seen_by(self._parts, None)
         if tasks is not None:
             _check_kinds({"dataset": tasks})
             parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))

@@ -66,7 +66,7 @@ def export(
     facts = {
         "preprocessing": described(learner.form),
         "any_ways": learner.form is not None and learner.ways is None,
-        "test": _test_of(folder),
+        "test": _test_of(folder, saved.meta["step"]),
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
         "versions": _versions(saved.meta.get("versions")),
     }
@@ -74,12 +74,15 @@ def export(
     return facts
 
 
-def _test_of(folder: Path) -> dict[str, Any] | None:
-    """The result of the run's test, if `folder` is the checkpoint that was tested: the best one of a completed run."""
+def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
+    """The result of the run's test, if `folder` is the checkpoint that was tested: the best one of a completed run. If
+    such a run has gone on since, its best checkpoint may be that of a later step."""
     run = run_folder_of(folder)
     best, result = run / "checkpoints/best", read_json(run / "result.json")
-    test = result.get("test") if result.get("status") == "completed" else None
+    test, validated = (result.get(key) if result.get("status") == "completed" else None for key in ("test", "val"))
     if not isinstance(test, dict) or not best.exists() or not best.samefile(folder):
+        return None
+    if not isinstance(validated, dict) or validated.get("step") != step:
         return None
     figures = {name: test[name] for name in _FIGURES if name in test}
     known = all(isinstance(value, int | float) and math.isfinite(value) for value in figures.values())
