@@ -290,7 +290,7 @@ class Runs:
             return reproduction.result_of_run(job.row, job.run_dir, facts)
         paths = [reproduction.result_path(self._places.results, of.row.name, of.seed) for of in job.of]
         trained = [reproduction.read_result(path) for path in paths]
-        return reproduction.result_of_evaluation(job.row, trained, job.run_dir, facts)
+        return reproduction.result_of_evaluation(job.row, job.seed, trained, job.run_dir, facts)
 
 
 def _facts(job: Job) -> dict[str, Any]:

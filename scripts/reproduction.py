@@ -187,17 +187,30 @@ def result_of_run(row: Row, run_dir: Path, facts: Mapping[str, Any]) -> Result:
     }
 
 
-def result_of_evaluation(row: Row, trained: Sequence[Result], folder: Path, facts: Mapping[str, Any]) -> Result:
+def result_of_evaluation(
+    row: Row, seed: int, trained: Sequence[Result], folder: Path, facts: Mapping[str, Any]
+) -> Result:
     """The result of scripts/evaluate.py in `folder`. Steps, seconds and workers are those of the training, whose result
-    is `trained`; an ensemble has several, and took the seconds of all. There is no learning curve.
+    is `trained`; an ensemble has several, and took the seconds of all. Algorithm and dataset are those of the training
+    if the row names no others. There is no learning curve.
 
     Raises:
         FileNotFoundError: the evaluation is not complete.
         ConfigError: its test has not what the row asks for.
     """
-    evaluation = _evaluation(row, folder, folder / "config.yaml")
-    took = {"seconds": seconds_of(trained)}
-    return {**trained[0], "row": row.name, **evaluation, **took, **facts, "validation": None}
+    chosen = {key: option for key, _, option in (change.partition("=") for change in row.overrides)}
+    first = trained[0]
+    return {
+        "row": row.name,
+        **{key: chosen.get(key, first[key]) for key in ("algorithm", "dataset")},
+        **_evaluation(row, folder, folder / "config.yaml"),
+        "steps": first["steps"],
+        "seconds": seconds_of(trained),
+        "seed": seed,
+        "workers": first["workers"],
+        **facts,
+        "validation": None,
+    }
 
 
 def seconds_of(trained: Sequence[Result]) -> float:

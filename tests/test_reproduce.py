@@ -34,6 +34,7 @@ from scripts.reproduction import (
     page,
     panels_of,
     read_tables,
+    result_of_evaluation,
     write_result,
 )
 from tests.runs import ROOT, Outcome, Program, metrics, until
@@ -362,6 +363,20 @@ def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> No
         command = reproduce._command_line(job)
         write_result(places.results, {"row": "e", "seed": 0, "command": command, "seconds": seconds})
         assert reproduce._is_done(job, places) is done
+
+
+def test_an_evaluation_has_its_own_algorithm_seed_and_classes(tmp_path: Path) -> None:
+    """Of the training it has what it took, and nothing that its own test says otherwise."""
+    test = {"accuracy": 0.5, "ci95": 0.1, "tasks": 20, "by_step": {"0": 0.5}, "ci95_by_step": {"0": 0.1}}
+    (tmp_path / "result.json").write_text(json.dumps({"test": test}))
+    (tmp_path / "config.yaml").write_text("dataset: {split: paper, ways: 5, shots: 1, queries: 15}")
+    row = Row("e", "a", "M", "accuracy", ["algorithm=tim", "dataset.queries=15"], [], "", [0], "")
+    took = {"steps": 7, "seconds": 60.5, "workers": 2}
+    trained = {"row": "a", "algorithm": "protonet", "dataset": "omniglot", "seed": 4, "seen_classes": {}} | took
+    result = result_of_evaluation(row, 0, [trained, trained | {"seed": 5}], tmp_path, {"command": "c"})
+    assert (result["row"], result["algorithm"], result["dataset"], result["seed"]) == ("e", "tim", "omniglot", 0)
+    assert (result["steps"], result["seconds"], result["workers"], result["queries"]) == (7, 121.0, 2, 15)
+    assert "seen_classes" not in result and result["command"] == "c"
 
 
 def test_rows_on_request_run_only_if_they_are_named(tmp_path: Path) -> None:
