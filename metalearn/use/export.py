@@ -79,10 +79,10 @@ def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
     such a run has gone on since, its best checkpoint may be that of a later step."""
     run = run_folder_of(folder)
     best, result = run / "checkpoints/best", read_json(run / "result.json")
-    test, validated = (result.get(key) if result.get("status") == "completed" else None for key in ("test", "val"))
-    if not isinstance(test, dict) or not best.exists() or not best.samefile(folder):
+    if result.get("status") != "completed" or not best.exists() or not best.samefile(folder):
         return None
-    if not isinstance(validated, dict) or validated.get("step") != step:
+    test, validated = result.get("test"), result.get("val")
+    if not isinstance(test, dict) or not isinstance(validated, dict) or validated.get("step") != step:
         return None
     figures = {name: test[name] for name in _FIGURES if name in test}
     known = all(isinstance(value, int | float) and math.isfinite(value) for value in figures.values())
