@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.environment import machine_name  # noqa: E402
 from metalearn.errors import ConfigError  # noqa: E402
-from metalearn.files import creating, read_object, write_atomically  # noqa: E402
+from metalearn.files import creating, read_json, read_object, write_atomically  # noqa: E402
 from metalearn.program.arguments import whole  # noqa: E402
 from metalearn.runs.plots import by_inner_step, comparison  # noqa: E402
 from scripts import reproduction  # noqa: E402 (the path comes first)
@@ -255,6 +255,8 @@ class Runs:
         output.parent.mkdir(parents=True, exist_ok=True)
         name = _name(job)
         print(f"{name}: {_command_line(job)}\n  tail -f {output}", flush=True)
+        if not job.of and not _checkpoint(job).exists():
+            (job.run_dir / "result.json").unlink(missing_ok=True)  # or train.py would find the run complete
         facts = _facts(job)
         before = output.stat().st_size if output.exists() else 0
         code = self._wait_for(job, output)
@@ -298,7 +300,8 @@ def _facts(job: Job) -> dict[str, Any]:
     its log: a run may go on at another commit, and may be complete before it is recorded."""
     path = job.run_dir.with_suffix(".facts.json")
     kept = read_object(path) if path.exists() and job.run_dir.exists() and not job.of else {}
-    if kept and (job.run_dir / "result.json").exists():
+    is_complete = read_json(job.run_dir / "result.json").get("status") == "completed"
+    if is_complete and kept.get("command") == _command_line(job):
         return kept
     facts = {
         "command": _command_line(job),
@@ -321,11 +324,11 @@ _THEN = ", then "
 
 
 def _commit() -> str | None:
-    """The checked-out commit, with a + if its code has changed since; None if there is no git."""
+    """The checked-out commit, with a + if its code has changed since, or has new files; None if there is no git."""
     try:
         commit, changes = [
             subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S607
-            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno", "--", *_CODE])
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *_CODE])
         ]
     except (OSError, subprocess.SubprocessError):
         return None

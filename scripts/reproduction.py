@@ -435,9 +435,18 @@ def _ours(row: Row, results: Sequence[Result], after: str) -> str:
 
 
 def _at(result: Result, metric: str, after: str) -> tuple[float, float]:
-    """A result's figure after so many inner steps, and its interval."""
+    """A result's figure after so many inner steps, and its interval.
+
+    Raises:
+        ConfigError: its test had other inner steps.
+    """
     if after == LAST:
         return result[metric], result["ci95"]
+    if after not in result["by_step"]:
+        raise ConfigError(
+            f"paper: the result of the row {result['row']}, seed {result['seed']}, has inner steps "
+            f"{', '.join(result['by_step'])}, and not {after}; remove the result to run the row again"
+        )
     return result["by_step"][after], result["ci95_by_step"][after]
 
 

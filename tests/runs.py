@@ -47,7 +47,7 @@ class Program:
             self.process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=outside | (extra or {}),
+                env=outside | {"PYTHONFAULTHANDLER": "1"} | (extra or {}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -55,8 +55,13 @@ class Program:
             )
 
     def wait(self, seconds: float = LIMIT) -> Outcome:
+        """Waits for the end; a program that hangs fails the test, with the place of every thread of its processes."""
         try:
             code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGABRT)  # Python's fault handler prints the threads
+            time.sleep(2)
+            pytest.fail(f"{self.process.args} did not end within {seconds:g} s; its output:\n{self.said()}")
         finally:
             self.kill()
         return Outcome(code, self.said())

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -322,12 +323,37 @@ def test_a_run_keeps_the_facts_of_its_time(tmp_path: Path, monkeypatch: pytest.M
         ("3", True, "1, then 2"),
     ):  # fmt: skip
         monkeypatch.setattr(reproduce, "_commit", lambda commit=commit: commit)
-        if complete:
-            (job.run_dir / "result.json").write_text("{}")
+        (job.run_dir / "result.json").write_text(f'{{"status": "{"completed" if complete else "pruned"}"}}')
         facts = reproduce._facts(job)
         assert (facts["commit"], facts["machine"], facts["command"]) == (expected, "m", "python train.py")
+    longer = reproduce._facts(job._replace(command=["train.py", "trainer.steps=9"]))
+    assert (longer["commit"], longer["command"]) == ("1, then 2, then 3", "python train.py trainer.steps=9")
     shutil.rmtree(job.run_dir)
     assert reproduce._facts(job)["commit"] == "3", "removed, to run again"
+
+
+def test_a_new_file_is_a_change_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    git = ("git", "-c", "user.name=n", "-c", "user.email=e")
+    for words in (["init", "--quiet"], ["add", "train.py"], ["commit", "--quiet", "--message", "m"]):
+        subprocess.run([*git, *words], check=True)
+    commit = reproduce._commit()
+    assert commit is not None and not commit.endswith("+")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/new.yaml").touch()
+    assert reproduce._commit() == f"{commit}+"
+
+
+def test_a_complete_run_whose_checkpoints_are_gone_trains_again(reproduced: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = reproduced
+    best = folder / "out/runs/short/seed3/checkpoints/best/params.safetensors"
+    before = best.read_bytes()
+    shutil.rmtree(folder / "out/runs/short/seed3/checkpoints")
+    (folder / "out/results/again_seed3.json").unlink()
+    outcome = program(folder, "--tables", f"{folder}/tables", "--output", f"{folder}/out", "--only", "again").wait()
+    assert outcome.code == 0 and "short seed 3: trains again" in outcome.text, outcome.text
+    assert best.read_bytes() == before and (folder / "out/results/again_seed3.json").exists()
 
 
 def test_a_quick_evaluation_has_the_test_of_a_quick_training(tmp_path: Path) -> None:
@@ -423,6 +449,13 @@ def test_seeds_are_shown_side_by_side_and_compared_by_their_mean() -> None:
     cells = "98.00% ± 0.50% | *within* | paper | 1 | 600 | yes | 10 | 1.0, 1.5 | 2 |"
     assert f"| 97.00% ± 0.20%, 99.00% ± 0.20% | {cells}" in text
     assert "- `r`: a note" in text and "seed=0  # d, c\nseed=1  # d, c, a CPU, 2 cores\n" in text
+
+
+def test_a_result_without_the_inner_steps_of_its_row_is_named() -> None:
+    row = Row("r", None, "M", "accuracy", [], [Published("70", 0.98, None)], "", [0], "")
+    result = SHOWN | {"row": "r", "seed": 0, "by_step": {"0": 0.2}, "seconds": 1.0, "command": "c"}
+    with pytest.raises(ConfigError, match="the row r, seed 0, has inner steps 0, and not 70; remove the result"):
+        page([Table("t", "T", [row])], {"r": [result]}, {})
 
 
 @pytest.mark.parametrize(
