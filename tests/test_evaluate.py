@@ -1,7 +1,9 @@
 """Evaluation: one fixed list of test tasks, a line for each task, and a script that evaluates any checkpoint."""
 
 import csv
+import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from metalearn.config.compose import compose_config
+from metalearn.config.compose import compose_config, parsed
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
-from metalearn.program.parts import other_algorithm
+from metalearn.program import evaluation
+from metalearn.program.evaluation import Member, pinned
+from metalearn.program.parts import Parts, connect, other_algorithm
+from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
-from metalearn.types import Batch, Episode
+from metalearn.types import Batch, Episode, Strategy
 from scripts import evaluate
 from tests.runs import ROOT, Outcome, Program, slow
 from tests.saved import saved_run
@@ -203,6 +208,41 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(tmp_path: Path, capsys: py
     assert result["checkpoint"] == str(first.resolve())
     assert [member["checkpoint"] for member in result["ensemble"]] == [str(second.resolve())]
     assert result["params"] != result["ensemble"][0]["params"]
+
+
+def test_a_training_under_way_does_not_change_what_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path / "run", *TINY, "algorithm=maml")
+    best = tmp_path / "run/checkpoints/best"
+    read = best.resolve()
+
+    def find_a_better_one(parts: Parts) -> Strategy:
+        shutil.copytree(read, later := read.with_name("step_000009"))
+        (later / "params.safetensors").write_bytes(b"other parameters")
+        best.unlink()
+        best.symlink_to(later.name)
+        return connect(parts)
+
+    monkeypatch.setattr(evaluation, "connect", find_a_better_one)
+    assert evaluate.main([f"checkpoint={best}", f"output={tmp_path / 'out'}"]) == 0
+    result = result_in(tmp_path / "out")
+    assert best.resolve() != read and result["checkpoint"] == str(read)
+    assert result["params"] == hashlib.sha256((read / "params.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_ranks_of_an_evaluation_read_the_same_checkpoints(tmp_path: Path) -> None:
+    given = ["checkpoint=run/best", "tasks=7", "ensemble=[run/last,'a b']", "output=out"]
+    folders = [tmp_path / name for name in ("step_1", "it's", "c")]
+    members = [Member("k", Path("run/best"), folder, Snapshot({}, {}, {})) for folder in folders]
+    tasks, *rest = pinned(given, members, Path("out"))
+    assert tasks == "tasks=7" and sorted(argument.partition("=")[0] for argument in rest) == [
+        "checkpoint", "ensemble", "output",
+    ]  # fmt: skip
+    assert f"checkpoint={folders[0]}" in rest and "output=out" in rest
+    (others,) = (argument.partition("=")[2] for argument in rest if argument.startswith("ensemble="))
+    (override,) = parsed([f"ensemble={others}"])
+    assert override.value() == list(map(str, folders[1:]))
 
 
 def test_the_networks_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

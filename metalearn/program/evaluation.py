@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
+from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.files import creating, is_folder
 from metalearn.program import ranks
@@ -47,10 +48,12 @@ ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset
 
 
 class Member(NamedTuple):
-    """What is evaluated, or a part of it: a checkpoint or a published model, `key` on the command line."""
+    """What is evaluated, or a part of it: a checkpoint or a published model. The command line has `key`=`path`; it is
+    read in `folder`, which a link such as `best` named at that moment."""
 
     key: str
     path: Path
+    folder: Path
     saved: Snapshot
 
 
@@ -98,7 +101,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
         with creating("output", request.output):
             request.output.mkdir(parents=True, exist_ok=True)
     if ranks.to_be_started(job):
-        return ranks.start_ranks(job, arguments, max_restarts=0)
+        return ranks.start_ranks(job, pinned(arguments, members, request.output), max_restarts=0)
     if rank > 0:
         return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
     log_to_terminal()
@@ -114,7 +117,18 @@ def members_of(request: Request) -> list[Member]:
         ConfigError: one of them cannot be read.
     """
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
-    return [Member(key, path, published.named(key, path)) for key, path in named]
+    found = [(key, path, path.resolve()) for key, path in named]
+    return [Member(key, path, folder, published.named(key, folder)) for key, path, folder in found]
+
+
+def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) -> list[str]:
+    """The command line of the ranks: all read these very checkpoints, and write to this folder."""
+    first, *others = (member.folder for member in members)
+    said = [f"checkpoint={first}", f"output={output}"]
+    if others:
+        said.append(f"ensemble=[{','.join(map(quoted, others))}]")
+    keys = {argument.partition("=")[0] for argument in said}
+    return [*(argument for argument in arguments if argument.partition("=")[0] not in keys), *said]
 
 
 def notes_on(members: Sequence[Member]) -> list[str]:
@@ -125,7 +139,7 @@ def notes_on(members: Sequence[Member]) -> list[str]:
     """
     notes = []
     configs = [check_saved(member.saved.meta["config"]) for member in members]
-    for (key, path, saved), config in zip(members, configs, strict=True):
+    for (key, path, _, saved), config in zip(members, configs, strict=True):
         if not from_meta(saved.meta).complete:
             notes.append(f"{key}={path}: {UNKNOWN}")
         notes += other_model(f"{key}={path}", config, configs[0])
@@ -139,7 +153,7 @@ def params_for(parts: Parts, member: Member) -> Params:
     Raises:
         ConfigError: they are those of another model.
     """
-    key, checkpoint, saved = member
+    key, checkpoint, _, saved = member
     advice = "; leave out what changes the network, such as model=… or algorithm=…"
     head = parts.model.head
     if head is None or not parts.algorithm.evaluated_on_features:
@@ -173,12 +187,13 @@ def lead(
 ) -> int:
     """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
     try:
+        evaluated = [identified(member) for member in members]
         strategy = connect(parts)
         try:
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split)
             figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.transductive}
-            report(request, job, members, values, figures | counted, time.perf_counter() - began)
+            report(request, job, evaluated, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
             strategy.close(failure=error)
             raise
@@ -197,14 +212,13 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> M
 def report(
     request: Request,
     job: Job,
-    members: Sequence[Member],
+    evaluated: Sequence[dict[str, Any]],
     values: Metrics,
     figures: dict[str, Any],
     seconds: float,
 ) -> None:
-    """Writes and prints the results."""
+    """Writes and prints the results; `evaluated` has what `identified` says of each checkpoint."""
     write_table(request.output / f"{request.split}.csv", values)
-    evaluated = [identified(member) for member in members]
     others = {"ensemble": evaluated[1:]} if request.ensemble else {}
     result = {
         "status": "completed", **evaluated[0], **others, "seconds": round(seconds, 3), "workers": job.workers,
@@ -213,11 +227,11 @@ def report(
     OmegaConf.save(job.config, request.output / "config.yaml")
     write_result(request.output, result)
     print(f"{request.split} {evaluation_report(figures)}")
-    what = f"mean of {len(members)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
+    what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
     print(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")
 
 
 def identified(member: Member) -> dict[str, Any]:
     """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
-    digest = hashlib.sha256(published.parameters_in(member.path).read_bytes()).hexdigest()
-    return {"checkpoint": str(member.path.resolve()), "params": digest, "step": member.saved.meta["step"]}
+    digest = hashlib.sha256(published.parameters_in(member.folder).read_bytes()).hexdigest()
+    return {"checkpoint": str(member.folder), "params": digest, "step": member.saved.meta["step"]}
