@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -228,6 +229,23 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
     assert_same(strided, dense, [x, weight, scale, shift])
 
 
+@pytest.fixture(params=["this", "Zen 3"])
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels as GCC makes them for this processor, or for one of those for which it keeps products apart from sums."""
+    compiler = native._compiler()
+    if request.param == "this" or compiler is None:
+        yield
+        return
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=30).stdout
+    if native.GCC not in version:
+        pytest.skip("this compiler makes the same of a sum for every processor")
+    monkeypatch.setenv("CC", shlex.join([*compiler, "--param=avoid-fma-max-bits=512"]))
+    native.compiled.cache_clear()
+    yield
+    native.compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("processor")
 def test_threads_change_no_bit() -> None:
     require_kernels()
     before = torch.get_num_threads()
