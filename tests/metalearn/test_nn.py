@@ -230,8 +230,9 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
 
 
 @pytest.fixture(params=["this", "Zen 3"])
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels as GCC makes them for this processor, or for one of those for which it keeps products apart from sums."""
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Kernels as GCC makes them for this processor, or for one of those for which it keeps products apart from sums;
+    these are kept in a cache of their own."""
     compiler = native._compiler()
     if request.param == "this" or compiler is None:
         yield
@@ -239,6 +240,7 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=30).stdout
     if native.GCC not in version:
         pytest.skip("this compiler makes the same of a sum for every processor")
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", shlex.join([*compiler, "--param=avoid-fma-max-bits=512"]))
     native.compiled.cache_clear()
     yield
