@@ -35,7 +35,7 @@ GCC = "Free Software Foundation"
 """What GCC's `--version` says, and clang's does not."""
 
 GCC_FLAGS = ("--param=avoid-fma-max-bits=0",)
-"""For some processors (AMD Zen 2 and 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
+"""For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
 but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits."""
 
 REALS = {torch.float32: "float", torch.float64: "double"}
@@ -275,21 +275,31 @@ def _compiler() -> list[str] | None:
 
 def _library(compiler: list[str], real: str) -> ctypes.CDLL:
     """The library for `real`, from the cache or freshly compiled. Its name has a hash of all that it depends on."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    flags = (*FLAGS, *GCC_FLAGS) if GCC in version else FLAGS
-    parts = (*(source.read_text() for source in SOURCES), *flags, *compiler, version, real, _processor())
+    version = _version(compiler)
+    command = _command(compiler, version)
+    parts = (*(source.read_text() for source in SOURCES), *command, version, real, _processor())
     name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
     def make() -> list[bytes]:
         with tempfile.TemporaryDirectory() as folder:
-            return [_compile([*compiler, *flags], real, Path(folder) / name).read_bytes()]
+            return [_compile(command, real, Path(folder) / name).read_bytes()]
 
     try:
         return _loaded(cache.get(name, make))
     except (cache.CacheError, OSError) as error:
         log.warning("the layers' kernels cannot be kept or loaded: every start compiles them (%s)", error)
     with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
-        return ctypes.CDLL(str(_compile([*compiler, *flags], real, Path(folder) / name)))
+        return ctypes.CDLL(str(_compile(command, real, Path(folder) / name)))
+
+
+def _version(compiler: Sequence[str]) -> str:
+    """What a compiler says of itself."""
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def _command(compiler: Sequence[str], version: str) -> list[str]:
+    """The compiler with its flags."""
+    return [*compiler, *FLAGS, *(GCC_FLAGS if GCC in version else ())]
 
 
 def _loaded(library: cache.Cached) -> ctypes.CDLL:
@@ -302,8 +312,8 @@ def _loaded(library: cache.Cached) -> ctypes.CDLL:
 
 def _compile(command: list[str], real: str, to: Path) -> Path:
     sources = [str(source) for source in SOURCES if source.suffix == ".c"]
-    command = [*command, f"-DREAL={real}", *sources, "-o", str(to)]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+    whole = [*command, f"-DREAL={real}", *sources, "-o", str(to)]
+    subprocess.run(whole, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
     return to
 
 

@@ -230,21 +230,16 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
 
 
 @pytest.fixture(params=["this", "Zen 3"])
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels as GCC makes them for this processor, or for one of those for which it keeps products apart from sums;
     these are kept in a cache of their own."""
     compiler = native._compiler()
     if request.param == "this" or compiler is None:
-        yield
         return
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=30).stdout
-    if native.GCC not in version:
+    if native.GCC not in native._version(compiler):
         pytest.skip("this compiler makes the same of a sum for every processor")
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", shlex.join([*compiler, "--param=avoid-fma-max-bits=512"]))
-    native.compiled.cache_clear()
-    yield
-    native.compiled.cache_clear()
+    request.getfixturevalue("fresh_cache")
 
 
 @pytest.mark.usefixtures("processor")
@@ -337,10 +332,11 @@ def compiler_for(machine: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_kernels_compile_for_other_processors_than_this(real: str, machine: str, processor: str) -> None:
-    flags = [flag for flag in native.FLAGS if flag not in ("-march=native", "-shared")]
+    compiler = compiler_for(machine)
+    words = native._command(compiler, native._version(compiler))
     sources = [str(source) for source in native.SOURCES if source.suffix == ".c"]
     options = [f"-march={processor}", f"-DREAL={real}", "-Wall", "-Wextra", "-fsyntax-only"]
-    command = [*compiler_for(machine), *flags, *options, *sources]
+    command = [*(word for word in words if word not in ("-march=native", "-shared")), *options, *sources]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and "/kernels/" not in done.stderr, done.stderr  # no warning about a source
 
