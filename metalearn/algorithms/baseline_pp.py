@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.functional import objective
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import (
     check_descent,
     class_means,
     cosines,
-    evaluated_by_descent,
+    evaluated_by_new_heads,
     extended,
     features_and_head,
     one_hot,
@@ -68,19 +68,16 @@ def baseline_pp(
     def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return scale * cosines(features(params, x, support_x), params[VECTORS])
 
-    def classify_task(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        return task_scale * cosines(features(params, x, support_x), params[VECTORS])
+    def classify_task(adapted: Params, known: Tensor) -> Tensor:
+        return task_scale * cosines(known, adapted[VECTORS])
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        theta = per_task(params, support.x.shape[0])
-        known = features(theta, support.x)
-        start = {VECTORS: class_means(F.normalize(known, dim=2), one_hot(support, known.dtype))}
+        start = {VECTORS: class_means(F.normalize(support.x, dim=2), one_hot(support, support.x.dtype))}
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return objective(task_scale * cosines(known, adapted[VECTORS]), support.y)["loss"]
+            return objective(classify_task(adapted, support.x), support.y)["loss"]
 
-        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
-            yield theta | adapted
+        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
 
-    in_a_task = evaluated_by_descent(model._replace(apply=classify_task, network=None), path, eval_steps)
+    in_a_task = evaluated_by_new_heads(model, path, classify_task, eval_steps)
     return trained_on_samples(classify, init, *in_a_task)

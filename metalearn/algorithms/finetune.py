@@ -13,6 +13,7 @@ from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, des
 from metalearn.algorithms.common.learners import (
     check_descent,
     evaluated_by_descent,
+    evaluated_by_new_heads,
     features_and_head,
     trained_on_samples,
 )
@@ -45,19 +46,25 @@ def finetune(
     check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
     whole_number("ways", ways, at_least=2)
     true_or_false("whole", whole)
-    features, head = features_and_head(model)
+    _, head = features_and_head(model)
+
+    def classify(adapted: Params, features: Tensor) -> Tensor:
+        return head.apply(adapted, features, 0)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        theta = per_task(params, support.x.shape[0])
-        new_head = {name: theta[name].new_zeros(len(support.x), ways, *params[name].shape[1:]) for name in head.params}
-        known = None if whole else features(theta, support.x)
+        tasks = len(support.x)
+        start = {name: params[name].new_zeros(tasks, ways, *params[name].shape[1:]) for name in head.params}
+        if whole:
+            start = per_task(params, tasks) | start
 
         def loss(adapted: Params, step: int) -> Tensor:
-            inputs = features(theta | adapted, support.x) if known is None else known
-            return objective(head.apply(adapted, inputs, 0), support.y)["loss"]
+            outputs = (model.apply if whole else classify)(adapted, support.x)
+            return objective(outputs, support.y)["loss"]
 
-        start = theta | new_head if whole else new_head
-        for adapted in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
-            yield theta | adapted
+        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
 
-    return trained_on_samples(model.apply, model.init, *evaluated_by_descent(model, path, eval_steps))
+    if whole:
+        in_a_task = evaluated_by_descent(model, path, eval_steps)
+    else:
+        in_a_task = evaluated_by_new_heads(model, path, classify, eval_steps)
+    return trained_on_samples(model.apply, model.init, *in_a_task)

@@ -1,8 +1,9 @@
 """Matching networks, Vinyals et al. 2016 (arXiv 1606.04080).
 
 The class probabilities of a query are a sum over the support set, p(y | x) = Σ a(x, xᵢ) yᵢ (equation 1), where the
-attention a is a softmax over cosine similarities of features (section 2.1.1). One network gives the features of both;
-the full context embeddings of section 2.1.2 are not here.
+attention a is a softmax over cosine similarities of features (section 2.1.1). Sums are those of logarithms, so a class
+far below the others keeps its gradient. One network gives the features of both; the full context embeddings of section
+2.1.2 are not here.
 """
 
 import torch
@@ -34,8 +35,8 @@ def matching(*, model: Model, scale: float) -> Algorithm:
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = features_of(model, params, support.x.shape[0])
         known = features(support.x)
-        attention = (scale * cosines(features(x, support.x), known)).softmax(dim=2)
-        probabilities = attention @ one_hot(support, known.dtype)
-        return probabilities.clamp_min(torch.finfo(known.dtype).tiny).log()
+        attention = (scale * cosines(features(x, support.x), known)).log_softmax(dim=2)
+        others = one_hot(support, torch.bool).logical_not().unsqueeze(1)
+        return attention.unsqueeze(3).masked_fill(others, torch.finfo(attention.dtype).min).logsumexp(dim=2)
 
     return comparing_learner(model, compare, without_head(model))

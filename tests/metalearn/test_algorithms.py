@@ -1,5 +1,6 @@
 """The property table, which every algorithm passes, and a comparison of each algorithm with its paper."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +18,7 @@ from metalearn.algorithms.common.inner import constant, descent, last
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp, step_weights
+from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
@@ -434,6 +436,27 @@ def test_the_compiled_network_gives_what_its_layers_give(name: str, transductive
     close(whole.meta_grad(params, episode, 1).grads, by_layers.meta_grad(params, episode, 1).grads, atol=1e-12)
 
 
+def test_matching_learns_from_a_class_that_is_far_away() -> None:
+    """The probability of a query's own class is below the smallest float."""
+    scale = 1e6
+    learner = matching(model=network(), scale=scale)
+    params, episode = start_of(learner), tasks(1)
+
+    def loss(params: Params) -> Tensor:
+        ((sx, sy, qx, qy),) = written_out.tasks_of(episode)
+        support, queries = (written_out.features(params, x, x, F.softplus) for x in (sx, qx))
+        similar = scale * torch.stack([F.cosine_similarity(query, support, dim=1) for query in queries])
+        of_own_class = similar.masked_fill(qy.unsqueeze(1) != sy, -math.inf).logsumexp(dim=1)
+        return (similar.logsumexp(dim=1) - of_own_class).mean()
+
+    expected, value = torch.func.grad_and_value(loss)(params)
+    assert value > -math.log(torch.finfo(FLOAT64).tiny)
+    result = learner.meta_grad(params, episode, 1)
+    assert result.metrics["loss"].item() == pytest.approx(value.item(), rel=1e-9)
+    close(result.grads, expected, atol=1e-9 * scale)
+    assert any(grad.abs().max() > 1 for grad in result.grads.values())
+
+
 def test_maml_pp_switched_off_is_maml() -> None:
     plain = maml(model=network(), **STEPS)
     off = {"multi_step_until": 0, "first_order_until": 0, "learned_rates": False, "per_step_norm": False}
@@ -525,6 +548,22 @@ def test_baseline_pp_is_a_cosine_classifier_by_torch() -> None:
             losses.append(F.cross_entropy(logits(queries, vectors, 2.0), qy).item())
             optimizer.zero_grad()
             F.cross_entropy(logits(known, vectors, 2.0), sy).backward()
+            optimizer.step()
+    assert learner.evaluate(params, episode)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
+
+
+def test_finetune_is_logistic_regression_by_torch() -> None:
+    """The losses after each step of torch's SGD on a task, from a head of zeros."""
+    learner = LEARNERS["finetune"](network())
+    params, episode, losses = start_of(learner), tasks(2), []
+    for sx, sy, qx, qy in written_out.tasks_of(episode):
+        known, queries = (written_out.features(params, part, part, F.softplus) for part in (sx, qx))
+        weight, bias = torch.zeros(WAYS, known.shape[1], dtype=FLOAT64), torch.zeros(WAYS, dtype=FLOAT64)
+        optimizer = torch.optim.SGD([weight.requires_grad_(), bias.requires_grad_()], lr=0.3)
+        for _ in range(4):
+            losses.append(F.cross_entropy(F.linear(queries, weight, bias), qy).item())
+            optimizer.zero_grad()
+            F.cross_entropy(F.linear(known, weight, bias), sy).backward()
             optimizer.step()
     assert learner.evaluate(params, episode)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
 

@@ -100,6 +100,41 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
     return evaluate, adapt
 
 
+def evaluated_by_new_heads(
+    model: Model, path: InnerPath, classify: Callable[[Params, Tensor], Tensor], eval_steps: int
+) -> tuple[Evaluate, Adapt]:
+    """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that leaves the features alone, and trains a head for
+    every task. Features are computed once, not for every step.
+
+    Args:
+        model: the network; its head is left out.
+        path: how a head is trained. Its support set has features [t, n, d] in place of samples.
+        classify: the logits [t, n, ways] that heads give for features.
+        eval_steps: steps in validation and test.
+    """
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        features = features_of(model, params, support.x.shape[0])
+        known, queries = Batch(features(support.x), support.y), features(query.x, support.x)
+        return _by_step([objective(classify(head, queries), query.y) for head in path(params, known, eval_steps, 0)])
+
+    @torch.no_grad()
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        features = features_of(model, params, support.x.shape[0])
+        known = Batch(features(support.x), support.y)
+        head = last(path(params, known, eval_steps if steps is None else steps, 0))
+
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return classify(head, features(x, support.x))
+
+        return predict
+
+    return evaluate, adapt
+
+
 def _by_step(values: list[Metrics]) -> Metrics:
     """The values [t] before the first step and after each, as [t, steps + 1]."""
     return {name: torch.stack([after[name] for after in values], dim=1) for name in values[0]}
