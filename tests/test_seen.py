@@ -19,7 +19,7 @@ from metalearn.program.commands.train import main as train
 from metalearn.program.job import script, to_job
 from metalearn.program.parts import assemble
 from metalearn.program.run import seen_by
-from metalearn.program.unseen import check_unseen, seen_in
+from metalearn.program.unseen import check_same_classes, check_unseen, seen_in
 from metalearn.runs.checkpoint import read
 from metalearn.runs.folder import evaluation_report
 from metalearn.runs.seen import Seen, from_meta, overlap
@@ -250,6 +250,11 @@ def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Pat
     assert check_unseen(seen_in(own, 1), own, "test", "refuse") == {}
     with pytest.raises(ConfigError, match="2 of its 2 test classes"):
         check_unseen(seen_in(own, 1), other, "test", "refuse")
+
+    pretrained = seen_in(own, 1)._replace(complete=False)  # what the weights were trained on is not known
+    check_same_classes(pretrained, own, 1)
+    with pytest.raises(ConfigError, match="training classes are not those that this run was trained on"):
+        check_same_classes(pretrained, whole, 1)
 
 
 def make_pictures(folder: Path, classes: int, name: str = "") -> None:

@@ -32,7 +32,7 @@ def check_same_classes(begun: Seen, source: TaskSource, steps: int) -> None:
     """
     present = seen_in(source, steps).train
     others = present - begun.train
-    if begun.train and begun.complete and others:
+    if begun.train and others:
         raise ConfigError(
             f"dataset: {len(others)} of its {len(present)} training classes are not those that this run was trained on "
             "so far; type the dataset.root of the run, or run=NAME for another run"
