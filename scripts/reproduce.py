@@ -10,9 +10,9 @@
 
 It may be stopped at any time: the runs save, and the same command continues them. It prints the command of each run.
 The run folder is outputs/reproduce/ROW/seedN, and the result is results/ROW_seedN.json. To run a row again, remove
-both; a training whose checkpoint is needed and gone is run again by itself. With --output FOLDER, and with --quick,
-runs, results and page go to another folder. --tables FOLDER reads your own tables, from files like those of
-conf/reproduce.
+both; a training whose checkpoint is needed and gone is run again by itself. A result whose row has another command by
+now is named, and shown with its own. With --output FOLDER, and with --quick, runs, results and page go to another
+folder. --tables FOLDER reads your own tables, from files like those of conf/reproduce.
 
 Exit codes: 0 all done; 1 a run failed (the others were run); 2 usage; 130 or 143 stopped by a signal.
 """
@@ -102,8 +102,18 @@ def _reproduce(options: argparse.Namespace) -> int:
         waiting = _waiting(jobs, places)
         print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before", flush=True)
         code = run_all(waiting, places, options.jobs)
+    for job in _outdated(tables, places, changes):
+        reason = f"{_name(job)}: its result is of another command, or of an earlier training"
+        print(f"{reason}; --only {job.row.name} --seeds {job.seed} runs it again", file=sys.stderr)
     render(tables, places)
     return code
+
+
+def _outdated(tables: Sequence[Table], places: Places, changes: list[str]) -> list[Job]:
+    """The runs whose results, which the page shows, do not count as done."""
+    every = _chosen(tables, None)
+    jobs = [_job(row, seed, every, places, changes) for row in every for seed in row.seeds]
+    return [job for job in jobs if _result(job, places) is not None and not _is_done(job, places)]
 
 
 def _waiting(jobs: Sequence[Job], places: Places) -> list[Job]:

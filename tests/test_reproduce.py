@@ -312,6 +312,27 @@ def test_a_damaged_result_is_named(
         assert code == reproduce.BAD_USAGE and "results/a_seed0.json: " in capsys.readouterr().err
 
 
+def test_a_result_of_another_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = tmp_path / "t.yaml"
+    table.write_text("title: t\nrows: {a: {method: M, run: b=c, paper: null, seeds: [0, 1]}}")
+    places = ["--tables", str(tmp_path), "--output", str(tmp_path / "out")]
+    command = f"python train.py b=c seed=0 hydra.run.dir={tmp_path}/out/runs/a/seed0"
+    result = SHOWN | {"row": "a", "seed": 0, "command": command, "seconds": 1.0, "validation": None}
+    write_result(tmp_path / "out/results", result | {"accuracy": 0.5, "ci95": 0.1})
+    for run, named in (("b=c", False), ("b=d", True)):
+        table.write_text(table.read_text().replace("b=c", run))
+        assert reproduce.main([*places, "--render"]) == reproduce.OK
+        text = capsys.readouterr().err
+        assert ("a seed 0: its result is of another command" in text) is named and "seed 1" not in text
+
+
+def test_the_results_here_are_those_of_the_tables() -> None:
+    assert not reproduce._outdated(read_tables(TABLES), reproduce.USUAL._replace(results=ROOT / "results"), [])
+
+
 def test_a_run_keeps_the_facts_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commits and machines as it went on, and nothing of the time at which it is recorded."""
     row = Row("r", None, "M", "accuracy", [], [], "", [0], "")
