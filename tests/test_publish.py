@@ -342,7 +342,9 @@ def test_class_folders_give_a_table_an_accuracy_and_two_pictures(
         right += row["file"].startswith(f"{row['label']}/")
     figures = json.loads((tmp_path / "out/accuracy.json").read_text())
     assert figures["correct"] == right and figures["pictures"] == 9 and figures["accuracy"] == right / 9
-    assert f"accuracy {right / 9:.2%} (95% interval " in capfd.readouterr().out
+    assert figures["in_support"] == 0
+    said = capfd.readouterr().out
+    assert f"accuracy {right / 9:.2%} (95% interval " in said and "support pictures, too" not in said
     with (tmp_path / "out/confusion.csv").open(newline="", encoding="utf-8") as file:
         table = list(csv.reader(file))
     assert table[0] == ["true label", "alpha", "bet$a", "γ/c"]
@@ -366,6 +368,17 @@ def test_queries_without_class_folders_get_the_same_predictions(
             tables.append({Path(row["file"]).name: row["label"] for row in csv.DictReader(file)})
     assert tables[0] == tables[1] and "no accuracy: its pictures lie in no class folders" in said[1]
     assert sorted(path.name for path in (tmp_path / "flat").iterdir()) == ["page.png", "predictions.csv"]
+
+
+def test_queries_that_are_support_pictures_are_counted(
+    published: Path, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folders, tmp_path / "copy")
+    shutil.copy(folders / "support/alpha/alpha0.png", tmp_path / "copy/query/alpha/renamed.png")
+    for query, known in (("query", 1), ("support", 6)):
+        assert adapted(published, tmp_path / "copy", tmp_path / f"out_{query}", query) == 0
+        assert f"{known} of the queries are support pictures, too" in capfd.readouterr().out
+        assert json.loads((tmp_path / f"out_{query}/accuracy.json").read_text())["in_support"] == known
 
 
 def test_folders_that_cannot_be_used_are_named(

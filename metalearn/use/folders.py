@@ -1,5 +1,6 @@
 """Folders of pictures: a class folder each for the support set; class folders, or just pictures, for the queries."""
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +64,17 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
         why = "its pictures lie in no class folders" if "." in unknown else f"no support for {first_few(unknown)}"
         return Found(root, files, None, why)
     return Found(root, files, [name for name, folder in folders.items() for _ in folder.pictures])
+
+
+def in_support(queries: Found, support: Found) -> int:
+    """How many queries have the very file of a support picture, under any name."""
+    known = set(map(_digest, support.paths))
+    return sum(_digest(path) in known for path in queries.paths)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def summary(support: Found) -> str:

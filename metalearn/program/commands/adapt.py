@@ -102,12 +102,14 @@ def report(
 ) -> None:
     """Writes the tables and pictures, and prints the accuracy if the classes of the queries are known."""
     from metalearn.use import drawing, results
-    from metalearn.use.folders import summary
+    from metalearn.use.folders import in_support, summary
 
     labels = list(dict.fromkeys(support.classes or ()))
     results.write_predictions(out / "predictions.csv", queries.files, predictions, labels)
     drawing.page(out / "page.png", support, queries, predictions)
     print(f"{summary(support)}; {len(predictions)} queries")
+    if known := in_support(queries, support):
+        print(f"{known} of the queries are support pictures, too, so they say nothing about new pictures")
     if queries.classes is None:
         print(f"no accuracy: {printable(queries.why)}")
     else:
@@ -117,7 +119,7 @@ def report(
         reached = results.accuracy(predictions, queries.classes)
         figures = {
             "accuracy": reached.value, "interval95": [reached.low, reached.high], "correct": reached.correct,
-            "pictures": reached.pictures, "transductive": transductive,
+            "pictures": reached.pictures, "in_support": known, "transductive": transductive,
         }  # fmt: skip
         (out / "accuracy.json").write_text(json.dumps(figures, indent=2) + "\n")
         print(f"accuracy {reached}")
