@@ -15,7 +15,6 @@ from PIL import Image
 
 import metalearn
 from metalearn.errors import ConfigError
-from metalearn.nn.precision import computing_with
 from metalearn.program.parts import Parts
 from metalearn.runs.checkpoint import read, write
 from metalearn.tasks.common.omniglot_files import find_collections
@@ -86,21 +85,6 @@ def table(task: Task, queries: Any) -> torch.Tensor:
     return torch.tensor(
         [[one.probabilities[label] for label in sorted(one.probabilities)] for one in task.predict(queries)]
     )
-
-
-def test_a_learner_computes_in_the_precision_of_its_run(tmp_path: Path) -> None:
-    """Whatever that of the process is."""
-    predicted = {}
-    for precision in ("float32", "bf16"):
-        run = Run(tmp_path / precision, "algorithm=protonet", *TINY, f"precision={precision}")
-        support, labels, queries, _ = drawn(run)
-        learner, tables = run.load(), []
-        for around in ("float32", "bf16"):
-            with computing_with(around):
-                tables.append(table(task_of(learner, support, labels), queries))
-        assert torch.equal(*tables)
-        predicted[precision] = tables[0]
-    assert not torch.equal(*predicted.values())
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.build import build, import_plugins
@@ -19,10 +18,10 @@ from metalearn.config.saved import MANIFEST, NETWORK, changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.files import is_folder
-from metalearn.nn.precision import computing_with, type_of
+from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.tasks.common.pictures import Form
-from metalearn.types import Adapt, Algorithm, Batch, Model, Params
+from metalearn.types import Algorithm, Batch, Model, Params
 from metalearn.use.learner import Learner
 from metalearn.use.pictures import form_of, read_form
 from metalearn.use.published import is_published, named, option_of
@@ -158,7 +157,6 @@ def _learner(
     one_of("precision", config.precision, PRECISIONS)
     source, model = build(config, "dataset"), build(config, "model")
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    algorithm = algorithm._replace(adapt=_in_precision(config.precision, algorithm.adapt))
     target = str(config.algorithm._target_)
     name = option_of("algorithm", target) or target.rpartition(".")[2]
     if algorithm.evaluated_on != "tasks":
@@ -183,22 +181,6 @@ def _learner(
         transductive=model.transductive or algorithm.transductive, form=form, _algorithm=algorithm, _params=params,
     )  # fmt: skip
     return learner if form is None or classes is None else replace(learner, ways=_ways(learner, form, classes))
-
-
-def _in_precision(precision: str, adapt: Adapt) -> Adapt:
-    """The function, in the precision of the run whatever that of the process is."""
-
-    def adapt_in_precision(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        with computing_with(precision):
-            predict = adapt(params, support, steps)
-
-        def predict_in_precision(x: Tensor) -> Tensor:
-            with computing_with(precision):
-                return predict(x)
-
-        return predict_in_precision
-
-    return adapt_in_precision
 
 
 def _start(algorithm: Algorithm, model: Model, dtype: torch.dtype) -> Params:
