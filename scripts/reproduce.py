@@ -11,7 +11,7 @@
 It may be stopped at any time: the runs save, and the same command continues them. It prints the command of each run.
 The run folder is outputs/reproduce/ROW/seedN, and the result is results/ROW_seedN.json. To run a row again, remove
 both; a training whose checkpoint is needed and gone is run again by itself. A result whose row has another command by
-now is named, and shown with its own. With --output FOLDER, and with --quick, runs, results and page go to another
+now is shown with its own, and named. With --output FOLDER, and with --quick, runs, results and page go to another
 folder. --tables FOLDER reads your own tables, from files like those of conf/reproduce.
 
 Exit codes: 0 all done; 1 a run failed (the others were run); 2 usage; 130 or 143 stopped by a signal.
@@ -103,8 +103,8 @@ def _reproduce(options: argparse.Namespace) -> int:
         print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before", flush=True)
         code = run_all(waiting, places, options.jobs)
     for job in _outdated(tables, places, changes):
-        reason = f"{_name(job)}: its result is of another command, or of an earlier training"
-        print(f"{reason}; --only {job.row.name} --seeds {job.seed} runs it again", file=sys.stderr)
+        reason = f"{_name(job)}: its result was made by another command than that of its row, or from another training"
+        print(f"{reason}; to run it again, remove the result and {job.run_dir}", file=sys.stderr)
     render(tables, places)
     return code
 
@@ -112,18 +112,19 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _outdated(tables: Sequence[Table], places: Places, changes: list[str]) -> list[Job]:
     """The runs whose results, which the page shows, do not count as done."""
     every = _chosen(tables, None)
-    jobs = [_job(row, seed, every, places, changes) for row in every for seed in row.seeds]
-    return [job for job in jobs if _result(job, places) is not None and not _is_done(job, places)]
+    shown = [(row, result["seed"]) for row in every for result in reproduction.read_results(places.results, row.name)]
+    jobs = [_job(row, seed, every, places, changes) for row, seed in shown]
+    return [job for job in jobs if not _is_done(job, places)]
 
 
 def _waiting(jobs: Sequence[Job], places: Places) -> list[Job]:
-    """The runs to do: those that have no result, the trainings whose checkpoints these evaluate and do not find, and
-    all evaluations of a training that is done again."""
+    """The runs to do: those that have no result, the trainings that these evaluate and do not find complete, and all
+    evaluations of a training that is done again."""
     undone = [job for job in jobs if not _is_done(job, places)]
     needed = [of for job in undone for of in job.of]
-    again = [job for job in jobs if job in needed and job not in undone and not _checkpoint(job).exists()]
+    again = [job for job in jobs if job in needed and job not in undone and not _is_trained(job)]
     for job in again:
-        print(f"{_name(job)}: trains again, since its {_checkpoint(job)} is not there to be evaluated", flush=True)
+        print(f"{_name(job)}: trains again, since {job.run_dir} holds no complete run to be evaluated", flush=True)
     return [job for job in jobs if job in undone or job in again or any(of in again for of in job.of)]
 
 
@@ -136,7 +137,7 @@ def run_all(jobs: Sequence[Job], places: Places, at_once: int) -> int:
     for job in jobs:
         if not job.of:
             continue
-        undone = [of for of in job.of if not _is_done(of, places)]
+        undone = [of for of in job.of if not _is_done(of, places) or not _is_trained(of)]
         if undone:
             code = FAILED
             print(f"{_name(job)}: left out: it evaluates {_name(undone[0])}, which is not done", file=sys.stderr)
@@ -225,6 +226,15 @@ def _is_done(job: Job, places: Places) -> bool:
     return not trained or result["seconds"] == reproduction.seconds_of(trained)
 
 
+def _is_trained(job: Job) -> bool:
+    """Whether the run folder holds a complete training that can be evaluated. A result may be older than the folder."""
+    return _is_complete(job) and _checkpoint(job).exists()
+
+
+def _is_complete(job: Job) -> bool:
+    return bool(read_json(job.run_dir / "result.json").get("status") == "completed")
+
+
 def _result(job: Job, places: Places) -> reproduction.Result | None:
     path = reproduction.result_path(places.results, job.row.name, job.seed)
     return reproduction.read_result(path) if path.exists() else None
@@ -310,8 +320,7 @@ def _facts(job: Job) -> dict[str, Any]:
     its log: a run may go on at another commit, and may be complete before it is recorded."""
     path = job.run_dir.with_suffix(".facts.json")
     kept = read_object(path) if path.exists() and job.run_dir.exists() and not job.of else {}
-    is_complete = read_json(job.run_dir / "result.json").get("status") == "completed"
-    if is_complete and kept.get("command") == _command_line(job):
+    if _is_complete(job) and kept.get("command") == _command_line(job):
         return kept
     facts = {
         "command": _command_line(job),

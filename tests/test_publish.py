@@ -344,7 +344,7 @@ def test_class_folders_give_a_table_an_accuracy_and_two_pictures(
     assert figures["correct"] == right and figures["pictures"] == 9 and figures["accuracy"] == right / 9
     assert figures["in_support"] == 0
     said = capfd.readouterr().out
-    assert f"accuracy {right / 9:.2%} (95% interval " in said and "support pictures, too" not in said
+    assert f"accuracy {right / 9:.2%} (95% interval " in said and "support pictures among" not in said
     with (tmp_path / "out/confusion.csv").open(newline="", encoding="utf-8") as file:
         table = list(csv.reader(file))
     assert table[0] == ["true label", "alpha", "bet$a", "γ/c"]
@@ -377,7 +377,7 @@ def test_queries_that_are_support_pictures_are_counted(
     shutil.copy(folders / "support/alpha/alpha0.png", tmp_path / "copy/query/alpha/renamed.png")
     for query, known in (("query", 1), ("support", 6)):
         assert adapted(published, tmp_path / "copy", tmp_path / f"out_{query}", query) == 0
-        assert f"{known} of the queries are support pictures, too" in capfd.readouterr().out
+        assert f"support pictures among the queries: {known};" in capfd.readouterr().out
         assert json.loads((tmp_path / f"out_{query}/accuracy.json").read_text())["in_support"] == known
 
 

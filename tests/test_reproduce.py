@@ -267,7 +267,23 @@ def test_a_training_whose_checkpoint_is_gone_is_done_again_with_its_evaluations(
         write_result(places.results, {"row": job.row.name, "seed": 0, "command": command, "seconds": 1.0})
     assert reproduce._waiting(jobs, places) == jobs
     (tmp_path / "runs/a/seed0/checkpoints/best").mkdir(parents=True)
-    assert reproduce._waiting(jobs, places) == jobs[2:]
+    for status, waiting in (("pruned", jobs), ("completed", jobs[2:])):
+        assert reproduce._waiting(jobs, places) == jobs, "that training is under way: its best is not the last"
+        (tmp_path / "runs/a/seed0/result.json").write_text(json.dumps({"status": status}))
+        assert reproduce._waiting(jobs, places) == waiting
+
+
+def test_a_training_that_fails_again_is_not_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its result is that of an earlier training, and its best checkpoint that of the failed one."""
+    (tmp_path / "table.yaml").write_text("title: t\nrows: {a: {method: M, run: b=c}, d: {method: D, of: a, run: ''}}")
+    (table,) = read_tables(tmp_path)
+    places = reproduce.Places(tmp_path / "runs", tmp_path / "results", tmp_path / "page.md")
+    training, evaluation = (reproduce._job(row, 0, table.rows, places, []) for row in table.rows)
+    command = reproduce._command_line(training)
+    write_result(places.results, {"row": "a", "seed": 0, "command": command, "seconds": 1.0})
+    (training.run_dir / "checkpoints/best").mkdir(parents=True)
+    assert reproduce.run_all([evaluation], places, 1) == reproduce.FAILED
+    assert "d seed 0: left out: it evaluates a seed 0, which is not done" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -317,7 +333,7 @@ def test_a_result_of_another_command_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table = tmp_path / "t.yaml"
-    table.write_text("title: t\nrows: {a: {method: M, run: b=c, paper: null, seeds: [0, 1]}}")
+    table.write_text("title: t\nrows: {a: {method: M, run: b=c, paper: null, seeds: [1]}}")
     places = ["--tables", str(tmp_path), "--output", str(tmp_path / "out")]
     command = f"python train.py b=c seed=0 hydra.run.dir={tmp_path}/out/runs/a/seed0"
     result = SHOWN | {"row": "a", "seed": 0, "command": command, "seconds": 1.0, "validation": None}
@@ -326,7 +342,7 @@ def test_a_result_of_another_command_is_named(
         table.write_text(table.read_text().replace("b=c", run))
         assert reproduce.main([*places, "--render"]) == reproduce.OK
         text = capsys.readouterr().err
-        assert ("a seed 0: its result is of another command" in text) is named and "seed 1" not in text
+        assert ("a seed 0: its result was made by another command" in text) is named and "seed 1" not in text
 
 
 def test_the_results_here_are_those_of_the_tables() -> None:

@@ -1,9 +1,9 @@
 """Matching networks, Vinyals et al. 2016 (arXiv 1606.04080).
 
 The class probabilities of a query are a sum over the support set, p(y | x) = Σ a(x, xᵢ) yᵢ (equation 1), where the
-attention a is a softmax over cosine similarities of features (section 2.1.1). Sums are those of logarithms, so a class
-far below the others keeps its gradient. One network gives the features of both; the full context embeddings of section
-2.1.2 are not here.
+attention a is a softmax over cosine similarities of features (section 2.1.1). Its logarithm is what is computed, so a
+class whose probability is below the smallest float has a gradient, too. One network gives the features of both. The
+full context embeddings of section 2.1.2 are not here.
 """
 
 import torch
@@ -36,7 +36,18 @@ def matching(*, model: Model, scale: float) -> Algorithm:
         features = features_of(model, params, support.x.shape[0])
         known = features(support.x)
         attention = (scale * cosines(features(x, support.x), known)).log_softmax(dim=2)
-        others = one_hot(support, torch.bool).logical_not().unsqueeze(1)
-        return attention.unsqueeze(3).masked_fill(others, torch.finfo(attention.dtype).min).logsumexp(dim=2)
+        return log_sums(attention, support)
 
     return comparing_learner(model, compare, without_head(model))
+
+
+def log_sums(attention: Tensor, support: Batch) -> Tensor:
+    """log Σ exp(aᵢ) over the support samples i of each class, for `attention` [t, n, samples]: [t, n, ways]. A class
+    without a sample is less probable than any other."""
+    classes = one_hot(support, attention.dtype)
+    labels = support.y.unsqueeze(1).expand_as(attention)
+    fixed = attention.detach()
+    least = fixed.amin(dim=2, keepdim=True).repeat(1, 1, classes.shape[2])
+    largest = least.scatter_reduce(2, labels, fixed, "amax")
+    shares = (attention - largest.gather(2, labels)).exp() @ classes
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny).log() + largest

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.boil import boil
@@ -18,7 +18,7 @@ from metalearn.algorithms.common.inner import constant, descent, last
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp, step_weights
-from metalearn.algorithms.matching import matching
+from metalearn.algorithms.matching import log_sums, matching
 from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
@@ -457,6 +457,13 @@ def test_matching_learns_from_a_class_that_is_far_away() -> None:
     assert any(grad.abs().max() > 1 for grad in result.grads.values())
 
 
+def test_matching_gives_a_class_without_a_sample_the_least() -> None:
+    """Its loss is finite, also that of several queries."""
+    attention = torch.tensor([[[-1.0, -0.5, -900.0]] * 2]).log_softmax(dim=2)
+    sums = log_sums(attention, Batch(torch.zeros(1, 3), torch.tensor([[0, 0, 2]])))
+    assert sums[0, 0].argsort().tolist() == [1, 2, 0] and F.cross_entropy(sums[0], torch.tensor([1, 1])).isfinite()
+
+
 def test_maml_pp_switched_off_is_maml() -> None:
     plain = maml(model=network(), **STEPS)
     off = {"multi_step_until": 0, "first_order_until": 0, "learned_rates": False, "per_step_norm": False}
@@ -552,18 +559,25 @@ def test_baseline_pp_is_a_cosine_classifier_by_torch() -> None:
     assert learner.evaluate(params, episode)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
 
 
-def test_finetune_is_logistic_regression_by_torch() -> None:
+@pytest.mark.parametrize("name", ["finetune", "finetune_whole"])
+def test_finetune_is_a_classifier_by_torch(name: str) -> None:
     """The losses after each step of torch's SGD on a task, from a head of zeros."""
-    learner = LEARNERS["finetune"](network())
+    learner = LEARNERS[name](network())
     params, episode, losses = start_of(learner), tasks(2), []
     for sx, sy, qx, qy in written_out.tasks_of(episode):
-        known, queries = (written_out.features(params, part, part, F.softplus) for part in (sx, qx))
-        weight, bias = torch.zeros(WAYS, known.shape[1], dtype=FLOAT64), torch.zeros(WAYS, dtype=FLOAT64)
-        optimizer = torch.optim.SGD([weight.requires_grad_(), bias.requires_grad_()], lr=0.3)
+        body = {key: value.clone().requires_grad_() for key, value in params.items() if not key.startswith("head")}
+        head = nn.Linear(8, WAYS, dtype=FLOAT64)
+        nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)
+
+        def loss(x: Tensor, y: Tensor, body: Params = body, head: nn.Linear = head) -> Tensor:
+            return F.cross_entropy(head(written_out.features(body, x, x, F.softplus)), y)
+
+        trained = [*head.parameters(), *(body.values() if name == "finetune_whole" else ())]
+        optimizer = torch.optim.SGD(trained, lr=0.3)
         for _ in range(4):
-            losses.append(F.cross_entropy(F.linear(queries, weight, bias), qy).item())
+            losses.append(loss(qx, qy).item())
             optimizer.zero_grad()
-            F.cross_entropy(F.linear(known, weight, bias), sy).backward()
+            loss(sx, sy).backward()
             optimizer.step()
     assert learner.evaluate(params, episode)["loss"].flatten().tolist() == pytest.approx(losses, abs=1e-11)
 

@@ -1,4 +1,4 @@
-"""Checkpointed inner steps: the same bits, and memory that does not grow with the steps."""
+"""Checkpointed inner steps: the same bits, and memory that grows by the parameters alone."""
 
 from collections.abc import Callable
 

@@ -109,7 +109,7 @@ def report(
     drawing.page(out / "page.png", support, queries, predictions)
     print(f"{summary(support)}; {len(predictions)} queries")
     if known := in_support(queries, support):
-        print(f"{known} of the queries are support pictures, too, so they say nothing about new pictures")
+        print(f"support pictures among the queries: {known}; these say nothing about new pictures")
     if queries.classes is None:
         print(f"no accuracy: {printable(queries.why)}")
     else:
