@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from PIL import Image
 
 import metalearn
@@ -193,6 +195,17 @@ def test_a_start_from_other_parameters_sees_their_classes_too(
     assert published["test"]["seen_classes"]["trained_on"] == 450
 
 
+def test_pretrained_weights_beside_other_parameters_are_not_known(tmp_path: Path) -> None:
+    """They stay where those do not fit, and in a frozen network everywhere."""
+    small = ("algorithm=protonet", "model=torchvision", "dataset.image_size=32", "model.name=mobilenet_v3_small")
+    network = torchvision.models.mobilenet_v3_small(weights=None)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    saved_run(tmp_path / "run", *small, seen=True)
+    begun = (*small, f"init_from={tmp_path / 'run/checkpoints/best'}")
+    for weights, complete in ((), True), ((f"model.weights={tmp_path / 'weights.pth'}",), False):
+        assert seen_by(assemble(job_of(*begun, *weights)), None).complete is complete
+
+
 def test_a_run_without_steps_has_only_validated() -> None:
     """Such as that of algorithm=scratch."""
     seen = {steps: seen_by(assemble(job_of(*SMALL, f"trainer.steps={steps}")), None) for steps in (0, 1)}
@@ -294,6 +307,28 @@ def classes_without_pictures(source: TaskSource, split: str) -> frozenset[str]:
         identities = identities_of(source, split)
     assert identities is not None
     return identities
+
+
+class ValidatesOnTrainingClasses:
+    """Tasks on drawn characters, in which a caller has mixed the splits up."""
+
+    def __init__(self) -> None:
+        self._glyphs = assemble(job_of("dataset=glyphs", "dataset.image_size=16", *SMALL)).source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._glyphs, name)
+
+    def identities(self, split: str) -> list[str]:
+        return ["a", "b"] if split in ("train", "val") else ["c"]
+
+
+def test_the_library_does_not_validate_on_training_classes() -> None:
+    network = metalearn.named("conv4", filters=4)
+    options = {"steps": 1, "meta_batch_size": 1, "val_tasks": 2, "test_tasks": 2, "progress": False}
+    with pytest.raises(ValueError, match=r"2 of its 2 val classes were trained on before.*seen_classes=report"):
+        metalearn.train("protonet", network, ValidatesOnTrainingClasses(), **options)
+    learned = metalearn.train("protonet", network, ValidatesOnTrainingClasses(), seen_classes="report", **options)
+    assert learned.evaluate()["tasks"] == 2
 
 
 def test_what_the_library_has_trained_refuses_them_too(omniglot_root: Path) -> None:

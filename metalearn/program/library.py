@@ -54,6 +54,7 @@ def train(
     precision: str = "float32",
     transductive: bool = True,
     progress: bool = True,
+    seen_classes: str = REFUSE,
     **trainer: Any,
 ) -> "Learned":
     """Trains in this process, with the loop of train.py. Nothing is written.
@@ -75,14 +76,17 @@ def train(
         device, precision: as the keys of `conf/config.yaml`.
         transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
         progress: draw a progress bar where stderr is a terminal.
+        seen_classes: `refuse`, or `report`, which allows that validation tasks are of training classes.
         trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
 
     Raises:
-        ValueError: a name, key or value that is not allowed, or parts that do not fit together.
+        ValueError: a name, key or value that is not allowed, parts that do not fit together, or validation classes
+            that are among the training classes.
         RunError: a loss or gradient is not finite.
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
     chosen = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "optimizer": optimizer}
+    one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with computing_with(precision):
         try:
             parts, job = _assemble(chosen, keys, transductive)
@@ -90,6 +94,7 @@ def train(
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
         check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+        check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
         return _trained(parts, job, progress)
 
 

@@ -125,8 +125,9 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
             "no other parameters; type model.hidden=[64], or another model"
         )
     params = {name: value.to(dtype) for name, value in drawn.items()}
+    known = config.model.get("weights") is None  # nobody knows what those were trained on
     if config.init_from is None:
-        return params, [], Seen(complete=config.model.get("weights") is None)  # nobody knows what those were trained on
+        return params, [], Seen(complete=known)
     path = Path(str(config.init_from))
     if not is_folder(path) and has_checkpoints(run_dir):
         return params, [], Seen()
@@ -134,7 +135,7 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     saved = named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
     notes += other_model("init_from", saved.meta["config"], to_container(config))
-    seen = from_meta(saved.meta)
+    seen = from_meta(saved.meta).joined(Seen(complete=known))
     return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
 
 
