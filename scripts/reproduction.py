@@ -348,7 +348,7 @@ def _section(table: Table, results: Mapping[str, Sequence[Result]], plots: Mappi
     for row in table.rows:
         for published in row.published:
             yield _line(row, results.get(row.name, []), published)
-    yield from [] if table.by_step else _best(table, results)
+    yield from _best(table, results)
     if table.name in plots:
         shown = "test against inner steps" if table.by_step else "validation against time and steps"
         yield from ("", f"![{shown}]({plots[table.name]})")
@@ -402,26 +402,39 @@ class _Figure(NamedTuple):
 
 
 def _best(table: Table, results: Mapping[str, Sequence[Result]]) -> Iterator[str]:
-    """The best of the rows that took at most `MOST_MINUTES`, for tests of either kind."""
+    """The best of the rows that took at most `MOST_MINUTES`, for tests of either kind; in a table `by_step`, for each
+    number of shots."""
     figures = [
         _Figure(statistics.fmean(_at(result, row.metric, p.after)[0] for result in found), row, p.after, found)
         for row in table.rows
         if (found := results.get(row.name)) and max(_core_minutes(result) for result in found) <= MOST_MINUTES
         for p in row.published
     ]
+    groups = {"": figures}
+    if table.by_step:
+        shots = sorted({figure.results[0]["shots"] for figure in figures})
+        groups = {
+            f" with {_counted(k, 'shot')}": [figure for figure in figures if figure.results[0]["shots"] == k]
+            for k in shots
+        }
+    for name, group in groups.items():
+        if named := _best_of_kinds(group):
+            limit = f"**Best of ours{name}**, as chosen by this test itself, within {MOST_MINUTES} minutes of one core"
+            yield from ("", f"{limit}: {'; '.join(named)}.")
+
+
+def _best_of_kinds(figures: Sequence[_Figure]) -> list[str]:
+    """The best transductive and the best inductive figure, as far as there are any."""
     kinds = {
         kind: [figure for figure in figures if figure.results[0]["transductive"] == transductive]
         for kind, transductive in (("transductive", True), ("inductive", False))
     }
-    named = [
+    return [
         f"{kind} `{best.row.name}`, {_ours(best.row, best.results, best.after)}"
         for kind, of_kind in kinds.items()
         if of_kind
         for best in [(max if of_kind[0].row.metric == "accuracy" else min)(of_kind, key=lambda figure: figure.value)]
     ]
-    if named:
-        limit = f"**Best of ours**, as chosen by this test itself, within {MOST_MINUTES} minutes of one core"
-        yield from ("", f"{limit}: {'; '.join(named)}.")
 
 
 def _core_minutes(result: Result) -> float:

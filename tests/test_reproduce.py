@@ -584,6 +584,13 @@ def test_the_best_rows_are_named_by_kind_of_test_if_they_took_little_time() -> N
     best = "transductive `better`, 98.00% ± 1.00%, 97.00% ± 1.00%; inductive `inductive`, 50.00% ± 1.00%."
     assert f"**Best of ours**, as chosen by this test itself, within 120 minutes of one core: {best}" in text
     assert "Best of ours" not in page([Table("t", "T", rows)], {}, {})
+    of_shots = {
+        name: [one | {"shots": 5 if name == "good" else 10} for one in found] for name, found in results.items()
+    }
+    text = page([Table("t", "T", rows, by_step=True)], of_shots, {})
+    assert re.findall("with ([0-9]+ shots).*: transductive `([a-z]+)`", text) == [
+        ("5 shots", "good"), ("10 shots", "better"),
+    ]  # fmt: skip
 
 
 def test_the_page_has_all_tables_first_and_then_all_commands() -> None:
