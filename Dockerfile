@@ -22,6 +22,7 @@ RUN python dependencies.py sweep > dependencies.txt \
     && pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
         --requirement dependencies.txt --constraint requirements.lock
 
+COPY benchmarks benchmarks
 COPY conf conf
 COPY distributed distributed
 COPY hydra_plugins hydra_plugins

@@ -13,6 +13,16 @@ def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**6
         raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}{above}; {example}")
 
 
+def whole_numbers(name: str, values: object, *, example: list[int], count: int | None = None) -> None:
+    """Raises ValueError unless `values` is a list of ints of at least 1, and has so many of them."""
+    given = values if isinstance(values, list | tuple) else None
+    good = given is not None and all(type(value) is int and value >= 1 for value in given)
+    if not good or (given is not None and count not in (None, len(given))):
+        many = "" if count is None else f"{count} "
+        typed = f"type {name}=[{','.join(map(str, example))}]"
+        raise ValueError(f"{name}={values!r}: must be a list of {many}whole numbers of at least 1; {typed}")
+
+
 def real_number(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> None:
     """Raises ValueError unless `value` is a finite number within the bound."""
     bound = f" above {above:g}" if above is not None else f" of at least {at_least:g}" if at_least is not None else ""

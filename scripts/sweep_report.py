@@ -1,7 +1,7 @@
 """Rebuilds the tables and plots of a sweep from its study.journal. The sweep may still be running.
 
-    python scripts/sweep_report.py multirun/maml_omniglot
-    python scripts/sweep_report.py multirun/maml_omniglot --study-name second
+    python scripts/sweep_report.py outputs/maml_omniglot/sweep
+    python scripts/sweep_report.py outputs/maml_omniglot/sweep --study-name second
 
 Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, and only reads the journal. Exit codes:
 0 written; 2 the folder holds no such study, or the journal is damaged.

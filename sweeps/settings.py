@@ -216,7 +216,7 @@ def _directions(given: Any, objectives: list[str] | None) -> list[Direction]:
 
 
 def _islands(given: Mapping[str, Any], seed: int, n_jobs: int) -> Islands:
-    keys = {"seed": seed, "pop_size": POPULATION, **given}
+    keys = {"seed": seed, "pop_size": POPULATION, **{key: value for key, value in given.items() if value is not None}}
     islands = keys.get("num_islands", 1)
     if not isinstance(islands, int) or islands < 1:
         raise SpaceError(f"hydra.sweeper.islands.num_islands={islands}: must be a whole number of at least 1; type 1")

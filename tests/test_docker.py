@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from metalearn.config.compose import compose_config
 from tests.runs import ROOT
+from tests.test_imports import imported
 from tests.test_package import FOLDERS
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -87,6 +88,9 @@ def test_a_broken_rule_is_seen(old: str, new: str, fault: str) -> None:
 def test_what_is_copied_is_the_program_and_reaches_the_builder() -> None:
     sources = [word for name, rest in instructions(DOCKERFILE) if name == "COPY" for word in rest.split()[:-1]]
     assert {*FOLDERS, "scripts", "train.py"} < set(sources) and all((ROOT / source).exists() for source in sources)
+    own = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - {"tests"}
+    needed = {name.split(".")[0] for path in (ROOT / "scripts").glob("*.py") for name in imported(path)} & own
+    assert needed <= set(sources), "scripts would not start in the image"
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert ignored[0] == "*" and {line[1:] for line in ignored if line[0] == "!"} == set(sources)
 

@@ -30,6 +30,22 @@ class _Common:
 
 
 @dataclass
+class IslandsConf:
+    """The keys below `hydra.sweeper.islands`. What is null has its default."""
+
+    num_islands: Any = None
+    pop_size: Any = None
+    island_size: Any = None
+    migration_probability: Any = None
+    pollination: Any = None
+    topology: Any = None
+    crossover: Any = None
+    mutation: Any = None
+    sigma: Any = None
+    random_init: Any = None
+
+
+@dataclass
 class AsyncSweeperConf(_Common):
     """The keys of `hydra/sweeper=async`."""
 
@@ -37,7 +53,7 @@ class AsyncSweeperConf(_Common):
     sampler: Optional[str] = None  # noqa: UP045
     n_trials: Optional[int] = None  # noqa: UP045
     pruner: str = "none"
-    islands: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    islands: IslandsConf = field(default_factory=IslandsConf)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Generator
 
-from metalearn.checks import one_of, whole_number
+from metalearn.checks import one_of, whole_number, whole_numbers
 from metalearn.models.common.stages import stage_of, staged_model
 from metalearn.nn.layers import Activation, Flatten, Layer, Linear
 from metalearn.types import Model, Params, Stage
@@ -27,10 +27,7 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
     """
     whole_number("inputs", inputs, at_least=1)
     whole_number("outputs", outputs, at_least=1)
-    if not isinstance(hidden, list | tuple):
-        raise ValueError(f"hidden={hidden!r}: must be a list of widths; type hidden=[40,40]")
-    for width in hidden:
-        whole_number("hidden", width, at_least=1)
+    whole_numbers("hidden", hidden, example=[40, 40])
     one_of("activation", activation, ("relu", "tanh"))
     widths = [inputs, *hidden, outputs]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import one_of, true_or_false, whole_number, whole_numbers
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn import LINEAR
 from metalearn.nn.layers import Activation, ChannelsLast, Convolution, Layer, MaxPool, Mean, Norm, Residual
@@ -72,10 +72,7 @@ def resnet12(
 def _check_sizes(ways: int, channels: int, image_size: int, widths: object) -> None:
     for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
         whole_number(name, value, at_least=1)
-    if not isinstance(widths, list | tuple) or len(widths) != BLOCKS:
-        raise ValueError(f"widths={widths!r}: must be a list of {BLOCKS} numbers; type widths=[64,160,320,640]")
-    for width in widths:
-        whole_number("widths", width, at_least=1)
+    whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)
 
 
 def _draw_blocks(channels: int, widths: Sequence[int], generator: Generator) -> Params:

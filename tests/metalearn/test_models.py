@@ -12,6 +12,7 @@ from torchvision import models
 from metalearn.algorithms.common.functional import objective, per_task
 from metalearn.algorithms.common.inner import SGD, constant, descent, last
 from metalearn.algorithms.common.learners import SupportLoss
+from metalearn.models.mlp import mlp
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
@@ -19,6 +20,7 @@ from metalearn.types import Batch, Model, Params
 from tests.own_functions import Odd, Small
 
 WIDTHS = (4, 6, 5, 7)
+SMALLEST = {"ways": 5, "channels": 1, "image_size": 28}
 SIZE = 18  # halved to 9, 4, 2, 1: one map of odd size
 
 
@@ -361,8 +363,9 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
     ("make", "message"),
     [
         (lambda: resnet12(ways=5, channels=1, image_size=15), r"^image_size=15: .* type dataset.image_size=16 or more"),
-        (lambda: resnet12(ways=5, channels=1, image_size=28, widths=(8, 8, 8)), r"^widths=\(8, 8, 8\): .* 4 numbers"),
-        (lambda: resnet12(ways=5, channels=1, image_size=28, widths=(8, 8, 8, 0)), "^widths=0: .* at least 1"),
+        (lambda: resnet12(**SMALLEST, widths=(8, 8, 8)), r"^widths=\(8, 8, 8\): .* 4 whole numbers"),
+        (lambda: resnet12(**SMALLEST, widths=(8, 8, 8, 0)), r"^widths=.*, 0\): .*\[64,160,320,640\]"),
+        (lambda: mlp(inputs=1, outputs=1, hidden=[0]), r"^hidden=\[0\]: .* at least 1; type hidden=\[40,40\]"),
         (lambda: small(activation="swish"), "^activation='swish': must be one of leaky_relu, relu, softplus"),
         (lambda: vision("resnet81"), "^name='resnet81': .* type name=resnet18$"),
         (lambda: vision("fcn_resnet50"), "^name='fcn_resnet50': torchvision has no such classifier"),

@@ -1,8 +1,15 @@
 """The search space is what Hydra's own syntax says."""
 
+from dataclasses import fields
+from inspect import signature
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
+from hydra_plugins.async_sweeper.async_sweeper import AsyncSweeperConf, IslandsConf
+from sweeps.islands import islands
 from sweeps.plan import plan_of
 from sweeps.settings import settings_of
 from sweeps.space import Category, Dimension, Number, SpaceError, as_overrides, from_plain, size, to_plain
@@ -14,6 +21,20 @@ KEYS = {
     "study_name": "s", "storage": None, "params": {}, "max_failure_rate": 0.0, "max_retries": 2, "warm": True,
     "preload": [], "islands": {},
 }  # fmt: skip
+
+
+def test_the_keys_of_islands_can_be_typed() -> None:
+    """They are those of the search itself, and null is its default."""
+    keys = [field.name for field in fields(IslandsConf)]
+    assert {*keys, "seed"} == signature(islands).parameters.keys()
+    config = OmegaConf.structured(AsyncSweeperConf)
+    space = plan("x=interval(0,1)")
+    assert settings_of(KEYS | {"islands": config.islands}, space).islands == settings_of(KEYS, space).islands
+    config.merge_with_dotlist(["islands.num_islands=2", "islands.pop_size=3"])
+    chosen = settings_of(KEYS | {"islands": config.islands}, space).islands
+    assert (chosen.num_islands, chosen.pop_size) == (2, 3)
+    with pytest.raises(ConfigAttributeError, match="popsize"):
+        config.merge_with_dotlist(["islands.popsize=2"])
 
 
 def plan(*arguments: str, **params: str) -> dict[str, Dimension]:
