@@ -2,7 +2,8 @@
 
 torch waits for every call that is being served, without a limit. Here a call is waited for until its caller's time
 limit, or until its caller has cancelled it. Then an exception is raised in it. If that does not end it either, as in
-`time.sleep(1e9)`, the process goes on without waiting, and ends when the program ends.
+`time.sleep(1e9)`, the process goes on without waiting, and ends when the program ends. So it does where no call is
+left, and torch's own threads do not end: torch wakes one of them without its lock, so that the thread may miss it.
 """
 
 import contextlib
@@ -124,6 +125,8 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
             _interrupt(overdue - interrupted)
             interrupted |= overdue
             give_up = now + GOODBYE_SECONDS
+        if graceful and not calls and _all_have_left(ending):
+            give_up = min(give_up, now + GOODBYE_SECONDS)
         if now > give_up and len(overdue) == len(calls):
             break
     _stuck = True
@@ -137,6 +140,16 @@ def _shut_torch_down(graceful: bool) -> None:
         rpc.shutdown(graceful=graceful, timeout=GOODBYE_SECONDS)
     except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
         log.debug("shutdown: %s", error)
+
+
+def _all_have_left(ending: threading.Thread) -> bool:
+    """Whether the thread that ends torch's RPC has left together with the other workers, and waits for torch alone."""
+    frame = sys._current_frames().get(ending.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "_finalize_shutdown":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _interrupt(threads: set[int]) -> None:

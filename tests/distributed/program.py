@@ -265,6 +265,27 @@ def endless(func: str) -> None:
             print("main has ended")
 
 
+def torch_never_ends() -> None:
+    """Rank zero's main ends well, all leave together, and the end of torch's own threads is then missed."""
+
+    @todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=900))
+    def main() -> None:
+        if todist.get_rank() == 0:
+            agent = rpc.api._get_current_rpc_agent()
+
+            class NeverEnds:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(agent, name)
+
+                def shutdown(self) -> None:
+                    time.sleep(1e9)
+
+            rpc.api._get_current_rpc_agent = NeverEnds
+            print("main has ended")
+
+    main()
+
+
 def first_failure() -> None:
     """One of four workers fails, or is killed, while the others and rank zero itself compute for long."""
 
@@ -418,6 +439,7 @@ PROGRAMS = (
     failing_main,
     slow_start,
     endless,
+    torch_never_ends,
     first_failure,
     missing_rank,
     stops_after_meeting,

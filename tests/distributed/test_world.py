@@ -271,6 +271,10 @@ def test_a_call_that_never_returns_does_not_keep_the_job_alive(
         assert subprocess.run([sys.executable, *torchrun, *command], timeout=90).returncode == 0
 
 
+def test_torchs_own_threads_do_not_keep_the_job_alive() -> None:
+    assert run_program("torch_never_ends", 2) == [(0, "main has ended\n"), (0, "")]
+
+
 def test_the_first_failure_is_raised_while_others_still_compute() -> None:
     (code, output), (killed, _), *_ = run_program("first_failure", 4)
     assert code == 1 and killed == -signal.SIGKILL, output
