@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 
 def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**63 - 1) -> None:
@@ -13,11 +14,10 @@ def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**6
         raise ValueError(f"{name}={value!r}: must be a whole number of at least {at_least}{above}; {example}")
 
 
-def whole_numbers(name: str, values: object, *, example: list[int], count: int | None = None) -> None:
+def whole_numbers(name: str, values: Any, *, example: list[int], count: int | None = None) -> None:
     """Raises ValueError unless `values` is a list of ints of at least 1, and has so many of them."""
-    given = values if isinstance(values, list | tuple) else None
-    good = given is not None and all(type(value) is int and value >= 1 for value in given)
-    if not good or (given is not None and count not in (None, len(given))):
+    good = isinstance(values, list | tuple) and all(type(value) is int and value >= 1 for value in values)
+    if not good or count not in (None, len(values)):
         many = "" if count is None else f"{count} "
         typed = f"type {name}=[{','.join(map(str, example))}]"
         raise ValueError(f"{name}={values!r}: must be a list of {many}whole numbers of at least 1; {typed}")

@@ -144,12 +144,9 @@ def _shut_torch_down(graceful: bool) -> None:
 
 def _all_have_left(ending: threading.Thread) -> bool:
     """Whether the thread that ends torch's RPC has left together with the other workers, and waits for torch alone."""
-    frame = sys._current_frames().get(ending.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == "_finalize_shutdown":
-            return True
-        frame = frame.f_back
-    return False
+    last = sys._current_frames().get(ending.ident or 0)
+    frames = traceback.walk_stack(last) if last is not None else ()
+    return any(frame.f_code.co_name == "_finalize_shutdown" for frame, _ in frames)
 
 
 def _interrupt(threads: set[int]) -> None:

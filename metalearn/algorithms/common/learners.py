@@ -112,23 +112,27 @@ def evaluated_by_new_heads(
         classify: the logits [t, n, ways] that heads give for features.
         eval_steps: steps in validation and test.
     """
+    heads = model._replace(apply=lambda head, x, support_x=None: classify(head, x), network=None)
+    evaluate_features, adapt_to_features = evaluated_by_descent(heads, path, eval_steps)
+
+    def with_features(params: Params, support: Batch) -> "tuple[Features, Batch]":
+        features = features_of(model, params, support.x.shape[0])
+        return features, Batch(features(support.x), support.y)
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        features = features_of(model, params, support.x.shape[0])
-        known, queries = Batch(features(support.x), support.y), features(query.x, support.x)
-        return _by_step([objective(classify(head, queries), query.y) for head in path(params, known, eval_steps, 0)])
+        features, known = with_features(params, support)
+        return evaluate_features(params, Episode(known, Batch(features(query.x, support.x), query.y)))
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        features = features_of(model, params, support.x.shape[0])
-        known = Batch(features(support.x), support.y)
-        head = last(path(params, known, eval_steps if steps is None else steps, 0))
+        features, known = with_features(params, support)
+        of_features = adapt_to_features(params, known, steps)
 
         @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
-            return classify(head, features(x, support.x))
+            return of_features(features(x, support.x))
 
         return predict
 
