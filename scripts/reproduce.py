@@ -34,13 +34,23 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.environment import machine_name  # noqa: E402
+from benchmarks.environment import machine_name  # noqa: E402 (the path comes first)
 from metalearn.errors import ConfigError  # noqa: E402
 from metalearn.files import creating, read_json, read_object, write_atomically  # noqa: E402
 from metalearn.program.arguments import whole  # noqa: E402
 from metalearn.runs.plots import by_inner_step, comparison  # noqa: E402
-from scripts import reproduction  # noqa: E402 (the path comes first)
-from scripts.reproduction import Row, Table  # noqa: E402
+from scripts.reproduction.page import curves_of, page, panels_of  # noqa: E402
+from scripts.reproduction.results import (  # noqa: E402
+    Result,
+    read_result,
+    read_results,
+    result_of_evaluation,
+    result_of_run,
+    result_path,
+    seconds_of,
+    write_result,
+)
+from scripts.reproduction.rows import TABLES, Row, Table, read_tables  # noqa: E402
 
 QUICK_TEST = "trainer.test_tasks=600"
 QUICK = ("trainer.steps=100", "trainer.val_every=50", "trainer.val_tasks=100", QUICK_TEST)
@@ -82,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    tables = reproduction.read_tables(options.tables)
+    tables = read_tables(options.tables)
     rows = _chosen(tables, options.only) if options.only or options.list else _usual(tables)
     places = _places(options)
     if not options.list:
@@ -112,7 +122,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _outdated(tables: Sequence[Table], places: Places, changes: list[str]) -> list[Job]:
     """The runs whose results, which the page shows, do not count as done."""
     every = _chosen(tables, None)
-    shown = [(row, result["seed"]) for row in every for result in reproduction.read_results(places.results, row.name)]
+    shown = [(row, result["seed"]) for row in every for result in read_results(places.results, row.name)]
     jobs = [_job(row, seed, every, places, changes) for row, seed in shown]
     return [job for job in jobs if not _is_done(job, places)]
 
@@ -155,7 +165,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--quick", action="store_true", help="a hundred steps of each run, in another folder")
     parser.add_argument("--output", type=_absolute, metavar="FOLDER", help="folder of runs, results and page")
-    parser.add_argument("--tables", type=_absolute, metavar="FOLDER", default=reproduction.TABLES, help="other tables")
+    parser.add_argument("--tables", type=_absolute, metavar="FOLDER", default=TABLES, help="other tables")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="show the runs, and run nothing")
     instead.add_argument("--render", action="store_true", help="draw the page, and run nothing")
@@ -223,7 +233,7 @@ def _is_done(job: Job, places: Places) -> bool:
     if not all(_is_done(of, places) for of in job.of):
         return False
     trained = [found for of in job.of if (found := _result(of, places)) is not None]
-    return not trained or result["seconds"] == reproduction.seconds_of(trained)
+    return not trained or result["seconds"] == seconds_of(trained)
 
 
 def _is_trained(job: Job) -> bool:
@@ -235,9 +245,9 @@ def _is_complete(job: Job) -> bool:
     return bool(read_json(job.run_dir / "result.json").get("status") == "completed")
 
 
-def _result(job: Job, places: Places) -> reproduction.Result | None:
-    path = reproduction.result_path(places.results, job.row.name, job.seed)
-    return reproduction.read_result(path) if path.exists() else None
+def _result(job: Job, places: Places) -> Result | None:
+    path = result_path(places.results, job.row.name, job.seed)
+    return read_result(path) if path.exists() else None
 
 
 class Runs:
@@ -286,7 +296,7 @@ class Runs:
             except ConfigError as error:
                 print(f"{name}: no result: {error}", file=sys.stderr, flush=True)
                 return FAILED
-            path = reproduction.write_result(self._places.results, result)
+            path = write_result(self._places.results, result)
             metric = job.row.metric
             print(f"{name}: {metric} {result[metric]:.4f} ± {result['ci95']:.4f}; {path}", flush=True)
         elif not self._signal:
@@ -307,12 +317,12 @@ class Runs:
             self._running.discard(process)
         return code
 
-    def _result(self, job: Job, facts: Mapping[str, Any]) -> reproduction.Result:
+    def _result(self, job: Job, facts: Mapping[str, Any]) -> Result:
         if not job.of:
-            return reproduction.result_of_run(job.row, job.run_dir, facts)
-        paths = [reproduction.result_path(self._places.results, of.row.name, of.seed) for of in job.of]
-        trained = [reproduction.read_result(path) for path in paths]
-        return reproduction.result_of_evaluation(job.row, job.seed, trained, job.run_dir, facts)
+            return result_of_run(job.row, job.run_dir, facts)
+        paths = [result_path(self._places.results, of.row.name, of.seed) for of in job.of]
+        trained = [read_result(path) for path in paths]
+        return result_of_evaluation(job.row, job.seed, trained, job.run_dir, facts)
 
 
 def _facts(job: Job) -> dict[str, Any]:
@@ -359,18 +369,18 @@ _CODE = ("train.py", "metalearn", "distributed", "conf")
 
 def render(tables: Sequence[Table], places: Places) -> None:
     """Draws the page and the tables' pictures."""
-    results = {row.name: reproduction.read_results(places.results, row.name) for table in tables for row in table.rows}
+    results = {row.name: read_results(places.results, row.name) for table in tables for row in table.rows}
     plots = {}
     for table in tables:
         path = places.results / f"{table.name}.png"
-        if table.by_step and (panels := reproduction.panels_of(table, results)):
+        if table.by_step and (panels := panels_of(table, results)):
             by_inner_step(panels, table.rows[0].metric, path)
-        elif not table.by_step and (curves := reproduction.curves_of(table, results)):
+        elif not table.by_step and (curves := curves_of(table, results)):
             comparison(curves, path)
         else:
             continue
         plots[table.name] = f"{places.results.name}/{table.name}.png"
-    places.page.write_text(reproduction.page(tables, results, plots))
+    places.page.write_text(page(tables, results, plots))
     print(places.page)
 
 

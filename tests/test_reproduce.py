@@ -24,20 +24,9 @@ from metalearn.runs import plots
 from metalearn.runs.figures import new_axes
 from metalearn.runs.plots import Panel, by_inner_step, curve_of
 from scripts import reproduce
-from scripts.reproduction import (
-    LAST,
-    TABLES,
-    Published,
-    Result,
-    Row,
-    Table,
-    comparison_with_paper,
-    page,
-    panels_of,
-    read_tables,
-    result_of_evaluation,
-    write_result,
-)
+from scripts.reproduction.page import comparison_with_paper, page, panels_of
+from scripts.reproduction.results import Result, result_of_evaluation, write_result
+from scripts.reproduction.rows import LAST, TABLES, Published, Row, Table, read_tables
 from tests.runs import ROOT, Outcome, Program, metrics, until
 
 pytestmark = pytest.mark.thorough
