@@ -89,6 +89,7 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "--config-name=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
     (training, "--config-path=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
     (training, "launch.nnodes=2 workers=3", "it counts those of all hosts; type workers=4"),
+    (training, "launch.nnodes=2 launch.master_port=29500 workers=2", "=127.0.0.1: no other host reaches this address"),
     (training, "launch.model=5", "launch.model=5: must be a folder; type launch.model=best"),
     (training, "launch.model=..", "launch.model=..: must end in the name of a folder; type launch.model=best"),
     (training, "model=module model.network._target_=nowhere.Net", "No module named 'nowhere'"),

@@ -78,6 +78,11 @@ def default_worker_name(world_rank: int, world_size: int, local_rank: int = 0, l
     return f"worker{world_rank:0{len(str(world_size))}d}"
 
 
+def name_of_rank(rank: int) -> str:
+    """The default name of the worker with this rank in this world."""
+    return default_worker_name(rank, get_world_size())
+
+
 def on_one_host() -> bool:
     """Whether all processes of the world are on this host."""
     info = get_world_info()

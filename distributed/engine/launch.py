@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Literal, NamedTuple, Protocol
 
+from distributed.engine.info import default_worker_name
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
 from distributed.engine.meeting import JOINS, TOKEN
 from distributed.engine.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
@@ -143,7 +144,8 @@ class _Launcher:
         self, begin: Callable[[], Start], config: LaunchConfig, max_restarts: int, say: Callable[[str], None]
     ) -> None:
         self._begin, self._config, self._max_restarts, self._say = begin, config, max_restarts, say
-        self._names = [f"worker{config.node_rank * config.workers + i}" for i in range(config.workers)]
+        first, size = config.node_rank * config.workers, config.nnodes * config.workers
+        self._names = [default_worker_name(rank, size) for rank in range(first, first + config.workers)]
         self._leads = config.node_rank == 0
         self._ranks: list[Process] = []
         self._restarts = 0

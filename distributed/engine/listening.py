@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from distributed.engine.info import default_worker_name, get_world_info, get_world_size
+from distributed.engine.info import default_worker_name, get_world_size
 from distributed.engine.isolation import why_not_isolated
 from distributed.engine.session import current
 from distributed.remote import remote_sync_call
@@ -96,8 +96,7 @@ def group_listeners() -> dict[str, list[Listener]]:
     own: list[Listener] = own_listeners()
     gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, own)
-    info = get_world_info()._asdict()
-    by_name = {default_worker_name(**info | {"world_rank": rank}): gathered[rank] for rank in range(size)}
+    by_name = {default_worker_name(rank, size): gathered[rank] for rank in range(size)}
     return by_name | _torchrun_listeners()
 
 

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from distributed.engine.info import get_world_info
+
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
 
@@ -87,7 +89,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 
 def _give_up(seconds: float) -> None:
-    log.error("error: worker%s: rank 0 did not go on within %g s", os.environ["RANK"], seconds)
+    log.error("error: %s: rank 0 did not go on within %g s", get_world_info().worker_name, seconds)
     os._exit(1)
 
 

@@ -26,7 +26,7 @@ from distributed.engine.groups import (
     start_process_group,
     stop_process_group,
 )
-from distributed.engine.info import check_timeout
+from distributed.engine.info import check_timeout, name_of_rank
 from distributed.engine.listening import group_listeners, listening_line
 from distributed.engine.sockets import tcp_bytes_sent
 from distributed.partition import TensorDimensionPartitioner
@@ -230,7 +230,7 @@ class _Rank:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and not _is_about_connections(error):
                 raise
-            names = " and ".join(f"worker{rank}" for rank in missing_ranks(_LAST_WORD_SECONDS)) or "a worker"
+            names = " and ".join(name_of_rank(rank) for rank in missing_ranks(_LAST_WORD_SECONDS)) or "a worker"
             reason = re.sub(r"\[/[^]]*\] *", "", str(error).splitlines()[0]).partition(". This is typically")[0]
             if "timed out" in reason.lower():
                 raise TimeoutError(

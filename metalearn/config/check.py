@@ -15,6 +15,7 @@ from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_THREADS = 1024
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
@@ -187,6 +188,12 @@ def world_size(config: DictConfig, command: str) -> int:
         raise ConfigError(
             f"launch.nnodes={launch.nnodes}: several hosts need one port, and the network interface that they share; "
             "type launch.interface=eth0 launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
+        )
+    interface = launch.interface or os.environ.get("TP_SOCKET_IFNAME", "")
+    if launch.nnodes > 1 and launch.master_addr in _LOOPBACK and not interface.startswith("lo"):
+        raise ConfigError(
+            f"launch.master_addr={launch.master_addr}: no other host reaches this address; type "
+            "launch.master_addr=ADDRESS_OF_HOST_0, or, to try it on this host alone, launch.interface=lo"
         )
     return workers
 

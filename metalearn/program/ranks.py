@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from distributed.engine import on_ray
+from distributed.engine.info import get_world_info
 from distributed.engine.isolation import CannotIsolateError
 from distributed.engine.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.engine.meeting import JOINS
@@ -230,7 +231,7 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
         if joins:
-            print(f"worker{os.environ['RANK']} has joined {job.run_dir}", file=sys.stderr, flush=True)
+            print(f"{get_world_info().worker_name} has joined {job.run_dir}", file=sys.stderr, flush=True)
         with _closing(strategy), suppress(Paused):
             if strategy.drives:
                 follow(strategy)
@@ -238,6 +239,6 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         log.debug("%s", error)  # rank zero has reported the cause
         return FAILED
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        print(f"error: worker{os.environ['RANK']}: {error}", file=sys.stderr)
+        print(f"error: {get_world_info().worker_name}: {error}", file=sys.stderr)
         return FAILED
     return OK

@@ -26,6 +26,17 @@ def test_who_hangs_after_the_first_rank_has_ended_is_killed(monkeypatch: pytest.
     assert said == ["worker1 did not end within 0.5 s after worker0, and is killed"]
 
 
+def test_the_launcher_names_ranks_as_they_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LEAVE_SECONDS", 0.5)
+    said: list[str] = []
+    launch(
+        [sys.executable, "-c", "import os, time\nif os.environ['RANK'] == '3': time.sleep(1e9)"],
+        LaunchConfig(10),
+        say=said.append,
+    )
+    assert said == ["worker03 did not end within 0.5 s after worker00, and is killed"]
+
+
 def test_a_lost_rank_is_no_request_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "REPORT_SECONDS", 0.5)
     asked, said = tmp_path / "asked", []

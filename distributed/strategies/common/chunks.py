@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.engine.info import get_world_info, get_world_rank, get_world_size, on_one_host
+from distributed.engine.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.engine.listening import listening_line, session_listeners
 from distributed.engine.session import DeviceMaps, current, start_rpc
 from distributed.engine.stopping import regroup, stop_rpc
@@ -289,8 +289,7 @@ def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
     """Worker's name → {GPU of `rank`: that worker's}; worker i has GPU i. Empty if there are too few GPUs."""
     if workers < 2 or gpus < workers:
         return {}
-    width = len(str(workers))
-    return {f"worker{other:0{width}d}": {rank: other} for other in range(workers) if other != rank}
+    return {default_worker_name(other, workers): {rank: other} for other in range(workers) if other != rank}
 
 
 def for_transport(params: Tensors) -> Tensors:
