@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from distributed.engine.info import get_world_info
 from metalearn.errors import ConfigError, DataError, RunError
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
@@ -49,7 +48,8 @@ def report_error(error: BaseException, code: int) -> int:
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
         time.sleep(_OWN_RANK_SECONDS)
-        print(f"error: {get_world_info().worker_name}: {printable(str(error))}", file=sys.stderr)
+        number = os.environ.get("RANK", "?").zfill(len(os.environ.get("WORLD_SIZE", "")))
+        print(f"error: worker{number}: {printable(str(error))}", file=sys.stderr)
     return code
 
 

@@ -94,13 +94,16 @@ def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tm
         ("ddp-maml", signal.SIGKILL),
         ("ddp-supervised", signal.SIGSTOP),
         ("split", signal.SIGKILL),
+        ("rpc_autograd", signal.SIGKILL),
         pytest.param("ddp-supervised", signal.SIGKILL, marks=slow),
         pytest.param("ddp-maml", signal.SIGSTOP, marks=slow),
         pytest.param("split", signal.SIGSTOP, marks=slow),
+        pytest.param("rpc_autograd", signal.SIGSTOP, marks=slow),
     ],
 )
 def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, tmp_path: Path) -> None:
-    program = start(*ENDLESS, *TOGETHER[how], "workers=2", "strategy.timeout=5", "hydra.run.dir=" + str(RUN))
+    strategy = TOGETHER.get(how, [f"strategy={how}"])
+    program = start(*ENDLESS, *strategy, "workers=2", "strategy.timeout=5", "hydra.run.dir=" + str(RUN))
     ranks = started(program, tmp_path)
     os.kill(ranks[1], fault)
     began = time.monotonic()
