@@ -91,7 +91,7 @@ class Controller:
     def _fill(self) -> None:
         while self._free and not self._stop:
             trial = self._next()
-            if trial is None:
+            if trial is None or self._stop:  # the signal may come while parameters are drawn
                 return
             twin = self._twin(trial)
             if twin is not None:
@@ -135,6 +135,8 @@ class Controller:
         slot = self._free.popleft()
         self._running[trial.number] = trial, slot
         self._slots.start(trial.number, self._overrides_of(trial), slot)
+        if self._stop:  # the signal's handler may have missed this trial
+            self._slots.signal(signal.SIGTERM, [trial.number])
         if self._watch is not None:
             self._watch.start(trial.number)
         self._view.start(trial)

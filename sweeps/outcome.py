@@ -54,15 +54,15 @@ def result_of(ended: Ended, objective: Sequence[str] | None, count: int, *, sear
     if objective is None and not searching and not _is_numbers(value) and not isinstance(value, Mapping):
         return Result(COMPLETED)
     if isinstance(value, Mapping) and "status" in value:
-        return _of_run(value, objective, count)
+        return _of_run(value, objective, count, stopping)
     return _of_value(value, objective, count)
 
 
-def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int) -> Result:
+def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int, stopping: bool) -> Result:
     """Of a task that returns its status, exit code and result."""
     status, code = run["status"], run.get("exit", 0)
     if status == STOPPED or code in STOP_CODES:
-        return Result(STOPPED)
+        return Result(STOPPED) if stopping else Result(RETRY, failure="a signal stopped it alone")
     if status == DIVERGED:
         return Result(DIVERGED, failure=str(run.get("error", "")))
     if code == 2:

@@ -51,7 +51,7 @@ def search_of(study: Study, chosen: Settings) -> Search:
 
 
 def _sampler(study: Study, chosen: Settings, number: int) -> BaseSampler:
-    own = chosen.seed * 1_000_003 + number
+    own = (chosen.seed * 1_000_003 + number) % 2**32  # what numpy takes
     if chosen.sampler == "islands":
         return _Chosen(study, suggest(number, study.losses(), study.space, chosen.islands))
     if chosen.sampler == "tpe":

@@ -111,9 +111,10 @@ class Slots:
                     _send_signal(event["pid"], self._unsent.pop(number))
         return ended
 
-    def signal(self, what: signal.Signals) -> None:
-        """Sends a signal to every trial's process; to one that is still to be forked, as soon as `wait` hears of it."""
-        for number, pid in self._pids.items():
+    def signal(self, what: signal.Signals, numbers: Sequence[int] | None = None) -> None:
+        """Sends a signal to the processes of these trials, or of all; to one that is still to be forked, as soon as
+        `wait` hears of it."""
+        for number, pid in [(n, self._pids[n]) for n in (self._pids if numbers is None else numbers)]:
             if pid:
                 _send_signal(pid, what)
             else:

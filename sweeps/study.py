@@ -162,7 +162,7 @@ class Study:
         storage, trial_id = self._study._storage, self._id(number)
         notes = {OUTCOME: outcome, TOLD: len(self.finished()), SAME_AS: same_as, FAILURE: failure or None}
         if outcome == PRUNED and values is not None:
-            notes[VALUES] = list(values)  # Optuna keeps none for a pruned trial
+            notes[VALUES] = list(values)  # Optuna keeps a pruned trial's last intermediate value
         for name, value in notes.items():
             if value is not None:
                 storage.set_trial_user_attr(trial_id, name, value)
@@ -223,7 +223,7 @@ class Study:
 def finished_of(trial: FrozenTrial) -> Finished:
     """A trial that has ended, as Optuna has it."""
     notes = trial.user_attrs
-    values = tuple(trial.values) if trial.values is not None else tuple(notes.get(VALUES, ())) or None
+    values = tuple(trial.values if trial.state == TrialState.COMPLETE else notes.get(VALUES, ())) or None
     seconds = trial.duration.total_seconds() if trial.duration is not None else None
     outcome = str(notes.get(OUTCOME, FAILED))
     return Finished(

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -71,7 +72,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
     attributes = {
         "objective": checked.objective,
         "preload": PRELOAD,
-        "free_keys": FREE_KEYS,
+        "free_keys": [key for key in FREE_KEYS if key != "trainer.steps"],  # longer trials have other results
         "program": shlex.join([program.name, *search_flags()]),
         "groups_of_sweeps": ("sweep",),
         "segment": partial(segment, checked.steps),
@@ -209,6 +210,8 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
         code = FAILED
         try:
             code = exit_code_of(lambda: _check(program, plan, others, sweeper, writer))
+        except Exception:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)

@@ -1,5 +1,6 @@
 """What all plots of a sweep share: the trials in their order, and the look of a figure."""
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -83,7 +84,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> Path:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # sweep_report.py may write it, too
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name may have a sign that the font lacks
         figure.savefig(temporary, format="png", dpi=120)

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -123,12 +124,16 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 
 def best_command(folder: Path, number: int) -> str | None:
-    """The command in optimization_results.yaml, where trial `number` is its best one."""
+    """The command in optimization_results.yaml, where trial `number` is its best one, or its first solution."""
     try:
         results = read_yaml(folder / RESULTS)
     except (FileNotFoundError, ValueError):
         return None
-    command = results.get("command") if isinstance(results, dict) and results.get("best_trial") == number else None
+    if not isinstance(results, dict):
+        return None
+    solutions = results.get("solutions") or [{}]
+    best = results["best_trial"] if "best_trial" in results else solutions[0].get("trial")
+    command = results.get("command") if best == number else None
     return command if isinstance(command, str) else None
 
 
@@ -139,6 +144,6 @@ def _yaml(results: Mapping[str, Any]) -> str:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # sweep_report.py may write it, too
     temporary.write_text(text)
     temporary.replace(path)

@@ -4,6 +4,7 @@ import csv
 import io
 import logging
 import math
+import os
 import random
 import re
 import runpy
@@ -148,6 +149,22 @@ def test_the_command_is_that_of_the_best_trial_only(tmp_path: Path) -> None:
     write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py a=1")
     assert best_command(tmp_path, 0) == "python train.py a=1"
     assert best_command(tmp_path, 2) is None
+    both = [ended(0, (0.9, 5.0)), ended(2, (0.7, 4.0))]
+    write_tables(tmp_path, both, ["x", "y"], ["maximize", "minimize"], total=3, command="python train.py a=2")
+    assert [best_command(tmp_path, number) for number in (0, 2)] == ["python train.py a=2", None], "the first solution"
+
+
+def test_two_processes_may_write_the_tables_at_once(tmp_path: Path) -> None:
+    """A running sweep and sweep_report.py."""
+    child = os.fork()
+    try:
+        for _ in range(200):
+            write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
+    finally:
+        if child == 0:
+            os._exit(1 if sys.exc_info()[0] else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"trials.csv", "optimization_results.yaml"}
 
 
 # The best trials

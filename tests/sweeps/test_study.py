@@ -228,6 +228,30 @@ def test_a_sampler_draws_the_same_after_every_restart(tmp_path: Path, sampler: s
     assert len({json.dumps(params) for params in once}) > 7
 
 
+@pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
+def test_a_date_is_a_seed(tmp_path: Path, sampler: str) -> None:
+    study = opened(tmp_path)
+    chosen = settings_of({**KEYS, "sampler": sampler, "seed": 20261125}, SPACE | {"lr": Category(("1", "2"))})
+    choice = search_of(study, chosen).choose(0)
+    assert choice is not None and choice.sampler is not None
+    study.close()
+
+
+def test_a_trial_that_has_not_completed_has_the_value_it_was_told_with(tmp_path: Path) -> None:
+    """Optuna gives a pruned trial its last intermediate value, which is another one."""
+    study = opened(tmp_path)
+    study.enqueue(3)
+    begun(study)
+    for number in range(3):
+        study.report(number, 10, 0.9)
+        study.report(number, 20, 0.4)
+    study.tell(0, PRUNED, (0.9,))
+    study.tell(1, DIVERGED, None)
+    study.tell(2, PRUNED, None)
+    assert [trial.values for trial in study.finished()] == [(0.9,), None, None]
+    study.close()
+
+
 def test_a_watch_reads_the_file_of_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
     """A trial that goes back puts a shorter file in the place of the one that was read."""
     seen: list[tuple[int, float]] = []

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from metalearn.config.compose import compose_sweeper
+from metalearn.errors import ConfigError
+from metalearn.program.job import script
+from metalearn.program.sweep import check_trials
 from metalearn.runs.folder import lock
 from tests.runs import ROOT, Program, metrics, slow, until, why_not_isolable
 from tests.sweeps.programs import FIXED, completed, params, rows, run_until_killed, sweep
@@ -94,6 +98,18 @@ def test_a_sweep_that_cannot_run_makes_no_folder(tmp_path: Path, overrides: tupl
     assert not (tmp_path / "sweep").exists() and not (tmp_path / "outputs").exists()
 
 
+def test_an_unexpected_error_in_the_check_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise KeyError("of the user's own network")
+
+    monkeypatch.setattr("metalearn.program.sweep._check", fail)
+    with pytest.raises(ConfigError, match="the check of the trials has ended with exit code 1"):
+        check_trials(script(ROOT / "train.py"), ["seed=range(0,9)"], compose_sweeper(["hydra/sweeper=async"]))
+    assert 'KeyError: "of the user\'s own network"' in capfd.readouterr().err
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "sweep").touch()
     outcome = sweep(tmp_path / "sweep", "seed=range(0,9)", *SEARCH).wait()
@@ -123,6 +139,8 @@ def test_equal_parameters_are_not_trained_twice(tmp_path: Path) -> None:
         if row["same_as"]:
             twin = by_number[row["same_as"]]
             assert (row["val.mse"], row["algorithm.inner_lr"]) == (twin["val.mse"], twin["algorithm.inner_lr"])
+    longer = sweep(folder, "trainer.steps=80", "algorithm.inner_lr=choice(0.01,0.02)", *search).wait()
+    assert longer.code == 2 and "config.trainer.steps: 40 → 80" in longer.text, longer.text
 
 
 def test_a_diverged_and_a_refused_trial_do_not_end_the_sweep(tmp_path: Path) -> None:
