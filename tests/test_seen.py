@@ -292,6 +292,11 @@ def test_a_run_does_not_go_on_with_other_pictures(
     )  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["train.py"])
     assert train([*command, f"dataset.root={tmp_path / 'mine'}"]) == 0, capsys.readouterr().err
+    copied = [f"launch.model={tmp_path / 'copy'}"]
+    assert train([*command, f"dataset.root={tmp_path / 'other'}", *copied]) == 2, "a result is that of its own data"
+    assert "3 of its 3 training classes are not those" in capsys.readouterr().err and not (tmp_path / "copy").exists()
+    assert train([*command, f"dataset.root={tmp_path / 'nowhere'}"]) == 0
+    assert f"What follows is of the run with dataset.root={tmp_path / 'mine'}" in capsys.readouterr().err
     longer = [*command, "trainer.steps=2"]
     assert train([*longer, f"dataset.root={tmp_path / 'other'}"]) == 2
     assert "3 of its 3 training classes are not those that this run was trained on" in capsys.readouterr().err

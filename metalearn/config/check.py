@@ -142,14 +142,14 @@ def computes_elsewhere(config: DictConfig) -> bool:
     return config.launch.ray is not None and not started_as_rank()
 
 
-def torchrun_id() -> str:
-    """What names the world that torchrun has started, the same after a restart; empty without torchrun."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+def job_id() -> str:
+    """What names the job of Slurm, or the world of torchrun, the same after a restart; empty without them."""
+    return os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
-def restarted_by_torchrun() -> bool:
-    """Whether torchrun has started this world anew after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def restarted() -> bool:
+    """Whether torchrun has started this world anew after a failure, or Slurm this job after it was queued again."""
+    return any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
 
 
 def world_size(config: DictConfig, command: str) -> int:

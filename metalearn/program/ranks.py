@@ -66,6 +66,8 @@ def start_workers(job: Job, state: FolderState | None) -> int:
             if state.rewinds and state.snapshot is not None:
                 checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
                 arguments += ["resume=auto", "resume_changes=[]"]  # rewind once, not again at every restart
+        if job.config.resume == "never":
+            arguments.append("resume=auto")  # it is the start that finds an empty folder, not a restart
     else:
         log_to_terminal(logging.WARNING)  # what has become of this host's ranks
     return start_ranks(job, arguments, max_restarts=job.config.launch.max_restarts)

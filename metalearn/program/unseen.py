@@ -1,11 +1,17 @@
 """Whether a learner is evaluated on classes that it has not seen, as few-shot learning wants it."""
 
+import logging
 from typing import Any
 
-from metalearn.errors import ConfigError
-from metalearn.runs.seen import KEY, UNKNOWN_OVERLAP, Seen, overlap
+from omegaconf import DictConfig
+
+from metalearn.errors import ConfigError, DataError
+from metalearn.runs.checkpoint import Snapshot
+from metalearn.runs.seen import KEY, UNKNOWN_OVERLAP, Seen, from_meta, overlap
 from metalearn.tasks.common.identities import identities_of
 from metalearn.types import TaskSource
+
+log = logging.getLogger("metalearn")
 
 REFUSE, REPORT = "refuse", "report"
 
@@ -37,6 +43,23 @@ def check_same_classes(begun: Seen, source: TaskSource, steps: int) -> None:
             f"dataset: {len(others)} of its {len(present)} training classes are not those that this run was trained on "
             "so far; type the dataset.root of the run, or run=NAME for another run"
         )
+
+
+def check_reported(saved: Snapshot, config: DictConfig, source: TaskSource, steps: int) -> None:
+    """Checks that a run of which only the result is reported, or that it is paused, was trained on the classes of this
+    `source`. If `dataset.root` is that of the run, they are, and if its data cannot be read, a warning says whose
+    result it is.
+
+    Raises:
+        ConfigError: it was trained on other classes.
+    """
+    root = saved.meta["config"].get("dataset", {}).get("root")
+    if root == config.dataset.get("root"):
+        return
+    try:
+        check_same_classes(from_meta(saved.meta), source, steps)
+    except DataError as error:
+        log.warning("%s. What follows is of the run with dataset.root=%s", error, root)
 
 
 def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dict[str, Any]:

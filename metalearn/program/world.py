@@ -1,7 +1,8 @@
 """world.json: how other processes find the workers of a run under way, to join them or to ask one to leave.
 
 It holds the run's secret token and its command line. So only the user of the run may read it, and nobody else's file is
-believed.
+believed. Nor is a file that came with a copied or unpacked folder: it has the inode of the folder that it was written
+for, which is the same on every host.
 """
 
 import json
@@ -36,6 +37,7 @@ def published(job: Job) -> Iterator[None]:
         return
     path = job.run_dir / FILE
     content = own_place()._asdict() | {"arguments": job.arguments, "folder": os.getcwd()}  # noqa: PTH109
+    content["inode"] = job.run_dir.stat().st_ino
     write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
     try:
         yield
@@ -62,6 +64,8 @@ def read(run_dir: Path) -> World:
                 raise RunError(f"{path}: {reason}, so its command line is not run")
             content = json.load(file)
         arguments, folder = [str(one) for one in content.pop("arguments")], Path(content.pop("folder"))
+        if content.pop("inode") != run_dir.stat().st_ino:
+            raise RunError(f"{path}: was written for another folder, so its command line is not run")
         return World(Place(**content), arguments, folder)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(

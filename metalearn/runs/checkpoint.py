@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from metalearn.checks import whole_number
-from metalearn.config.check import restarted_by_torchrun, torchrun_id
+from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, RunError
-from metalearn.files import STANDS, open_regular, read_object, real, writing
+from metalearn.files import LARGEST_JSON, STANDS, open_regular, read_object, real, writing
 from metalearn.runs.state import load_state
 from metalearn.types import Params
 
@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 LARGEST_FILE = 2**36
 """Bytes of a file of a checkpoint."""
 
-_FILES = ("params.safetensors", "state.pt", "meta.json")
+FILES = ("params.safetensors", "state.pt", "meta.json", "manifest.json")
 
 _WENT_BACK = ".went_back"
-"""The file in which `rewind` notes which world has called it."""
+"""The file in which `rewind` notes which job has called it."""
 
 _STEP = re.compile(r"step_([0-9]+)")
 """The name of a checkpoint's folder. Other folders beside it are the user's own."""
@@ -160,8 +160,11 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     with (temporary / "state.pt").open("wb") as file:  # by Python's file, whose error says what is wrong with the disk
         torch.save(snapshot.state, file)
     versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
-    (temporary / "meta.json").write_text(json.dumps(snapshot.meta | {"versions": versions}, indent=2))
-    manifest = {name: _sha256(temporary / name) for name in _FILES}
+    meta = json.dumps(snapshot.meta | {"versions": versions}, indent=2)
+    if len(meta) > LARGEST_JSON:
+        raise RuntimeError(f"meta.json would have {len(meta):,} bytes, and at most {LARGEST_JSON:,} are read")
+    (temporary / "meta.json").write_text(meta)
+    manifest = {name: _sha256(temporary / name) for name in FILES[:-1]}
     (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2))
     for path in (*temporary.iterdir(), temporary):
         _sync(path)
@@ -175,7 +178,7 @@ def read(path: Path) -> Snapshot:
     """
     try:
         manifest = read_object(path / "manifest.json")
-        for name in _FILES:
+        for name in FILES[:-1]:
             if manifest.get(name) != _sha256(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
         # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
@@ -273,14 +276,14 @@ def rewind(run_dir: Path, step: int) -> None:
             if _number(path) > step:
                 _remove(path)
         _point(folder / "last", _name(step))
-        if torchrun_id():
-            (folder / _WENT_BACK).write_text(torchrun_id())
+        if job_id():
+            (folder / _WENT_BACK).write_text(job_id())
 
 
 def has_gone_back(run_dir: Path) -> bool:
-    """Whether torchrun has started this process anew after a rank of the same world has called `rewind`."""
+    """Whether this process was started anew after one of the same job has called `rewind`; see `restarted`."""
     marker = run_dir / "checkpoints" / _WENT_BACK
-    return restarted_by_torchrun() and marker.is_file() and marker.read_text() == torchrun_id()
+    return restarted() and marker.is_file() and marker.read_text() == job_id()
 
 
 def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) -> tuple[Params, list[str]]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TextIO
 
 from omegaconf import DictConfig
 
+from metalearn.config.check import restarted
+from metalearn.config.compose import OPEN
 from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.config.values import Config, differences, leaves, to_container
@@ -26,7 +28,7 @@ from metalearn.files import (
     write_atomically,
 )
 from metalearn.locks import open_lock, try_to_hold
-from metalearn.runs.checkpoint import Snapshot, fitted, has_gone_back, latest, read_named
+from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.types import Params
 
@@ -75,7 +77,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
-    if not empty and resume == "never":
+    if not empty and resume == "never" and not restarted():
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
     refuse_links(run_dir, run_dir)
     if not empty and not (run_dir / ".hydra").is_dir():
@@ -168,17 +170,23 @@ def check_copy(target: str | None) -> None:
         return
     refuse_nameless("launch.model", Path(target))
     with creating("launch.model", Path(target)):
-        if Path(target).exists() and not _is_replaceable(Path(target)):
-            raise ConfigError(
-                f"launch.model={target}: is there already, and no copy of a checkpoint; type another folder"
-            )
+        reason = _why_not_replaceable(Path(target))
+        if reason:
+            raise ConfigError(f"launch.model={target}: {reason}; type another folder")
 
 
-def _is_replaceable(target: Path) -> bool:
-    """Whether a folder is empty, or a copy: a checkpoint with a result, which neither a run nor its checkpoints are."""
+def _why_not_replaceable(target: Path) -> str:
+    """Why what is there must stay; empty for nothing, an empty folder, or a copy: a checkpoint with a result, which
+    neither a run nor its checkpoints are, and nothing beside them."""
+    if not target.exists() and not target.is_symlink():
+        return ""
     if target.is_symlink() or not target.is_dir():
-        return False
-    return {"manifest.json", "result.json"} <= {entry.name for entry in target.iterdir()} or not any(target.iterdir())
+        return "is there already, and no folder"
+    names = {entry.name for entry in target.iterdir()}
+    if names and not {"manifest.json", "result.json"} <= names:
+        return "is there already, and no copy of a checkpoint"
+    others = sorted(names - {*FILES, "result.json"})
+    return f"holds {others[0]}, which would be lost" if others else ""
 
 
 def copy_best(run_dir: Path, target: Path) -> None:
@@ -188,13 +196,17 @@ def copy_best(run_dir: Path, target: Path) -> None:
     Raises:
         RunError: the folder cannot be written.
     """
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    reason = _why_not_replaceable(target)
+    if reason:
+        raise RunError(f"launch.model={target}: {reason}; the run itself is complete. Type another folder")
+    fresh, replaced = (target.with_name(f".{target.name}.{os.getpid()}.{what}") for what in ("tmp", "old"))
     try:
         shutil.copytree(run_dir / "checkpoints/best", fresh)
         shutil.copy2(run_dir / "result.json", fresh)
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(replaced)
         fresh.replace(target)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:  # of which shutil's is a kind
         raise RunError(
             f"launch.model={target}: cannot be written ({error.strerror or error}); the run itself is complete. Make "
@@ -343,7 +355,8 @@ def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[s
     changes = differences(with_present_targets(old), new) if old else {}
     absent = {key: now for key, (before, now) in changes.items() if before == "absent"}
     # An earlier version lacks the keys that have come since; what is off now was not there then.
-    added = {k for k, now in absent.items() if now in (None, False) or FORMER.get(k) == now or k in LINKS}
+    ours = {key: now for key, now in absent.items() if not key.startswith(OPEN)}  # of a user's network they are not
+    added = {k for k, now in ours.items() if now is None or now is False or FORMER.get(k) == now or k in LINKS}
     others = {key: pair for key, pair in changes.items() if key not in added}
     return {key: pair for key, pair in others.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 KEY = "seen_classes"
 """Of meta.json and of model.json."""
 
+MOST_SAVED = 200_000
+"""Classes that are saved: of so many, the JSON is still read again (`metalearn.files.LARGEST_JSON`)."""
+
 
 class Seen(NamedTuple):
     """The identities of the classes (see `metalearn.types.NamesClasses`) in training and in validation. `complete` is
@@ -49,7 +52,10 @@ def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:
 
 
 def to_meta(seen: Seen) -> dict[str, Any]:
-    """Seen classes as plain values: few, however many classes there are."""
+    """Seen classes as plain values: few, however many classes there are. More than `MOST_SAVED` are saved as not
+    known."""
+    if len(seen.train) + len(seen.val) > MOST_SAVED:
+        seen = Seen(complete=False)
     return {"train": " ".join(sorted(seen.train)), "val": " ".join(sorted(seen.val)), "complete": seen.complete}
 
 

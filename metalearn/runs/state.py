@@ -14,6 +14,9 @@ from torch import Tensor
 
 from metalearn.runs.metrics import main_metric
 
+_ZIP = b"PK\x03\x04"
+"""How a zip archive begins."""
+
 _LARGEST_PICKLE = 2**26
 _LARGEST_NUMBER_OF_PARTS = 2**16
 
@@ -44,6 +47,9 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(4) != _ZIP:  # zipfile would find the archive behind something else, which torch would read
+            raise ValueError("it is no file of torch.save")
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):

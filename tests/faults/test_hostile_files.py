@@ -195,6 +195,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bare pickle": (with_file("state.pt", pickle.dumps(Payload())), "state.pt: holds no state"),
     "a pickle that takes memory": (
         with_file("state.pt", archive(pickle.dumps(EMPTY | {"x": Sized(2**28)}, 2))), "it names __builtin__ bytearray"),
+    "an archive behind a pickle that takes memory": (
+        with_file("state.pt", pickle.dumps(EMPTY | {"x": Sized(2**28)}, 2) + saved(EMPTY)),
+        "it is no file of torch.save"),
     "a compressed archive": (
         with_file("state.pt", archive(bytes(10**8), zipfile.ZIP_DEFLATED)), "its members are compressed"),
     "a tensor without end": (

@@ -156,7 +156,9 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
         "address": "127.0.0.1", "port": 1, "interface": "lo", "token": "", "workers": 2, "host": os.uname().nodename,
         "pid": own.pid, "born": 1, "arguments": [], "folder": str(tmp_path),
     }  # fmt: skip
-    path.write_text(json.dumps(place))
+    path.write_text(json.dumps(place | {"host": "elsewhere", "inode": folder.stat().st_ino + 1}))
+    assert "was written for another folder, so its command line is not run" in refusal(), "as in an unpacked archive"
+    path.write_text(json.dumps(place | {"inode": folder.stat().st_ino}))
     assert f"its rank zero, process {own.pid}, has ended" in refusal()
 
 

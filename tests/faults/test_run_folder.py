@@ -10,12 +10,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
+from metalearn.program import ranks
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.logging import RunLog, Window, detach, log_to_file, run_log
 from tests.runs import ROOT, Program, Start, metrics
@@ -247,3 +251,36 @@ def test_torchrun_goes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not started("first", 1) and not started("first", 2)
     assert started("second", 0) and started("second", 1)
     assert started("first", 0)  # the same command once more
+
+
+def test_a_job_that_slurm_has_queued_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments of its first start, and under torchrun, which counts from 0 again."""
+    own = tmp_path / "checkpoints/step_000010"
+    own.mkdir(parents=True)
+    (tmp_path / ".hydra").mkdir()
+    config = compose_config(["resume=never"]).config
+    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with pytest.raises(ConfigError, match=r"resume=never: .* is not empty"):
+        folder.inspect(tmp_path, config, {}, lambda saved: None)
+    assert folder.rewinds(tmp_path, str(own))
+    checkpoint.rewind(tmp_path, 10)
+    assert folder.rewinds(tmp_path, str(own)), "the same command once more, in the same job"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert not folder.rewinds(tmp_path, str(own))
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert folder.inspect(tmp_path, config, {}, lambda saved: None).snapshot is None
+
+
+def test_a_restart_does_not_refuse_the_folder_of_the_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With launch.max_restarts the same arguments are run again; resume=never is a condition of the first start."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(ranks, "start_ranks", lambda job, arguments, max_restarts: started.append(list(arguments)) or 0)
+    arguments = ["resume=never", "workers=2"]
+    job: Any = SimpleNamespace(
+        arguments=arguments, config=compose_config(arguments).config, workers=2, run_dir=tmp_path, in_sweep=False
+    )
+    assert ranks.start_workers(job, folder.FolderState(None, None, False)) == 0
+    assert started == [[*arguments, "resume=auto"]]

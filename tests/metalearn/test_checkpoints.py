@@ -24,6 +24,7 @@ from metalearn.program.run import resume_or_begin
 from metalearn.runs import folder
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
+from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.training.loop import restore, snapshot
 from metalearn.training.optimizers import adam
 from metalearn.training.settings import trainer
@@ -292,3 +293,25 @@ def test_a_key_that_has_come_since_makes_no_other_run() -> None:
     for key in ("inner_state", "meta_batch"):
         del before["algorithm"][key]
     assert folder._changes(before, carried, ()) == {"algorithm.inner_state": ("absent", "carried")}
+
+
+def test_a_key_of_a_users_network_makes_another_run() -> None:
+    """Whatever its value: the class's own default may be the opposite."""
+    network = {"_target_": "mine.Network"}
+    before = {"model": {"network": network}}
+    now = {"model": {"network": network | {"residual": False, "dropout": 0.0, "norm": None}, "groups": None}}
+    values = (("residual", False), ("dropout", 0.0), ("norm", None))
+    assert folder._changes(before, now, ()) == {f"model.network.{key}": ("absent", value) for key, value in values}
+
+
+def test_of_very_many_classes_a_checkpoint_knows_none_and_can_be_read(tmp_path: Path) -> None:
+    few, many = (Seen(frozenset(f"{number:016x}" for number in range(count))) for count in (100_000, 250_000))
+    state = {"optimizer": {}, "progress": {"step": 0}}
+    for step, seen in enumerate((few, many)):
+        meta = {"step": step, "config": {}, KEY: to_meta(seen)}
+        path = write(
+            tmp_path / "checkpoints", Snapshot({"a": torch.zeros(1)}, state | {"progress": {"step": step}}, meta)
+        )
+        assert from_meta(read(path).meta) == (seen if seen == few else Seen(complete=False))
+    with pytest.raises(RunError, match=r"meta.json would have 5,.* bytes, and at most 4,194,304 are read"):
+        write(tmp_path / "checkpoints", Snapshot({}, state, {"step": 0, "config": {"note": "x" * 5_000_000}}))

@@ -319,6 +319,13 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
 
 
+@pytest.mark.usefixtures("no_network")
+def test_a_file_in_place_of_the_published_ones_is_refused(tmp_path: Path) -> None:
+    """torchvision reads `processed`, where earlier versions of it kept tensors, before the published files."""
+    (tmp_path / "MNIST/processed").mkdir(parents=True)
+    assert "MNIST/processed: only the published files in MNIST/raw are read; move it away" in refusal(mnist, tmp_path)
+
+
 @pytest.mark.parametrize(("factory", "start"), [(mnist, 0), (fashion_mnist, 100_000)])
 @pytest.mark.usefixtures("no_network")
 def test_idx_files_are_read_without_a_network(factory: Make, start: int, idx_root: Path) -> None:

@@ -10,6 +10,7 @@ the run folder, and reach the address that the run was started with (launch.inte
 """
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ def join(train: Program, found: world.World, workers: int, way: Way) -> int:
     """Starts the workers, waits for them, and returns the exit code."""
     command = [sys.executable, *train.arguments, *found.arguments]
     folder = found.folder if found.place.is_here else None
+    print(f"{workers} more of: {shlex.join([*train.arguments, *found.arguments])}", file=sys.stderr, flush=True)
     started = [way.start(command, number, workers, folder) for number in range(workers)]
     way.close()
 

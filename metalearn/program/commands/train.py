@@ -58,7 +58,7 @@ def run_job(job: Job) -> int:
         from metalearn.program import ranks
         from metalearn.program.parts import assemble, first_tasks
         from metalearn.program.run import follow, found_in_folder, seen_by
-        from metalearn.program.unseen import check_same_classes, check_unseen
+        from metalearn.program.unseen import check_reported, check_same_classes, check_unseen
         from metalearn.runs import folder
         from metalearn.runs.logging import log_to_terminal
         from metalearn.runs.seen import from_meta
@@ -70,9 +70,11 @@ def run_job(job: Job) -> int:
     if ranks.leads(job):
         folder.check_copy(job.config.launch.model)
     state = found_in_folder(job, parts) if ranks.leads(job) else None
+    done = folder.report_if_done(job.run_dir, job.config, state)
+    if done is not None and state is not None and state.snapshot is not None:
+        check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
     if state is not None and state.result is not None:
         ranks.hand_out(job)
-    done = folder.report_if_done(job.run_dir, job.config, state)
     if done is not None and not ranks.ask_rank_zero(job):
         if done:
             print(printable(done))

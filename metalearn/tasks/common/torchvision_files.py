@@ -46,6 +46,9 @@ def _read(published: Published, root: Path, download: bool) -> Contents:
     import torchvision  # takes a second
 
     shape = (published.size, published.size) if published.channels == 1 else (published.size, published.size, 3)
+    processed = (root / published.folder).with_name("processed")
+    if published.folder.endswith("/raw") and processed.exists():  # torchvision prefers it, and checks nothing there
+        raise DataError(f"{processed}: only the published files in {published.folder} are read; move it away")
     for file in (root / published.folder).glob("*"):
         if not file.is_dir():
             open_regular(file, LARGEST_FILE).close()
