@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distributed.tree_sum import tree_sum
@@ -80,6 +81,8 @@ class Odd(nn.Module):
         super().__init__()
         self.kind = kind
         self.conv = nn.Conv2d(1 if kind == "grey" else 3, 3, 3, padding=1)
+        if kind == "remembers":
+            self.register_buffer("seen", torch.zeros(1))
         if kind == "unused":
             self.spare = nn.Parameter(torch.ones(3))
         if kind == "batch":
@@ -94,6 +97,12 @@ class Odd(nn.Module):
         if self.kind == "shared":
             h = self.twice(self.again(torch.tanh(h))) * torch.arange(1.0, 4.0, dtype=x.dtype).view(3, 1, 1)
         h = h.mean(dim=(2, 3))
+        if self.kind == "random":
+            return F.dropout(h, 0.5)
+        if self.kind == "remembers":
+            return h + self.seen.add_(1)
+        if self.kind == "centred":
+            return h - h.mean(dim=0)
         if self.kind == "dict":
             return {"logits": h}
         return self.norm(h) if self.kind == "batch" else h

@@ -7,6 +7,7 @@ not be. A task where it is not keeps the g at which that shows; the first g is �
 `cg_damping` c and `cg_strength` μ change the matrix to (1 + c) I + ∇²L_support(φ) / μ, as the authors' code does.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -68,7 +69,7 @@ def imaml(
         if spring == "after" and inner_lr * pull > 1:
             raise ValueError(
                 f"{name}={pull} with inner_lr={inner_lr} and spring=after: their product must be at most 1, or the "
-                f"step of the spring passes the start; type {name}={1 / inner_lr:.3g} or less"
+                f"step of the spring passes the start; type {name}={_truncated(1 / inner_lr)} or less"
             )
     whole_number("cg_steps", cg_steps, at_least=1)
     real_number("cg_damping", cg_damping, at_least=0)
@@ -101,10 +102,16 @@ def _regularised(plain: TaskLoss, start: Params, strength: float) -> TaskLoss:
     """L(φ) + λ/2 ‖φ − θ‖² for every task."""
 
     def loss(phi: Params, step: int) -> Tensor:
-        away = [(phi[name] - start[name]).square().flatten(1).sum(dim=1) for name in phi]
+        away = [(phi[name] - start[name]).square().reshape(len(phi[name]), -1).sum(dim=1) for name in phi]
         return plain(phi, step) + strength / 2 * torch.stack(away).sum(dim=0)
 
     return loss
+
+
+def _truncated(value: float) -> str:
+    """A number with three digits, no larger than it is."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.floor(value / unit) * unit:.3g}"
 
 
 def _pulled(phi: Params, start: Params, share: float) -> Params:

@@ -49,7 +49,7 @@ def tim(
     Args:
         model: the network; its head has an output for every training class.
         inner_lr: the rate of Adam's steps on a task.
-        eval_steps: Adam's steps in validation and test.
+        eval_steps: Adam's steps in validation and test. A single query takes none: it has the nearest mean.
         temperature: τ, the factor of the squared distances.
         support_weight: λ, the weight of the support set's loss.
         conditional_weight: α, the weight of the entropy of each query's probabilities.
@@ -77,7 +77,8 @@ def tim(
             return support_weight * of_support - marginal + conditional_weight * conditional
 
         start = {VECTORS: class_means(known, one_hot(support, known.dtype))}
-        for adapted in descent(loss, start, optimizer=ADAM, rate=constant(inner_lr), steps=steps, order=0):
+        rate = inner_lr if x.shape[1] > 1 else 0.0  # the steps would make a single query as uncertain as it can be
+        for adapted in descent(loss, start, optimizer=ADAM, rate=constant(rate), steps=steps, order=0):
             yield logits(queries, adapted)
 
     return learner(*evaluated_together(path, eval_steps))._replace(transductive=True)

@@ -31,7 +31,7 @@ def explain(diagnosis: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
     if unit == "samples" and gravest != INPUTS:
         what = f"the micro-batch with {what}"
     others = f" (and {len(wrong) - 1} more of its {len(numbers)} {unit})" if len(wrong) > 1 else ""
-    advice = "" if gravest == INPUTS else ". Lower rates may help: algorithm.inner_lr, optimizer.lr"
+    advice = "" if gravest == INPUTS else ". Lower rates may help: optimizer.lr, and algorithm.inner_lr if there is one"
     return f"step {step}: {what}, on worker{int(diagnosis['worker'][first])}: {FAULTS[gravest]}{others}{advice}"
 
 

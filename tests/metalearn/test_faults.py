@@ -21,7 +21,7 @@ from metalearn.training.settings import trainer
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 
-LOWER = "Lower rates may help: algorithm.inner_lr, optimizer.lr"
+LOWER = "Lower rates may help: optimizer.lr, and algorithm.inner_lr if there is one"
 CPU = torch.device("cpu")
 
 

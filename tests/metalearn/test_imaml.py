@@ -106,8 +106,32 @@ def test_a_spring_that_passes_the_start_is_refused() -> None:
         make(strength=10.0, spring="after")
     with pytest.raises(ValueError, match="eval_strength=3"):
         make(strength=2.0, eval_strength=3.0, spring="after")
+    with pytest.raises(ValueError, match=r"type strength=6\.66 or less"):
+        make(inner_lr=0.15, strength=10.0, spring="after")
+    make(inner_lr=0.15, strength=6.66, spring="after")
     make(strength=2.5, spring="after")
     make(strength=10.0)
+
+
+@pytest.mark.parametrize("spring", ["every_step", "after"])
+def test_a_parameter_may_be_a_single_number(spring: str) -> None:
+    """Such as a temperature that is learned; it has no axis beside that of the tasks."""
+    vector = linear_model(3)
+    alone = vector._replace(
+        init=lambda generator: {"scale": torch.tensor(2.0, dtype=FLOAT64)},
+        apply=lambda params, x, known=None: x.sum(dim=2, keepdim=True) * params["scale"].view(-1, 1, 1),
+    )
+    one = vector._replace(init=lambda generator: {"scale": torch.tensor([2.0], dtype=FLOAT64)}, apply=alone.apply)
+    episode = Episode(*(Batch(random(2, 4, 3, seed=seed), random(2, 4, 1, seed=seed + 9)) for seed in (1, 2)))
+    results = []
+    for model in (alone, one):
+        learner = imaml(
+            model=model, inner_lr=0.01, inner_steps=2, eval_steps=2, cg_steps=2, strength=1.0, spring=spring
+        )
+        params = learner.init(Generator())
+        grads = learner.meta_grad(params, episode, 0).grads
+        results.append([grads["scale"].flatten(), learner.evaluate(params, episode)["loss"]])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_the_spring_after_the_steps_pulls_back_once() -> None:

@@ -389,6 +389,15 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
             "^Odd: its layer norm .BatchNorm1d. normalises queries by each other; type transductive=true",
         ),
         (
+            lambda: own("tests.own_functions.Odd", kind="random"),
+            "^Odd: gives other outputs for the same images",
+        ),
+        (lambda: own("tests.own_functions.Odd", kind="remembers"), "^Odd: .* and change no buffer in forward"),
+        (
+            lambda: own("tests.own_functions.Odd", transductive=False, kind="centred"),
+            "^Odd: the outputs of a query depend on other queries; type transductive=true",
+        ),
+        (
             lambda: vision("squeezenet1_1", image_size=16),
             "^image_size=16: squeezenet1_1 .* type dataset.image_size=224",
         ),

@@ -1,5 +1,6 @@
 """Pretrained networks of torchvision: frozen ones against torchvision's own forward, and what learns from them."""
 
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.scratch import scratch
 from metalearn.models.common.frozen import SCALE
-from metalearn.models.common.weights import HEADS
+from metalearn.models.common.weights import HEADS, _without_head
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.types import Algorithm, Batch, Episode, Model
 
@@ -150,6 +151,26 @@ def test_wrong_weights_are_refused(keys: dict[str, Any], message: str, tmp_path:
     weights = file_of(network("resnet18"), tmp_path) if keys == {"name": "resnet34"} else "/nowhere.pth"
     with pytest.raises(ValueError, match=message):
         frozen(**{"name": "resnet18", "weights": weights} | keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("densenet121", r"(denselayer\d+\.[a-z]+)([12])\.", r"\1.\2."),
+        ("vit_b_16", r"\.mlp\.([03])\.", lambda found: f".mlp.linear_{1 + int(found[1]) // 3}."),
+    ],
+)
+def test_the_names_in_torchvisions_older_files_are_understood(name: str, old: str, new: Any) -> None:
+    with torch.device("meta"):
+        state = models.get_model(name).state_dict()
+    former = {re.sub(old, new, key): value for key, value in state.items()}
+    assert former.keys() != state.keys()
+    assert _without_head(name, "file", former).keys() == _without_head(name, "file", state).keys()
+
+
+def test_weights_for_pictures_of_another_size_are_not_offered() -> None:
+    with pytest.raises(ValueError, match=r"type one of ViT_B_16_Weights\.IMAGENET1K_V1, [^,]*SWAG_LINEAR_V1, or wei"):
+        frozen("vit_b_16", "ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1")
 
 
 class Code:

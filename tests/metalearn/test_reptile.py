@@ -176,3 +176,8 @@ def test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels(
     assert counts.min() > 60 and counts.max() < 140
     alone = mini_batches(Batch(x[7:8], y[7:8]), size)
     assert torch.equal(alone(2 * count - 1).y[0], last.y[7])
+
+
+def test_a_carried_mean_of_squares_that_is_rounded_below_0_counts_as_0() -> None:
+    """As that of a dead unit, whose gradients are 0 for long."""
+    assert inner._root(torch.tensor([-1e-44, 0.0, 4.0])).tolist() == [0, 0, 2]

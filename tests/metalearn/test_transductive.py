@@ -206,6 +206,16 @@ def test_a_single_query_is_classified(name: str) -> None:
     assert logits.shape == (1, 1, WAYS) and logits.isfinite().all()
 
 
+def test_tim_gives_a_single_query_the_nearest_mean() -> None:
+    """Its entropies are those of the query, so each step would make it less certain."""
+    identity: Any = lambda params, x, support_x=None: x  # noqa: E731
+    moved, still = (tim(model=network()._replace(features=identity), **(TIM | {"eval_steps": k})) for k in (100, 0))
+    episode = clustered(1)
+    for x, same in ((episode.query.x[:, :1], True), (episode.query.x, False)):
+        after, before = (learner.adapt({}, episode.support)(x) for learner in (moved, still))
+        assert torch.equal(after, before) is same
+
+
 def test_bad_settings_are_refused() -> None:
     plain = network()._replace(head=None)
     switches = {"rectified": False, "centred": False}

@@ -141,7 +141,7 @@ def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps
 
 def _dot(a: Params, b: Params) -> Tensor:
     """The inner product of every task's parameters, [t]."""
-    return torch.stack([(a[name] * b[name]).flatten(1).sum(dim=1) for name in a]).sum(dim=0)
+    return torch.stack([(a[name] * b[name]).reshape(len(a[name]), -1).sum(dim=1) for name in a]).sum(dim=0)
 
 
 def _along(start: Params, direction: Params, lengths: Tensor) -> Params:

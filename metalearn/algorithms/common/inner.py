@@ -212,8 +212,9 @@ def _zeros(params: Params) -> Params:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """√x, whose derivative at 0 is taken as 0: a parameter without a gradient does not move."""
+    """√x, whose derivative at 0 is taken as 0: a parameter without a gradient does not move. A carried mean of squares
+    may be rounded to less than 0, which counts as 0."""
     if not squares.requires_grad:
-        return squares.sqrt()
+        return squares.clamp_min(0).sqrt()
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

@@ -32,8 +32,18 @@ HEADS = {
 _NAME = re.compile(r"(\w+_Weights)\.(\w+)")
 """As torchvision names weights: ResNet18_Weights.IMAGENET1K_V1."""
 
+_FORMER = (
+    (re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\."), r"\1\2."),
+    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_1\."), r"\1.0."),
+    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
+)
+"""Names of layers in torchvision's published files of densenet121 and vit_b_16, and what they are called today."""
+
 _UNUSED = "num_batches_tracked"
 """The buffer of a batch norm that its outputs do not depend on; not every file has it."""
+
+_LARGEST_SIZE = 224
+"""Height and width that torchvision's networks are made for, in pixels."""
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -62,17 +72,19 @@ def pretrained(name: str, weights: str, input_size: int | None) -> Pretrained:
     from torchvision import models  # takes a second
 
     known = models.get_model_weights(name)
+    # vit_b_16 has a size of its own, which not all its weights are for.
+    members = {one.name: one for one in known if max(one.meta.get("min_size", (1, 1))) <= _LARGEST_SIZE}
     named = _NAME.fullmatch(weights)
     if named is None:
         chosen, state = known.DEFAULT, _read(weights)
         with Path(weights).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         note = f"{name}: weights of {weights}, SHA-256 {digest[:12]}…"
-    elif named[1] == known.__name__ and named[2] in known.__members__:
-        chosen = known[named[2]]
+    elif named[1] == known.__name__ and named[2] in members:
+        chosen = members[named[2]]
         state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
     else:
-        allowed = ", ".join(f"{known.__name__}.{member}" for member in known.__members__)
+        allowed = ", ".join(f"{known.__name__}.{member}" for member in members)
         raise ValueError(f"weights={weights}: are not those of name={name}; type one of {allowed}, or weights=/path")
     asked = chosen.transforms()
     size = input_size or asked.crop_size[0]
@@ -134,6 +146,8 @@ def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[
     """
     from torchvision import models
 
+    for old, new in _FORMER:
+        state = {old.sub(new, n): value for n, value in state.items()}
     head = f"{HEADS[name]}."
     with torch.device("meta"):
         wanted = {n: v.shape for n, v in models.get_model(name, weights=None).state_dict().items() if _of_body(n, head)}
