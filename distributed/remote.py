@@ -105,7 +105,8 @@ def remote_sync_call(
 ) -> Any:
     """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
 
-    The first failure is raised at once, also if other workers still compute.
+    The first failure is raised at once, also if other workers still compute; under `autograd.context()`, when all have
+    answered.
 
     Every worker, also the caller, computes on copies of the arguments. Under `autograd.context()` parameters and
     modules keep their graph, and so do the results. Without a context, results come back without a graph.

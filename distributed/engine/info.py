@@ -1,5 +1,6 @@
 """Rank, world size and worker name of this process, read from the environment variables of torchrun and `launch`."""
 
+import ipaddress
 import os
 from typing import NamedTuple
 
@@ -87,6 +88,14 @@ def on_one_host() -> bool:
     """Whether all processes of the world are on this host."""
     info = get_world_info()
     return info.local_world_size == info.world_size
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is one that no other host reaches."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def check_timeout(seconds: float) -> None:

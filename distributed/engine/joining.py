@@ -80,6 +80,7 @@ class Way:
         self._place = place
         self._network: Network | None = None
         if not place.is_here:
+            self._check_interfaces()
             return
         if _born(place.pid) != place.born:
             raise UnreachableError(f"its rank zero, process {place.pid}, has ended")
@@ -122,7 +123,23 @@ class Way:
             "MASTER_PORT": str(place.port),
             TOKEN: place.token,
             JOINS: "1",
-        } | dict.fromkeys(INTERFACE_VARIABLES, place.interface)
+        } | self._interfaces()
+
+    def _interfaces(self) -> dict[str, str]:
+        """The network interface that each of torch's layers is to use, by the environment variable that names it. On
+        another host it may have another name, which the user says by these variables."""
+        chosen = {} if self._place.is_here else os.environ
+        return {name: chosen.get(name, self._place.interface) for name in INTERFACE_VARIABLES}
+
+    def _check_interfaces(self) -> None:
+        present = [name for _, name in socket.if_nameindex()]
+        for variable, interfaces in self._interfaces().items():
+            absent = [name for name in interfaces.split(",") if name and name not in present]
+            if absent:
+                raise UnreachableError(
+                    f"its workers use the network interface {absent[0]}, which this host does not have; set {variable} "
+                    f"to the one by which it reaches them, one of {', '.join(present)}"
+                )
 
     def let_go(self, name: str, say: Callable[[str], None], refuse: Callable[[str], None]) -> int:
         """Asks rank zero to let a worker go; returns an exit code: 0 it goes, 1 rank zero does not answer, 2 it cannot.

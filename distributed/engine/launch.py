@@ -1,6 +1,5 @@
 """Starts the ranks of a program on this host, as torchrun does, but on loopback. No rank outlives the launcher."""
 
-import ipaddress
 import math
 import os
 import secrets
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Literal, NamedTuple, Protocol
 
-from distributed.engine.info import default_worker_name
+from distributed.engine.info import default_worker_name, is_loopback
 from distributed.engine.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
 from distributed.engine.meeting import JOINS, TOKEN
 from distributed.engine.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
@@ -327,14 +326,7 @@ def _obstacle(config: LaunchConfig) -> str:
         return f"nnodes={config.nnodes}"
     if config.interface not in (None, loopback_interface()):
         return f"interface={config.interface}"
-    return "" if _is_loopback(config.master_addr) else f"master_addr={config.master_addr}"
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
+    return "" if is_loopback(config.master_addr) else f"master_addr={config.master_addr}"
 
 
 class _Here:

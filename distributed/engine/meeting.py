@@ -270,14 +270,19 @@ def ask_to_let_go(store: dist.Store, name: str, seconds: float) -> str:
     Raises:
         TimeoutError: no answer within `seconds`.
     """
-    call, number = store.get("call").decode(), uuid.uuid4().hex
-    _post(store, call, {"leave": name, "number": number})
+    number, calls = uuid.uuid4().hex, list[str]()
     deadline = time.monotonic() + seconds
-    while not store.check([f"{call}/answer/{number}"]):
+    while True:
+        call = store.get("call").decode()
+        for earlier in calls:
+            if store.check([f"{earlier}/answer/{number}"]):
+                return store.get(f"{earlier}/answer/{number}").decode()
+        if call not in calls:  # a new session may have begun before rank zero has read the request
+            _post(store, call, {"leave": name, "number": number})
+            calls.append(call)
         if time.monotonic() > deadline:
             raise TimeoutError(f"no answer within {seconds:g} s")
         time.sleep(_POLL_SECONDS)
-    return store.get(f"{call}/answer/{number}").decode()
 
 
 def _take_seat(rank: int, size: int, one_host: bool) -> None:

@@ -75,9 +75,11 @@ class Fork:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            try:  # where output goes may be gone
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def poll(self) -> int | None:
         if self._code is None:

@@ -58,6 +58,7 @@ MAX_WINDOW = 8
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _START_SECONDS = 2.0
+_STARTS = 3
 """How long the first start may take of processes that have met again."""
 
 _SCHEME = "distributed"
@@ -214,8 +215,8 @@ def start_rpc(
 
     Args:
         name: of this worker; default `worker{rank}`.
-        timeout: seconds that a remote call may take unless the call sets another limit. `rpc_backend_options` have
-            their own limit, which replaces this one.
+        timeout: seconds that the others may take to come, and that a remote call may take unless the call sets
+            another limit. `rpc_backend_options` have their own limit, which replaces this one.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`; the number of threads is raised
             to what nested calls need, and the default `init_method` means the store of this package.
         device_maps: worker's name → {own device: its device}, for tensors that go from GPU to GPU.
@@ -224,6 +225,8 @@ def start_rpc(
         RuntimeError: RPC is already started, or a call of the last session has never returned.
         ConnectionError: a worker did not join within the time limit.
     """
+    if rpc_backend_options is not None:
+        timeout = rpc_backend_options.rpc_timeout
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
@@ -252,10 +255,10 @@ def begin_again(present: Collection[int] = ()) -> None:
 
 def _join(settings: _Settings, present: Collection[int] | None) -> None:
     """Meets the other processes and starts RPC with them. If they have met before, who is lost in the start costs
-    another meeting of the rest."""
+    another meeting of the rest. A new process gives up after `_STARTS` starts that have failed: it may be the cause."""
     if is_stuck():
         raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
-    limit = _START_SECONDS
+    limit, failed = _START_SECONDS, 0
     leads = get_world_rank() == 0
     seat = meet_again(present, limit) if leads and present is not None else meet(timedelta(seconds=settings.timeout))
     while True:
@@ -264,6 +267,12 @@ def _join(settings: _Settings, present: Collection[int] | None) -> None:
         except (RuntimeError, ConnectionError) as error:
             if seat.limit is None:
                 raise
+            failed += 1
+            if present is None and not leads and failed == _STARTS:
+                raise ConnectionError(
+                    f"this new process reaches the world's store, but not its workers, in {failed} starts: {error}; "
+                    "set TP_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the network interface by which it reaches them"
+                ) from error
             log.debug("the processes meet once more: %s", error)
         limit = min(2 * limit, settings.timeout)
         seat = meet_again(None, limit) if leads else meet(timedelta(seconds=settings.timeout))

@@ -1,6 +1,7 @@
 """Limits how many messages are under way."""
 
 import threading
+import time
 from collections import deque
 
 
@@ -10,6 +11,7 @@ class Slots:
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = size
+        self._released = 0
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
@@ -25,10 +27,13 @@ class Slots:
                 return True
             me = object()
             self._waiting.append(me)
+            released, deadline = self._released, time.monotonic() + patience
             try:
                 while not (self._free and self._waiting[0] is me):
-                    if not self._changed.wait(patience):
+                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                         return False
+                    if self._released != released:
+                        released, deadline = self._released, time.monotonic() + patience
                 self._free -= 1
                 return True
             finally:
@@ -39,4 +44,5 @@ class Slots:
         """Gives a place back."""
         with self._changed:
             self._free += 1
+            self._released += 1
             self._changed.notify_all()

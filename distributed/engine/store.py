@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from distributed.engine.info import get_world_info
+from distributed.engine.info import get_world_info, is_loopback
 
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
@@ -99,10 +99,14 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     if "MASTER_ADDR" not in os.environ:
         raise RuntimeError(f"WORLD_SIZE={world_size} without MASTER_ADDR: start the program by torchrun")
     if world_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         given = int(os.environ[STORE_FD]) if STORE_FD in os.environ else None
+        if given is None and is_loopback(address):  # torch would listen on every interface
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            given = socket.create_server((address, port), family=family).detach()
         return dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            address,
+            port,
             None,
             is_master=True,
             timeout=timeout,

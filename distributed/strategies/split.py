@@ -5,11 +5,12 @@ backward pass the same way back, and torch's DistributedOptimizer steps every sh
 first shard, calls the others, and fetches the parameters for a checkpoint.
 """
 
+import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,13 +20,19 @@ from torch.distributed.optim import DistributedOptimizer
 from distributed import autograd
 from distributed.engine.errors import worker_error
 from distributed.engine.info import check_timeout
-from distributed.engine.session import current
+from distributed.engine.session import current, is_started, missing_workers
 from distributed.engine.stopping import stop_rpc
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State
 from distributed.strategies.common.work import Connect, Pieces, Plan, Strategy, Tensors, join
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 2.0
+"""How long a worker may take to answer after an error, or it counts as missing."""
 
 
 def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
@@ -114,6 +121,26 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
     return best[count][1]
 
 
+def _naming_missing_workers(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of `Pipeline` whose errors name the workers that do not answer. torch's own name none, or the last
+    shard, which waits for the others."""
+
+    @functools.wraps(method)
+    def named(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except (RuntimeError, ConnectionError, TimeoutError) as error:
+            names = " and ".join(missing_workers(_ANSWER_SECONDS)) if is_started() else ""
+            if not names or str(error).startswith(f"{names} d"):
+                raise
+            if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
+                timeout = current().timeout
+                raise TimeoutError(f"{names} did not answer within {timeout:g} s{_advice(timeout)}") from error
+            raise ConnectionError(f"{names} does not answer: {error}") from error
+
+    return named
+
+
 class Pipeline:
     """All shards, as rank zero uses them; see `metalearn.types.ParameterOwner`."""
 
@@ -130,6 +157,7 @@ class Pipeline:
         self._optimizer: Any = None
         self._cost: dict[str, float] = {}
 
+    @_naming_missing_workers
     def push(self, params: Tensors, optimizer: dict[str, Any]) -> None:
         """Sends each shard its part of the parameters, and of an optimiser's `state_dict` (by sorted names)."""
         per_param = {name: optimizer["state"][i] for i, name in enumerate(sorted(params)) if i in optimizer["state"]}
@@ -165,6 +193,7 @@ class Pipeline:
         except RuntimeError as error:
             raise _worker_error(self._workers[rank], error, self._timeout) from error
 
+    @_naming_missing_workers
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> list[Any]:
         """Trains for one step; returns the chunks' results without their gradients.
 
@@ -212,6 +241,7 @@ class Pipeline:
             before = remote.run(before, split, chunk, number, None if params is None else params[position])
         return before
 
+    @_naming_missing_workers
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
         """The values of every sample by these parameters, in order."""
         parts = [{name: params[name].detach() for name in names} for names in self._param_names]
@@ -229,6 +259,7 @@ class Pipeline:
         faults = pieces.faults(self.evaluate(params, "train", chunks))
         return faults | {"worker": torch.full_like(next(iter(faults.values())), len(self._shards) - 1)}
 
+    @_naming_missing_workers
     def pull(self) -> tuple[Tensors, dict[str, Any]]:
         """The parameters of all shards, and one `state_dict` of their optimisers (by sorted names)."""
         states: list[State] = self._all("state")

@@ -213,8 +213,10 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
         except Exception:
             traceback.print_exc()
         finally:
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         found = pipe.read()

@@ -1,5 +1,6 @@
 """The launcher and ranks that hang, die or are stopped. The ranks are small programs without torch."""
 
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from distributed.engine import launch as launcher
 from distributed.engine.launch import LaunchConfig, launch
+from distributed.engine.processes import Fork
 
 pytestmark = pytest.mark.thorough
 
@@ -35,6 +37,21 @@ def test_the_launcher_names_ranks_as_they_name_themselves(monkeypatch: pytest.Mo
         say=said.append,
     )
     assert said == ["worker03 did not end within 0.5 s after worker00, and is killed"]
+
+
+def test_a_fork_whose_output_is_gone_ends_with_its_code() -> None:
+    """And runs nothing of what has forked it."""
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    def run() -> int:
+        sys.stdout = Gone()
+        return 3
+
+    fork = Fork(run, dict(os.environ))
+    assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
 
 
 def test_a_lost_rank_is_no_request_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,10 @@ def relay(branch: Branch, chunks: Mapping[int, Tensor], request: Request) -> Par
     for part in [*own, *branch.branches]:
         its_chunks = {number: chunks[number] for number in part.all_numbers()}
         parts.append((part.worker, (part, its_chunks, request), None))
-    patience = min(request.timeout + GRACE_SECONDS * (branch.height() - 1), LONGEST_TIMEOUT)
+    levels = branch.height()
+    # Who loses a worker waits for it first, and then for the one that computes its chunks; at every level.
+    waits = levels if request.retries else 1
+    patience = min(request.timeout * waits + GRACE_SECONDS * (levels - 1), LONGEST_TIMEOUT)
     answers = remote_sync_call(_relay_on, partitioner=lambda: parts, timeout=patience, retries=request.retries)
     return joined(answers, request.adds)
 
