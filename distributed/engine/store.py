@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -103,7 +103,8 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         given = int(os.environ[STORE_FD]) if STORE_FD in os.environ else None
         if given is None and is_loopback(address):  # torch would listen on every interface
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            given = socket.create_server((address, port), family=family).detach()
+            with suppress(OSError):  # torch says that the port is in use, or shares this process's earlier store there
+                given = socket.create_server((address, port), family=family).detach()
         return dist.TCPStore(
             address,
             port,
