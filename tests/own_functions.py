@@ -101,8 +101,6 @@ class Odd(nn.Module):
             return F.dropout(h, 0.5)
         if self.kind == "remembers":
             return h + self.seen.add_(1)
-        if self.kind == "centred":
-            return h - h.mean(dim=0)
         if self.kind == "dict":
             return {"logits": h}
         return self.norm(h) if self.kind == "batch" else h

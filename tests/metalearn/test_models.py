@@ -394,10 +394,6 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
         ),
         (lambda: own("tests.own_functions.Odd", kind="remembers"), "^Odd: .* and change no buffer in forward"),
         (
-            lambda: own("tests.own_functions.Odd", transductive=False, kind="centred"),
-            "^Odd: the outputs of a query depend on other queries; type transductive=true",
-        ),
-        (
             lambda: vision("squeezenet1_1", image_size=16),
             "^image_size=16: squeezenet1_1 .* type dataset.image_size=224",
         ),
