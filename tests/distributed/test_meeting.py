@@ -47,6 +47,7 @@ def test_a_world_of_environment_variables_opens_its_store_on_loopback(monkeypatc
         port = probe.getsockname()[1]
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port))):
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv(store.STORE_FD, raising=False)  # of the world that other tests share
     opened = store._open(0, 2, timedelta(seconds=5))
     assert [listener.address for listener in own_listeners() if listener.port == port] == ["127.0.0.1"]
     client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
@@ -56,6 +57,7 @@ def test_a_world_of_environment_variables_opens_its_store_on_loopback(monkeypatc
 
 def test_the_limit_of_given_options_is_that_of_the_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: list[Any] = []
+    monkeypatch.setattr(session, "_session", None)  # other tests may share one in this process
     monkeypatch.setattr(session, "_join", lambda *arguments: settings.append(arguments[0]))
     session.start_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=4))
     assert settings[0].timeout == 4
