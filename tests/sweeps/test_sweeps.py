@@ -1,4 +1,4 @@
-"""Sweeps of the real program: exact totals, the bits of plain runs, kills of every kind of process, pauses."""
+"""Sweeps of the real program: exact totals, the bits of plain runs, kills of every kind of process."""
 
 import json
 import random
@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,8 +16,8 @@ from metalearn.errors import ConfigError
 from metalearn.program.job import script
 from metalearn.program.sweep import check_trials
 from metalearn.runs.folder import lock
-from tests.runs import ROOT, Program, metrics, slow, until, why_not_isolable
-from tests.sweeps.programs import FIXED, completed, params, rows, run_until_killed, sweep
+from tests.runs import ROOT, Program, slow, until, why_not_isolable
+from tests.sweeps.programs import completed, params, rows, run_until_killed, sweep
 
 pytestmark = pytest.mark.thorough
 
@@ -226,50 +225,6 @@ def test_a_stopped_sweep_saves_and_resumes(tmp_path: Path, undisturbed: tuple[Pa
     assert "the same command resumes the sweep" in outcome.text
     completed(tmp_path / "sweep", *SPACE, *SEARCH)
     assert_same(tmp_path / "sweep", undisturbed[0])
-
-
-# Pauses
-
-
-@pytest.mark.parametrize("strategy", ["rpc", "ddp"])
-def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: str) -> None:
-    def run(name: str) -> Program:
-        own = ("trainer.steps=600", "workers=2", f"strategy={strategy}", "logger.every=1", "trainer.val_every=300")
-        return Program(
-            [sys.executable, str(ROOT / "train.py"), *FIXED, *own, "trainer.task_chunk=4", f"hydra.run.dir={name}"],
-            tmp_path,
-        )
-
-    paused = tmp_path / "paused"
-    program = run("paused")
-    until(lambda: len(metrics(paused)) > 3, "the first steps")
-    (paused / "stop").touch()
-    outcome = program.wait()
-    assert outcome.code == 0, outcome.text
-    result: dict[str, Any] = json.loads((paused / "result.json").read_text())
-    assert result["status"] == "pruned" and 3 < result["steps"] < 600
-    assert (paused / "checkpoints/last").resolve().name == f"step_{result['steps']:06d}"
-    again = run("paused").wait()
-    assert again.code == 0 and "paused: remove" in again.text
-    (paused / "stop").unlink()
-    for name in ("paused", "whole"):
-        outcome = run(name).wait()
-        assert outcome.code == 0, outcome.text
-    files = [(tmp_path / name / "checkpoints/last/params.safetensors").read_bytes() for name in ("paused", "whole")]
-    assert files[0] == files[1]
-
-
-@pytest.mark.parametrize("strategy", ["rpc", pytest.param("ddp", marks=slow)])
-def test_a_pruner_pauses_trials_of_two_workers(tmp_path: Path, strategy: str) -> None:
-    """Rates of 1e-9 learn nothing, so the median of the good ones is ahead of them."""
-    search = ("hydra/sweeper=async", "hydra.sweeper.pruner=median")  # which waits for five completed trials
-    rates = "optimizer.lr=" + ",".join(["0.01", "0.011", "0.012", "0.013", "0.014", "1e-9"])
-    own = ("trainer.steps=500", "trainer.val_every=50", "workers=2", f"strategy={strategy}", "trainer.task_chunk=4")
-    completed(tmp_path / "sweep", rates, *own, *search)
-    table = {row["optimizer.lr"]: row for row in rows(tmp_path / "sweep")}
-    assert table["1e-09"]["outcome"] == "pruned", table
-    assert json.loads((tmp_path / "sweep/trial_0005/result.json").read_text())["steps"] < 500
-    assert sum(row["outcome"] == "completed" for row in table.values()) >= 4
 
 
 # Other launchers
