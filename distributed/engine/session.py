@@ -58,8 +58,10 @@ MAX_WINDOW = 8
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _START_SECONDS = 2.0
-_STARTS = 3
 """How long the first start may take of processes that have met again."""
+
+_STARTS = 3
+"""How many starts may fail before a new process gives up."""
 
 _SCHEME = "distributed"
 

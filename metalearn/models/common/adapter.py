@@ -47,9 +47,10 @@ def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: boo
     note = _make_pure(network, name, transductive)
     _check_buffers(network, make, name)
     activations, last = _tried(network, name, shape, advice)
-    _check_pure(network, name, shape)
+    images = torch.rand(2, *shape, generator=Generator())
+    _check_pure(network, name, images)
     shared = _names(network)
-    head = _find_head(network, last, shared, torch.rand(2, *shape, generator=Generator()))
+    head = _find_head(network, last, shared, images)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
     forward = _forward(network, shape, shared, head, list(norms.values()))
 
@@ -282,9 +283,8 @@ def _check_buffers(network: nn.Module, make: Make, name: str) -> None:
             )
 
 
-def _check_pure(network: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+def _check_pure(network: nn.Module, name: str, images: Tensor) -> None:
     """Raises ValueError if equal images give other outputs the second time."""
-    images = torch.rand(2, *shape, generator=Generator())
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         once, again = (network(images) for _ in range(2))
     if not torch.allclose(once, again, rtol=1e-3, atol=1e-6, equal_nan=True):
