@@ -203,9 +203,9 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         done.result(limit)
     except TimeoutError:
         contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
-        silent = _silent_workers()
-        if silent:
-            raise TimeoutError(f"{silent} did not answer within {limit:g} s in the backward pass") from None
+        lost, are_dead = missing_workers(_ANSWER_SECONDS)
+        if lost:
+            raise _lost(lost, are_dead, limit, "the pass did not end") from None
         raise TimeoutError(
             f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a "
             "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
@@ -220,18 +220,19 @@ def _named(error: RuntimeError, limit: float) -> Exception:
     parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
     assert parts is not None
     number, cause = parts.groups()
-    silent = _silent_workers()
+    lost, are_dead = missing_workers(_ANSWER_SECONDS)
+    if lost:
+        return _lost(lost, are_dead, limit, cause)
     if "timeout" in cause.lower() or "timed out" in cause.lower():
-        return TimeoutError(f"{silent or 'a worker'} did not answer within {limit:g} s in the backward pass: {cause}")
-    if silent:
-        return ConnectionError(f"{silent} does not answer in the backward pass: {cause}")
+        return TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}")
     where = current().workers[int(number)] if number is not None and is_started() else "a worker"
     return RuntimeError(f"the backward pass failed on {where}: {cause}")
 
 
-def _silent_workers() -> str:
-    """The names of the workers that do not answer now; empty if all do."""
-    return " and ".join(missing_workers(_ANSWER_SECONDS)) if is_started() else ""
+def _lost(names: str, are_dead: bool, limit: float, cause: str) -> Exception:
+    if are_dead:
+        return ConnectionError(f"{names} does not answer in the backward pass: {cause}")
+    return TimeoutError(f"{names} did not answer within {limit:g} s in the backward pass: {cause}")
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:

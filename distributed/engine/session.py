@@ -381,8 +381,15 @@ def _undo_start() -> None:
         rpc.shutdown(graceful=False)
 
 
-def missing_workers(seconds: float) -> list[str]:
-    """After a call has failed: the workers that do not answer within `seconds`."""
+def missing_workers(seconds: float) -> tuple[str, bool]:
+    """After a call has failed: the workers that are lost, as `worker1 and worker2`, and whether they are dead.
+
+    Only the dead ones if there are any: one that does not answer within `seconds` may wait for them. Nobody (`""`)
+    if all answer, or no session is started.
+    """
+    if not is_started():
+        return "", False
     session = current()
-    others = [name for name in session.workers if name != session.name]
-    return [name for name, _ in ping_errors(others, seconds)]
+    lost = dict(ping_errors([name for name in session.workers if name != session.name], seconds))
+    dead = [name for name, error in lost.items() if isinstance(error, ConnectionError)]
+    return " and ".join(dead or lost), bool(dead)

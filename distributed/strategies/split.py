@@ -7,6 +7,7 @@ first shard, calls the others, and fetches the parameters for a checkpoint.
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -20,8 +21,9 @@ from torch.distributed.optim import DistributedOptimizer
 from distributed import autograd
 from distributed.engine.errors import worker_error
 from distributed.engine.info import check_timeout
-from distributed.engine.session import current, is_started, missing_workers
+from distributed.engine.session import current, missing_workers
 from distributed.engine.stopping import stop_rpc
+from distributed.engine.watching import lost_before
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
@@ -130,10 +132,10 @@ def _naming_missing_workers(method: Callable[P, T]) -> Callable[P, T]:
         try:
             return method(*args, **kwargs)
         except (RuntimeError, ConnectionError, TimeoutError) as error:
-            names = " and ".join(missing_workers(_ANSWER_SECONDS)) if is_started() else ""
-            if not names or str(error).startswith(f"{names} d"):
+            names, are_dead = missing_workers(_ANSWER_SECONDS)
+            if not names or (str(error).startswith(f"{names} d") and are_dead == isinstance(error, ConnectionError)):
                 raise
-            if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
+            if not are_dead:
                 timeout = current().timeout
                 raise TimeoutError(f"{names} did not answer within {timeout:g} s{_advice(timeout)}") from error
             raise ConnectionError(f"{names} does not answer: {error}") from error
@@ -188,10 +190,17 @@ class Pipeline:
         return [self._wait(rank, future) for rank, future in enumerate(futures)]
 
     def _wait(self, rank: int, future: Any) -> Any:
+        """The value of a worker's answer. Whoever else is lost meanwhile is noticed: a worker may wait for an RRef of
+        one that is dead until its time limit."""
+        came = threading.Event()
+        future.add_done_callback(lambda _: came.set())
+        lost = lost_before(came, self._workers[1:], self._timeout)
+        if lost is not None:
+            raise _advised(lost, self._timeout)
         try:
             return future.wait()
         except RuntimeError as error:
-            raise _worker_error(self._workers[rank], error, self._timeout) from error
+            raise _advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
 
     @_naming_missing_workers
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> list[Any]:
@@ -230,7 +239,7 @@ class Pipeline:
         try:
             autograd.backward(ctx, losses)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}{_advice(self._timeout)}") from error
+            raise _advised(error, self._timeout) from error
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
         """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
@@ -301,10 +310,9 @@ def _optimizer_here(params: Sequence[Tensor]) -> Shard:
     return _shard
 
 
-def _worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
-    """As `worker_error`, with advice on the setting if it is a TimeoutError."""
-    explained = worker_error(name, error, timeout)
-    return TimeoutError(f"{explained}{_advice(timeout)}") if isinstance(explained, TimeoutError) else explained
+def _advised(error: Exception, timeout: float) -> Exception:
+    """The error; with advice on the setting if it is a TimeoutError."""
+    return TimeoutError(f"{error}{_advice(timeout)}") if isinstance(error, TimeoutError) else error
 
 
 def _advice(timeout: float) -> str:

@@ -104,11 +104,17 @@ def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tm
 def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, tmp_path: Path) -> None:
     strategy = TOGETHER.get(how, [f"strategy={how}"])
     workers = 3 if how == "split" else 2  # of three shards the last one waits for that in the middle
-    program = start(*ENDLESS, *strategy, f"workers={workers}", "strategy.timeout=5", "hydra.run.dir=" + str(RUN))
+    seconds = 60 if fault == signal.SIGKILL else 5  # a dead worker is noticed long before
+    program = start(
+        *ENDLESS, *strategy, f"workers={workers}", f"strategy.timeout={seconds}", "hydra.run.dir=" + str(RUN)
+    )
     ranks = started(program, tmp_path)
+    if fault == signal.SIGKILL:
+        os.kill(ranks[1], signal.SIGSTOP)
+        time.sleep(1)  # so all others wait for it when it dies
     os.kill(ranks[1], fault)
     began = time.monotonic()
-    outcome = program.wait(30)
+    outcome = program.wait(90)
     assert seconds_since(began) < (15 if fault == signal.SIGKILL else 5 + 15)
     assert outcome.code == 1, outcome.text
     message = "worker1 does not answer" if fault == signal.SIGKILL else "worker1 did not answer within 5 s"
