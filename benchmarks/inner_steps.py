@@ -1,4 +1,4 @@
-"""Memory and time of a meta-gradient by its inner steps, with their graph kept and with checkpoints.
+"""Memory and time of a meta-gradient by its inner steps: with their graph kept, with checkpoints, and with nested ones.
 
     python benchmarks/inner_steps.py
 
@@ -24,7 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-STEPS = (1, 5, 20)
+STEPS = (1, 5, 20, 100)
+CHOICES = {"kept": False, "checkpoints": True, "nested": "nested"}
+"""Of `checkpoint_steps`."""
+
 CASES = (("sgd", 1), ("adam", 1), ("sgd", 5))
 """Inner optimisers, and the shots."""
 TASKS, WAYS, REPEATS = 8, 5, 3
@@ -33,26 +36,27 @@ TASKS, WAYS, REPEATS = 8, 5, 3
 def main(arguments: Sequence[str]) -> None:
     """Measures; or, with `--child`, is one of the processes."""
     if arguments:
-        child(arguments[1], int(arguments[2]), int(arguments[3]), checkpoint=arguments[4] == "True")
+        child(arguments[1], int(arguments[2]), int(arguments[3]), arguments[4])
         return
-    print("inner  shots  steps   kept: tensors  resident (MB)      ms   checkpoints: tensors  resident (MB)      ms")
+    print("inner  shots  steps  choice       tensors (MB)  resident (MB)      ms")
     for name, shots in CASES:
         for steps in STEPS:
-            kept, less = (measured(name, shots, steps, checkpoint) for checkpoint in (False, True))
-            columns = f"{kept[0]:15.0f} {kept[1]:14.0f} {kept[2]:7.0f}   {less[0]:20.0f} {less[1]:14.0f} {less[2]:7.0f}"
-            print(f"{name:5}  {shots:5}  {steps:5} {columns}", flush=True)
+            for choice in CHOICES:
+                tensors, resident, time_taken = measured(name, shots, steps, choice)
+                columns = f"{tensors:12.0f} {resident:14.0f} {time_taken:7.0f}"
+                print(f"{name:5}  {shots:5}  {steps:5}  {choice:11}  {columns}", flush=True)
 
 
-def measured(name: str, shots: int, steps: int, checkpoint: bool) -> list[float]:
+def measured(name: str, shots: int, steps: int, choice: str) -> list[float]:
     """Megabytes of tensors, resident megabytes, and milliseconds."""
-    command = [sys.executable, __file__, "--child", name, str(shots), str(steps), str(checkpoint)]
+    command = [sys.executable, __file__, "--child", name, str(shots), str(steps), choice]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [float(value) for value in run.stdout.split()]
 
 
-def child(name: str, shots: int, steps: int, *, checkpoint: bool) -> None:
+def child(name: str, shots: int, steps: int, choice: str) -> None:
     """Prints the megabytes of some meta-gradients, and the milliseconds of the fastest."""
-    meta_gradient = problem(name, shots, checkpoint)
+    meta_gradient = problem(name, shots, CHOICES[choice])
     # One task: makes the kernels, and imports what torch imports late.
     meta_gradient(1, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -67,7 +71,7 @@ def child(name: str, shots: int, steps: int, *, checkpoint: bool) -> None:
     print(live.peak / 1e6, grown / 1000, 1000 * min(seconds))
 
 
-def problem(name: str, shots: int, checkpoint: bool) -> Callable[[int, int], object]:
+def problem(name: str, shots: int, checkpoint: Any) -> Callable[[int, int], object]:
     """The meta-gradient of a number of steps and tasks."""
     from metalearn.algorithms.common import inner
     from metalearn.algorithms.maml import maml

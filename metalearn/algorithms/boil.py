@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, features_and_head, gradient_learner
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params, Stage
@@ -24,7 +24,7 @@ def boil(
     eval_steps: int,
     eval_lr_factor: float = 1.0,
     first_order: bool = False,
-    checkpoint_steps: bool = False,
+    checkpoint_steps: Checkpoint = False,
 ) -> Algorithm:
     """Body-only update in the inner loop.
 
@@ -36,14 +36,20 @@ def boil(
         eval_steps: inner steps in validation and test.
         eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
+            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
 
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
+    check_descent(
+        inner_lr=inner_lr,
+        inner_steps=inner_steps,
+        eval_steps=eval_steps,
+        eval_lr_factor=eval_lr_factor,
+        checkpoint_steps=checkpoint_steps,
+    )
     true_or_false("first_order", first_order)
-    true_or_false("checkpoint_steps", checkpoint_steps)
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import replaced, start_of
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, State, constant, descent
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, extended, gradient_learner, part, without
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -31,7 +31,7 @@ def meta_curvature(
     inner_steps: int,
     eval_steps: int,
     first_order: bool = False,
-    checkpoint_steps: bool = False,
+    checkpoint_steps: Checkpoint = False,
 ) -> Algorithm:
     """MAML with learned curvature.
 
@@ -42,14 +42,14 @@ def meta_curvature(
         inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test.
         first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
+            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
 
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, checkpoint_steps=checkpoint_steps)
     true_or_false("first_order", first_order)
-    true_or_false("checkpoint_steps", checkpoint_steps)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)

@@ -10,7 +10,7 @@ import torch
 from torch import Generator
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, extended, gradient_learner, part
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -25,7 +25,7 @@ def meta_sgd(
     eval_steps: int,
     eval_lr_factor: float = 1.0,
     first_order: bool = False,
-    checkpoint_steps: bool = False,
+    checkpoint_steps: Checkpoint = False,
 ) -> Algorithm:
     """MAML with a learned rate for every weight.
 
@@ -37,14 +37,20 @@ def meta_sgd(
         eval_steps: inner steps in validation and test.
         eval_lr_factor: validation and test multiply the learned rates by it.
         first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
+            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
 
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
+    check_descent(
+        inner_lr=inner_lr,
+        inner_steps=inner_steps,
+        eval_steps=eval_steps,
+        eval_lr_factor=eval_lr_factor,
+        checkpoint_steps=checkpoint_steps,
+    )
     true_or_false("first_order", first_order)
-    true_or_false("checkpoint_steps", checkpoint_steps)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)

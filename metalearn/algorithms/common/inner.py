@@ -6,11 +6,12 @@ directions and the new state. A step subtracts the rate times the directions.
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint as computed_again
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 from metalearn.algorithms.common.functional import leaves
 from metalearn.checks import fraction, real_number
@@ -24,7 +25,11 @@ class TaskLoss(Protocol):
 
 
 class KnowsItsGradient:
-    """The base of losses that may compute more than their value; each method gives None if they do not."""
+    """The base of losses that may compute more than their value; the methods give None for parameters whose gradient
+    they do not `know`."""
+
+    def knows(self, params: Params) -> bool:
+        return False
 
     def gradient(self, params: Params, step: int) -> Params | None:
         """The gradient of the sum of the losses, at an inner step."""
@@ -39,6 +44,9 @@ Rate = float | Params
 """One rate for all parameters, or one for each, of a shape that broadcasts to the parameter's."""
 
 State = dict[str, Params]
+
+Checkpoint = bool | Literal["nested"]
+"""Whether steps are computed again for their derivative; see `descent`."""
 
 Point = TypeVar("Point")
 
@@ -136,14 +144,17 @@ def descent(
     rate: Callable[[int], Rate],
     steps: int,
     order: int,
-    checkpoint: bool = False,
+    checkpoint: Checkpoint = False,
 ) -> Iterator[Params]:
     """Descent on the losses of all tasks at once: yields `params`, then the parameters after each step.
 
     `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant
-    (first-order MAML). 0: there is none, and no graph is kept (evaluation). With `checkpoint` and order 2, only the
-    parameters and the optimiser's state are kept between steps (Chen et al. 2016, arXiv 1604.06174): the derivative
-    computes each step again, and then drops it. The values stay the same.
+    (first-order MAML). 0: there is none, and no graph is kept (evaluation). With `checkpoint` and order 2, the graph of
+    a step is not kept: the derivative computes each step again, and then drops it (Chen et al. 2016, arXiv 1604.06174).
+    The values stay the same. True: the parameters and the optimiser's state after every step are kept. `nested`: only
+    those in the middle of what is computed again, then of each half, and so on (the paper's recursive form). So they
+    are kept after log₂(steps) steps at most, and a step is computed so often. Only the last parameters are yielded. A
+    loss that does not know its gradient is differentiated inside each step, which torch cannot nest: `nested` is True.
     """
 
     def stepped(params: Params, state: State, step: int) -> tuple[Params, State]:
@@ -157,15 +168,36 @@ def descent(
                 moved = _moved(params, directions, rate(step))
         return moved, state
 
+    def through(params: Params, state: State, first: int, end: int) -> tuple[Params, State]:
+        """From one step to another, by halves."""
+        if end - first == 1:
+            return stepped(params, state, first)
+        middle = (first + end) // 2
+        params, state = _computed_again(through, params, state, first, middle)
+        return _computed_again(through, params, state, middle, end)
+
     yield params
     state = optimizer.start(params)
+    if checkpoint == "nested" and order == 2 and steps and isinstance(loss, KnowsItsGradient) and loss.knows(params):
+        yield _computed_again(through, params, state, 0, steps)[0]
+        return
     for step in range(steps):
-        if checkpoint and order == 2:
-            # Nothing in a step is random.
-            params, state = computed_again(stepped, params, state, step, use_reentrant=False, preserve_rng_state=False)
-        else:
-            params, state = stepped(params, state, step)
+        again = checkpoint and order == 2
+        params, state = _computed_again(stepped, params, state, step) if again else stepped(params, state, step)
         yield params
+
+
+def _computed_again(compute: Callable[..., tuple[Params, State]], *args: Any) -> tuple[Params, State]:
+    """Computes without a graph: the derivative computes again. torch lets go of nested inputs that are tensors, and not
+    of those in a dict."""
+    values, form = pytree.tree_flatten(args)
+
+    def of_values(*values: Any) -> tuple[Params, State]:
+        return compute(*pytree.tree_unflatten(values, form))
+
+    # Nothing in a step is random.
+    outcome: tuple[Params, State] = checkpoint_of(of_values, *values, use_reentrant=False, preserve_rng_state=False)
+    return outcome
 
 
 def _moved_at_once(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
