@@ -25,7 +25,7 @@ from metalearn.program.job import Job, installed
 from metalearn.program.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
 from metalearn.program.run import make_run, seen_by
 from metalearn.program.unseen import REFUSE, REPORT, check_unseen
-from metalearn.runs.checkpoint import Checkpointer, Snapshot
+from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
 from metalearn.runs.loggers.protocol import Window
 from metalearn.runs.logging import SILENT, bar_log
 from metalearn.runs.metrics import summary
@@ -356,4 +356,4 @@ def _in_memory(kept: list[Snapshot]) -> Checkpointer:
             params = {name: value.detach().clone() for name, value in snapshot.params.items()}
             kept[:] = [snapshot._replace(params=params)]
 
-    return Checkpointer(lambda step: False, save, lambda: kept[0] if kept else None, lambda step, best: False)
+    return Checkpointer(NO_CHECKPOINTS.due, save, lambda: kept[0] if kept else None, lambda step, best: False)

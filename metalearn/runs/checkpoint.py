@@ -3,6 +3,7 @@
 `checkpoints/step_000200/` holds `params.safetensors` (the meta-parameters), `state.pt` (optimiser and
 counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SHA-256 of the others).
 `best` and `last` are relative links. They follow the checkpoints: a run that goes on sets them by its own progress.
+`best_2`, `best_3` … are those to the next best, if the run keeps them.
 """
 
 import hashlib
@@ -27,7 +28,8 @@ from metalearn.checks import whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, RunError
 from metalearn.files import LARGEST_JSON, STANDS, open_regular, read_object, real, writing
-from metalearn.runs.state import load_state
+from metalearn.runs.metrics import better, main_metric
+from metalearn.runs.state import is_validation, load_state
 from metalearn.types import Params
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,9 @@ _WENT_BACK = ".went_back"
 _STEP = re.compile(r"step_([0-9]+)")
 """The name of a checkpoint's folder. Other folders beside it are the user's own."""
 
+_NEXT_BEST = re.compile(r"best_[0-9]+")
+"""The name of a link to the second best checkpoint, the third best, and so on."""
+
 
 class Snapshot(NamedTuple):
     """All that a run needs to continue: parameters, the optimiser's state and counters, step and config (`meta`)."""
@@ -55,34 +60,39 @@ class Snapshot(NamedTuple):
 class Checkpointer(NamedTuple):
     """The checkpoints of one run.
 
-    `due(step)`: whether the schedule wants a checkpoint. `save(snapshot, best)` writes one, points `last` (and, if
-    `best`, `best` too) to it, and removes old ones; it raises RunError where it cannot. `best()` reads the best one;
+    `due(step, validated)`: whether a checkpoint is wanted, whatever its validation says. `save(snapshot, best)` writes
+    one, points `last` (and, if `best`, `best` too) to it, and removes old ones; it raises RunError where it cannot. Its
+    own validation, if it has one that counts, is `meta["validation"]`. `best()` reads the best one;
     None if none can be read. `settle(step, best)` makes good what an interrupted save has left, for a run that goes on
     after `step` and whose best step is `best`: the links follow these two. It returns whether the best one is there.
     """
 
-    due: Callable[[int], bool]
+    due: Callable[[int, bool], bool]
     save: Callable[[Snapshot, bool], None]
     best: Callable[[], Snapshot | None]
     settle: Callable[[int, int | None], bool]
 
 
-NO_CHECKPOINTS = Checkpointer(lambda step: False, lambda snapshot, best: None, lambda: None, lambda step, best: False)
+NO_CHECKPOINTS = Checkpointer(
+    lambda step, validated: False, lambda snapshot, best: None, lambda: None, lambda step, best: False
+)
 """For ranks that take the same steps while rank zero writes."""
 
 
-def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
+def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Path], Checkpointer]:
     """Returns a function from the run folder to its `Checkpointer`.
 
     Args:
         every: steps between checkpoints.
         keep: number of latest checkpoints to keep; those of `best` and `last` always stay.
+        keep_best: number of checkpoints to keep by their validations. With 2 or more, each validated step is saved.
 
     Raises:
         ValueError: a number below 1.
     """
     whole_number("every", every, at_least=1)
     whole_number("keep", keep, at_least=1)
+    whole_number("keep_best", keep_best, at_least=1)
 
     def checkpointer(run_dir: Path) -> Checkpointer:
         folder = run_dir / "checkpoints"
@@ -92,6 +102,7 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
             with writing(folder):
                 for name in ("last", "best") if best else ("last",):
                     _point(folder / name, path.name)
+                _point_to_next_best(folder, keep_best, snapshot.meta["step"])
                 _prune(folder, keep, snapshot.meta["step"])
 
         def best() -> Snapshot | None:
@@ -109,9 +120,13 @@ def checkpointing(*, every: int, keep: int) -> Callable[[Path], Checkpointer]:
                         _point(folder / name, _name(number))
                     else:
                         (folder / name).unlink(missing_ok=True)
+                _point_to_next_best(folder, keep_best, step)
             return best() is not None
 
-        return Checkpointer(lambda step: step % every == 0, save, best, settle)
+        def due(step: int, validated: bool) -> bool:
+            return step % every == 0 or (validated and keep_best > 1)
+
+        return Checkpointer(due, save, best, settle)
 
     return checkpointer
 
@@ -371,10 +386,49 @@ def _tidy(folder: Path) -> None:
 def _prune(folder: Path, keep: int, step: int) -> None:
     """Removes all checkpoints up to `step` but the newest `keep` and those that are linked. Newer ones are damaged, or
     the run would have gone on from them; they do not count."""
-    linked = {real(folder / name) for name in ("best", "last")}
+    linked = {real(folder / name) for name in ("best", "last")} | {real(link) for link in _next_best(folder)}
     for path in [path for path in _steps(folder) if _number(path) <= step][:-keep]:
         if real(path) not in linked:
             _remove(path)
+
+
+def _point_to_next_best(folder: Path, count: int, step: int) -> None:
+    """Sets the links `best_2` to `best_count` by the validations of the checkpoints up to `step`; removes others."""
+    best = real(folder / "best")
+    ranked = _ranked([path for path in _steps(folder) if _number(path) <= step]) if count > 1 else []
+    others = [path for path in ranked if real(path) != best][: count - 1]
+    links = [folder / f"best_{place}" for place, _ in enumerate(others, start=2)]
+    for link, path in zip(links, others, strict=True):
+        _point(link, path.name)
+    for link in _next_best(folder):
+        if link not in links:
+            link.unlink()
+
+
+def _next_best(folder: Path) -> list[Path]:
+    """The links to the next best checkpoints. Other names like these are the user's own."""
+    return [link for link in folder.glob("best_*") if _NEXT_BEST.fullmatch(link.name) and link.is_symlink()]
+
+
+def _ranked(paths: list[Path]) -> list[Path]:
+    """Those of the checkpoints, by step, whose validation counts: the best first, and of equal ones the earlier."""
+    ranked: list[tuple[dict[str, Any], Path]] = []
+    for path in paths:
+        value = _validation(path)
+        if value is not None:
+            metric = main_metric(value)
+            behind = (n for n, (other, _) in enumerate(ranked) if better(metric, value[metric], other.get(metric)))
+            ranked.insert(next(behind, len(ranked)), (value, path))
+    return [path for _, path in ranked]
+
+
+def _validation(path: Path) -> dict[str, Any] | None:
+    """A checkpoint's own validation; None if it has none, or its file is damaged."""
+    try:
+        value = read_object(path / "meta.json").get("validation")
+    except (OSError, ValueError):
+        return None
+    return value if is_validation(value) else None
 
 
 def _point(link: Path, target: str) -> None:

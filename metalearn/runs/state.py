@@ -7,7 +7,7 @@ size, so a small file could take all memory. Such a file is refused before torch
 import pickletools
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -87,14 +87,15 @@ def _check_counters(path: Path, state: dict[str, Any]) -> None:
         raise ValueError(f"{path}: progress.seconds={seconds!r:.60}: is no number")
     for name in ("best", "latest"):
         validation = state["progress"].get(name)
-        if validation is not None and not _is_validation(validation):
+        if validation is not None and not is_validation(validation):
             raise ValueError(f"{path}: progress.{name}={validation!r:.60}: is no validation")
     sums = state.get("pending", {})
     if not isinstance(sums, dict) or not all(isinstance(name, str) and _is_sum(pair) for name, pair in sums.items()):
         raise ValueError(f"{path}: pending={sums!r:.60}: has no sums over steps")
 
 
-def _is_validation(value: object) -> bool:
+def is_validation(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether this is the outcome of a validation: its step, and a number for the metric that decides."""
     return isinstance(value, dict) and _is_count(value.get("step")) and _is_number(value.get(main_metric(value)))
 
 

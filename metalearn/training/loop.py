@@ -112,12 +112,13 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
             run.log.step(step, values | run.strategy.cost())
 
             validating = step % run.settings.val_every == 0 or step == last
-            if validating or run.checkpointer.due(step):
+            due = run.checkpointer.due(step, validating)
+            if validating or due:
                 fetch_params(run, learner)
             improved = False
             if validating:
                 progress, improved = validate(run, learner, progress)
-            if improved or run.checkpointer.due(step) or step == last:
+            if improved or due or step == last:
                 save(run, learner, progress, improved)
                 saved = step
             if run.stops.requested():
@@ -147,10 +148,13 @@ def stopped(run: Run, learner: Learner, progress: Progress, saved: int) -> Stopp
 def _owes_validation(run: Run, progress: Progress, last: int) -> bool:
     """Before the next step: whether the last step done must be validated, since its validation was cut, or since no
     step is left to do."""
-    is_validated = progress.latest is not None and progress.latest["step"] == progress.step
     if progress.step >= last:
-        return progress.best is None or not is_validated
-    return progress.step > 0 and progress.step % run.settings.val_every == 0 and not is_validated
+        return progress.best is None or not _is_validated(progress)
+    return progress.step > 0 and progress.step % run.settings.val_every == 0 and not _is_validated(progress)
+
+
+def _is_validated(progress: Progress) -> bool:
+    return progress.latest is not None and progress.latest["step"] == progress.step
 
 
 # One step
@@ -288,7 +292,9 @@ def fetch_params(run: Run, learner: Learner) -> None:
 def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None:
     """Writes a checkpoint; with `improved`, it is that of the best validation."""
     logged = {"pending": run.log.pending(), "digest": run.log.digest()}
-    run.checkpointer.save(snapshot(learner, progress, run.meta, logged), improved)
+    counts = _is_validated(progress) and _counts(run.settings, progress.step)
+    meta = run.meta | {"validation": progress.latest if counts else None}
+    run.checkpointer.save(snapshot(learner, progress, meta, logged), improved)
 
 
 def snapshot(learner: Learner, progress: Progress, run: dict[str, Any], logged: dict[str, Any]) -> Snapshot:

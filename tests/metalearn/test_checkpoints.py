@@ -25,12 +25,12 @@ from metalearn.runs import folder
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
-from metalearn.training.loop import restore, snapshot
+from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import adam
 from metalearn.training.settings import trainer
 
-BEST = (10, 50)
-"""The steps of `train` whose validation is the best so far."""
+ERRORS = {10: 0.3, 50: 0.1}
+"""The validations of `train` that are the best so far. At the other steps the error is 0.5."""
 
 OUTER = adam(
     lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 def train(run_dir: Path, to: int) -> Outcome:
     """A run that saves every ten steps, as the loop does; it goes on from what the folder holds."""
-    checkpointer = checkpointing(every=10, keep=2)(run_dir)
+    checkpointer = checkpointing(every=10, keep=2, keep_best=2)(run_dir)
     job, parts = (
         SimpleNamespace(run_dir=run_dir, config=SimpleNamespace(resume="auto")),
         SimpleNamespace(
@@ -64,9 +64,9 @@ def train(run_dir: Path, to: int) -> Outcome:
     for step in range(progress.step + 10, to + 1, 10):
         with torch.no_grad():
             learner.params["w"].add_(step).mul_(1.5)
-        validation = {"mse": 1 / step, "step": step}
-        progress = progress._replace(step=step, best=validation if step in BEST else progress.best, latest=validation)
-        checkpointer.save(snapshot(learner, progress, {"config": {}}, {}), step in BEST)
+        validation, improved = {"mse": ERRORS.get(step, 0.5), "step": step}, step in ERRORS
+        progress = progress._replace(step=step, best=validation if improved else progress.best, latest=validation)
+        checkpointer.save(snapshot(learner, progress, {"config": {}, "validation": validation}, {}), improved)
     best = checkpointer.best()
     assert best is not None and progress.best is not None
     return Outcome(progress.best["step"], best.meta["step"], listing(run_dir), learner.params["w"].tolist())
@@ -151,7 +151,8 @@ def test_a_checkpoint_is_never_lost_while_another_of_its_step_replaces_it(
     def save_again(run_dir: Path) -> None:
         saved = latest(run_dir)
         assert saved is not None
-        checkpointing(every=10, keep=1)(run_dir).save(saved._replace(meta=saved.meta | {"again": True}), True)
+        again = saved._replace(meta=saved.meta | {"again": True})
+        checkpointing(every=10, keep=4, keep_best=2)(run_dir).save(again, True)
 
     for run_dir in interruptions(before, save_again):
         saved = latest(run_dir)
@@ -245,6 +246,69 @@ def test_a_newer_checkpoint_that_is_damaged_counts_for_nothing(before: Path) -> 
     torn.write_bytes(b"")
     checkpointing(every=10, keep=2)(before).save(latest(before)._replace(meta={"step": 55, "config": {}}), False)
     assert {"step_000050", "step_000055", "step_000060"} < set(listing(before))
+
+
+ACCURACIES = {10: 0.5, 20: 0.7, 30: 0.7, 40: 0.9, 50: float("nan"), 60: 0.6, 70: 0.8}
+
+
+@pytest.fixture
+def ranked(tmp_path: Path) -> Path:
+    """A run that keeps its three best validations, and its two latest checkpoints; it paused after step 75."""
+    run_dir = tmp_path / "ranked"
+    run_dir.mkdir()
+    best, checkpointer = 0.0, checkpointing(every=100, keep=2, keep_best=3)(run_dir)
+    learner = new_learner({"w": torch.zeros(1)}, OUTER.start)
+    for step in (*ACCURACIES, 75):
+        accuracy = ACCURACIES.get(step)
+        validation = None if accuracy is None else {"accuracy": accuracy, "step": step}
+        improved = accuracy is not None and accuracy > best
+        best = max(best, accuracy or 0.0) if improved else best
+        meta = {"config": {}, "validation": validation}
+        checkpointer.save(snapshot(learner, Progress(step), meta, {}), improved)
+    return run_dir
+
+
+LINKED = {"best": 40, "best_2": 70, "best_3": 20, "last": 75}
+
+
+def links_of(run_dir: Path) -> dict[str, int]:
+    return {name: int(to.removeprefix("step_")) for name, to in listing(run_dir).items() if to.startswith("step_")}
+
+
+def test_the_best_validations_are_kept_and_named_in_order(ranked: Path) -> None:
+    """Of equal validations the earlier one is better, and one that is no number is the worst."""
+    assert links_of(ranked) == LINKED
+    assert {name for name, to in listing(ranked).items() if not to} == {f"step_{n:06d}" for n in (20, 40, 70, 75)}
+
+
+def test_the_next_best_follow_a_run_that_goes_back_or_keeps_fewer(ranked: Path) -> None:
+    rewind(ranked, 70)
+    checkpointing(every=100, keep=2, keep_best=3)(ranked).settle(70, 40)
+    assert links_of(ranked) == LINKED | {"last": 70}
+    rewind(ranked, 40)
+    (ranked / "checkpoints/best_practice").symlink_to("step_000040")
+    checkpointing(every=100, keep=2, keep_best=3)(ranked).settle(40, 40)
+    assert links_of(ranked) == {"best": 40, "best_2": 20, "last": 40, "best_practice": 40}
+    checkpointing(every=100, keep=2)(ranked).settle(40, 40)
+    assert links_of(ranked) == {"best": 40, "last": 40, "best_practice": 40}
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"validation": 3}', '{"validation": {"step": 70, "accuracy": "1"}}'])
+def test_a_damaged_validation_is_not_ranked(damage: str, ranked: Path) -> None:
+    (ranked / "checkpoints/step_000070/meta.json").write_text(damage)
+    checkpointing(every=100, keep=2, keep_best=3)(ranked).settle(75, 40)
+    assert links_of(ranked) == {"best": 40, "best_2": 20, "last": 75}
+
+
+def test_every_validated_step_is_due_where_the_best_ones_are_kept(tmp_path: Path) -> None:
+    wanted = {
+        kept: [checkpointing(every=10, keep=2, keep_best=kept)(tmp_path).due(*case) for case in DUE] for kept in (1, 2)
+    }
+    assert wanted == {1: [True, False, False], 2: [True, True, False]}
+
+
+DUE = ((10, False), (15, True), (15, False))
+"""Steps, and whether they are validated."""
 
 
 def test_a_run_folder_that_was_moved_away_is_not_made_anew(before: Path, tmp_path: Path) -> None:
