@@ -22,7 +22,7 @@ from tests.runs import ROOT, Program, Start, slow
 pytestmark = pytest.mark.thorough
 
 SHORT = ("trainer.steps=20", "trainer.val_every=20", "checkpoint.every=10", "logger.every=20", "model.filters=16",
-         "logger.tensorboard=false", "logger.report=false", "run=r")  # fmt: skip
+         "logger.tensorboard=false", "logger.plots=false", "logger.report=false", "run=r")  # fmt: skip
 TASKS = ("trainer.meta_batch_size=7", "trainer.task_chunk=2", "trainer.val_tasks=5", "trainer.test_tasks=7")
 LEARNERS = {
     "supervised": (

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.thorough
 
 TINY = (
     "trainer.steps=6", "trainer.meta_batch_size=4", "trainer.val_every=6", "trainer.val_tasks=4",
-    "trainer.test_tasks=10", "model.filters=16", "logger.tensorboard=false", "logger.report=false",
+    "trainer.test_tasks=10", "model.filters=16", "logger.tensorboard=false", "logger.plots=false",
+    "logger.report=false",
 )  # fmt: skip
 RUNS = {
     "maml": ("algorithm=maml",),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.thorough
 TINY = (
     "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
     "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "logger.tensorboard=false",
-    "logger.report=false",
+    "logger.plots=false", "logger.report=false",
 )  # fmt: skip
 
 

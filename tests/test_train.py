@@ -22,7 +22,7 @@ pytestmark = pytest.mark.thorough
 TINY = (
     "trainer.steps=100", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=50",
     "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1",
-    "logger.report=false", "model.filters=16",
+    "logger.plots=false", "logger.report=false", "model.filters=16",
 )  # fmt: skip
 """Overrides for a default experiment of a few seconds: three chunks of two tasks a step."""
 
@@ -47,7 +47,7 @@ def good(outcome: Outcome) -> str:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run in one process; every other way to run must give the same."""
     folder = tmp_path_factory.mktemp("reference")
-    good(Program([sys.executable, str(ROOT / "train.py"), *TINY], folder).wait())
+    good(Program([sys.executable, str(ROOT / "train.py"), *TINY, "logger.plots=true"], folder).wait())
     return folder / OUTPUTS / "seed0"
 
 

@@ -19,7 +19,7 @@ STEPS = 2000
 RUN = (
     "experiment=maml_sinusoid", f"trainer.steps={STEPS}", "trainer.meta_batch_size=8", "trainer.task_chunk=2",
     "trainer.val_every=10", "trainer.val_tasks=40", "trainer.test_tasks=40", "checkpoint.every=3", "logger.every=4",
-    "hydra.run.dir=run",
+    "logger.plots=false", "logger.report=false", "hydra.run.dir=run",
 )  # fmt: skip
 """Validations, checkpoints and log lines fall on different steps."""
 

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.thorough
 SINUSOID = (
     "experiment=maml_sinusoid", "trainer.steps=4", "trainer.meta_batch_size=12", "trainer.task_chunk=4",
     "trainer.val_every=2", "trainer.val_tasks=1000", "trainer.test_tasks=3000", "logger.every=1",
-    "logger.tensorboard=false", "logger.report=false", "hydra.run.dir=run",
+    "logger.tensorboard=false", "logger.plots=false", "logger.report=false", "hydra.run.dir=run",
 )  # fmt: skip
 """A validation of 250 chunks and a test of 750, to be stopped in: each takes a second or more."""
 
 SAMPLES = (
     "experiment=supervised_glyphs", "trainer.steps=2", "trainer.meta_batch_size=12", "trainer.task_chunk=1",
     "trainer.val_every=2", "trainer.val_tasks=400", "trainer.test_tasks=2", "model.filters=32", "logger.every=1",
-    "logger.tensorboard=false", "logger.report=false", "hydra.run.dir=run",
+    "logger.tensorboard=false", "logger.plots=false", "logger.report=false", "hydra.run.dir=run",
 )  # fmt: skip
 """A validation of 400 chunks, for strategies that train on samples."""
 

@@ -542,6 +542,7 @@ SHORT = (
     "dataset=image_folder", "dataset.split=[0.5,0.25,0.25]", "dataset.ways=2", "dataset.queries=2",
     "dataset.image_size=16", "model.filters=16", "trainer.steps=3", "trainer.meta_batch_size=4",
     "trainer.task_chunk=2", "trainer.val_every=3", "trainer.val_tasks=4", "trainer.test_tasks=6",
+    "logger.plots=false", "logger.report=false",
 )  # fmt: skip
 
 

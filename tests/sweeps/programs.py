@@ -12,6 +12,7 @@ from tests.runs import ROOT, Program, alive, until
 FIXED = (
     "experiment=maml_sinusoid", "trainer.meta_batch_size=8", "trainer.val_every=40", "trainer.val_tasks=20",
     "trainer.test_tasks=20", "checkpoint.every=10", "logger.tensorboard=false",
+    "logger.plots=false", "logger.report=false",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["rpc", "ddp"])
 def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: str) -> None:
     def run(name: str) -> Program:
-        own = ("trainer.steps=300", "workers=2", f"strategy={strategy}", "logger.every=1", "trainer.val_every=150")
+        own = ("trainer.steps=150", "workers=2", f"strategy={strategy}", "logger.every=1", "trainer.val_every=75")
         return Program(
             [sys.executable, str(ROOT / "train.py"), *FIXED, *own, "trainer.task_chunk=4", f"hydra.run.dir={name}"],
             tmp_path,
@@ -29,7 +29,7 @@ def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: st
     outcome = program.wait()
     assert outcome.code == 0, outcome.text
     result: dict[str, Any] = json.loads((paused / "result.json").read_text())
-    assert result["status"] == "pruned" and 3 < result["steps"] < 300
+    assert result["status"] == "pruned" and 3 < result["steps"] < 150
     assert (paused / "checkpoints/last").resolve().name == f"step_{result['steps']:06d}"
     again = run("paused").wait()
     assert again.code == 0 and "paused: remove" in again.text
@@ -46,9 +46,9 @@ def test_a_pruner_pauses_trials_of_two_workers(tmp_path: Path, strategy: str) ->
     """Rates of 1e-9 learn nothing, so the median of the good ones is ahead of them."""
     search = ("hydra/sweeper=async", "hydra.sweeper.pruner=median")  # which waits for five completed trials
     rates = "optimizer.lr=" + ",".join(["0.01", "0.011", "0.012", "0.013", "0.014", "1e-9"])
-    own = ("trainer.steps=500", "trainer.val_every=50", "workers=2", f"strategy={strategy}", "trainer.task_chunk=4")
+    own = ("trainer.steps=250", "trainer.val_every=50", "workers=2", f"strategy={strategy}", "trainer.task_chunk=4")
     completed(tmp_path / "sweep", rates, *own, *search)
     table = {row["optimizer.lr"]: row for row in rows(tmp_path / "sweep")}
     assert table["1e-09"]["outcome"] == "pruned", table
-    assert json.loads((tmp_path / "sweep/trial_0005/result.json").read_text())["steps"] < 500
+    assert json.loads((tmp_path / "sweep/trial_0005/result.json").read_text())["steps"] < 250
     assert sum(row["outcome"] == "completed" for row in table.values()) >= 4
