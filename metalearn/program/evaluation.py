@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,8 +69,11 @@ class Request(NamedTuple):
     home: Path
 
 
-def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
-    """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
+def evaluate_checkpoint(
+    request: Request, program: Program, arguments: Sequence[str], fork: Callable[[Sequence[str]], int]
+) -> int:
+    """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it, and
+    `fork` runs it with other arguments in a fork of this process.
 
     Returns the exit code.
 
@@ -85,7 +88,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(saved.meta["config"], request.overrides, aliases)
-    job = to_job(config, request.output, "evaluate", None, program, arguments)
+    job = to_job(config, request.output, "evaluate", None, program, arguments)._replace(fork=fork)
     set_up_torch(config)
     parts = assemble(job)
     fitting = [params_for(parts, member) for member in members]

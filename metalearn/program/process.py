@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -48,6 +49,23 @@ def end_with_starter() -> None:
             sys.exit(1)
         except OSError:  # it may be slow, or behind a name that is not known yet
             return
+
+
+def run_in_fork(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """In a fork: runs a program that knows nothing of the config which was composed before; returns its exit code."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    return main(arguments)
+
+
+def has_one_thread() -> bool:
+    """Whether this process may be forked: a fork has no copy of other threads, and waits for ever for what they hold.
+    False where the kernel does not tell."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir())) == 1
+    except OSError:
+        return False
 
 
 def log_sweep() -> None:

@@ -23,7 +23,7 @@ from metalearn.errors import ConfigError
 from metalearn.files import read_json
 from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
-from metalearn.program.process import log_sweep, set_up_process
+from metalearn.program.process import log_sweep, run_in_fork, set_up_process
 from metalearn.program.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.runs.signals import STOPPED
 from sweeps.plan import Plan, plan_of
@@ -135,26 +135,13 @@ def trial(config: DictConfig, program: Program, run_job: RunJob, main: Main) -> 
 
     def run() -> int:
         nonlocal folder
-        job = job_of(config, program)._replace(fork=partial(_rank, main) if _can_fork() else None)
+        job = job_of(config, program)._replace(fork=partial(run_in_fork, main))
         folder = job.run_dir
         return run_job(job)
 
     ending = ending_of(run)
     result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
     return {**result, "status": _status(ending, result), "exit": ending.code, "error": ending.error}
-
-
-def _can_fork() -> bool:
-    """Whether ranks can be forks of this process: it is preloaded, and there is no GPU that it could have used."""
-    return PRELOAD[0] in sys.modules and not Path("/dev/nvidiactl").exists()
-
-
-def _rank(main: Main, arguments: Sequence[str]) -> int:
-    """In a fork: runs the program as a rank that knows nothing of the sweep."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    return main(arguments)
 
 
 def _status(ending: Ending, result: Mapping[str, Any]) -> str:

@@ -250,6 +250,13 @@ def test_a_sweep_of_two_workers_has_the_same_bits(tmp_path: Path, undisturbed: t
     assert not list((tmp_path / "sweep").glob("trial_*/plots"))
 
 
+def test_trials_of_two_workers_with_two_threads_each_end(tmp_path: Path) -> None:
+    """Their ranks cannot be forks of the trial, whose threads the check of its parts has started."""
+    search = ("hydra/sweeper=async", "workers=2", "threads=2", "trainer.steps=2", "algorithm.inner_lr=0.01,0.02")
+    completed(tmp_path / "sweep", *search)
+    assert [row["outcome"] for row in rows(tmp_path / "sweep")] == ["completed", "completed"]
+
+
 def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "sweep", "trainer.steps=4", "seed=0,1").wait()
     assert outcome.code == 0, outcome.text
