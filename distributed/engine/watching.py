@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import rpc
@@ -40,22 +39,13 @@ class Watch:
         return None
 
 
-def lost_before(event: threading.Event, names: Iterable[str], timeout: float, seconds: float = inf) -> Exception | None:
-    """Waits for an event. Returns the error of a worker that is lost before it; else None: it has come, or `seconds`
-    are over.
-
-    Args:
-        event: set by another thread, or by the callback of a future.
-        names: the workers to ping meanwhile.
-        timeout: seconds that a ping may take.
-        seconds: how long to wait at most.
-    """
-    names = list(names)
+def lost_before(event: threading.Event, names: Sequence[str], timeout: float) -> Exception | None:
+    """Waits for an event, and pings these workers meanwhile, each for `timeout` seconds at most. Returns the error of
+    one that is lost before the event comes; else None."""
     watch = Watch(timeout)
-    deadline = time.monotonic() + seconds
-    while not event.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
+    while not event.wait(POLL_SECONDS):
         lost = watch.lost(names)
-        if lost is not None or time.monotonic() >= deadline:
+        if lost is not None:
             return lost
     return None
 
