@@ -170,13 +170,14 @@ atexit.register(list_threads)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are listed by /proc")
 def test_no_thread_of_the_process_group_outlives_a_paused_run(start: Start, tmp_path: Path) -> None:
     """A thread that returns to Python while Python ends aborts the process: the run then counts as failed. torch's
-    DistributedDataParallel, too, must not keep the group."""
+    DistributedDataParallel, too, must not keep the group. Ranks are programs here, as on GPUs; a fork ends without
+    Python's own end."""
     (tmp_path / "sitecustomize.py").write_text(LIST_THREADS)
     threads = tmp_path / "threads"
     threads.mkdir()
     outcome = start(
-        *TINY, "experiment=supervised_glyphs", "strategy=ddp", "workers=2", "pause_after=1", "model.filters=8",
-        PYTHONPATH=str(tmp_path), THREADS=str(threads),
+        *TINY, "experiment=supervised_glyphs", "strategy=ddp", "pause_after=1", "model.filters=8",
+        torchrun=2, PYTHONPATH=str(tmp_path), THREADS=str(threads),
     ).wait()  # fmt: skip
     assert outcome.code == 0 and "paused after step 1" in outcome.text, outcome.text
     assert sorted(path.name for path in threads.iterdir()) == ["0", "1"]
