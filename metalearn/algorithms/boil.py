@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, features_and_head, gradient_learner
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params, Stage
@@ -42,14 +42,9 @@ def boil(
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(
-        inner_lr=inner_lr,
-        inner_steps=inner_steps,
-        eval_steps=eval_steps,
-        eval_lr_factor=eval_lr_factor,
-        checkpoint_steps=checkpoint_steps,
-    )
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
+    check_checkpoint(checkpoint_steps)
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:

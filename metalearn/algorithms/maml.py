@@ -8,7 +8,7 @@ Algorithm 1 and 2: θ′ᵢ = θ − α ∇θ L_support(θ) for each task, one o
 from collections.abc import Iterator
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -41,14 +41,9 @@ def maml(
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(
-        inner_lr=inner_lr,
-        inner_steps=inner_steps,
-        eval_steps=eval_steps,
-        eval_lr_factor=eval_lr_factor,
-        checkpoint_steps=checkpoint_steps,
-    )
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
+    check_checkpoint(checkpoint_steps)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         rate = inner_lr if order else eval_lr_factor * inner_lr

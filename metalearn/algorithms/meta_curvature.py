@@ -12,7 +12,15 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import replaced, start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, State, constant, descent
+from metalearn.algorithms.common.inner import (
+    SGD,
+    Checkpoint,
+    InnerOptimizer,
+    State,
+    check_checkpoint,
+    constant,
+    descent,
+)
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, extended, gradient_learner, part, without
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -48,8 +56,9 @@ def meta_curvature(
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, checkpoint_steps=checkpoint_steps)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     true_or_false("first_order", first_order)
+    check_checkpoint(checkpoint_steps)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)

@@ -10,7 +10,7 @@ import torch
 from torch import Generator
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
 from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, extended, gradient_learner, part
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -43,14 +43,9 @@ def meta_sgd(
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(
-        inner_lr=inner_lr,
-        inner_steps=inner_steps,
-        eval_steps=eval_steps,
-        eval_lr_factor=eval_lr_factor,
-        checkpoint_steps=checkpoint_steps,
-    )
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
+    check_checkpoint(checkpoint_steps)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)

@@ -125,6 +125,8 @@ WRONG_VALUES = [
     ("dataset=image_folder dataset.root=nowhere", "dataset.root=nowhere: there is no such folder"),
     ("dataset.ways=five", "dataset.ways='five'"),
     ("trainer.steps=-1", "type trainer.steps=1 or more"),
+    ("algorithm.checkpoint_steps=often", "algorithm.checkpoint_steps='often': must be true, false or nested; type"),
+    ("checkpoint.keep_best=0", "checkpoint.keep_best=0: must be a whole number of at least 1"),
     ("trainer.steps=1.5", "trainer.steps=1.5"),
     ("trainer.meta_batch_size=0", "trainer.meta_batch_size=0"),
     ("trainer.task_chunk=some", "trainer.task_chunk='some'"),

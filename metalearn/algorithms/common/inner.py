@@ -226,6 +226,12 @@ def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
     return dict(zip(params, grads, strict=True))
 
 
+def check_checkpoint(value: object) -> None:
+    """Raises ValueError unless `checkpoint_steps` is a bool or `nested`."""
+    if not isinstance(value, bool) and value != "nested":
+        raise ValueError(f"checkpoint_steps={value!r}: must be true, false or nested; type checkpoint_steps=true")
+
+
 def last(path: Iterator[Point]) -> Point:
     """The end of a path; what comes before it is not kept."""
     for end in path:

@@ -17,7 +17,7 @@ from metalearn.algorithms.common.functional import (
     results,
     total_of,
 )
-from metalearn.algorithms.common.inner import Checkpoint, KnowsItsGradient, last
+from metalearn.algorithms.common.inner import KnowsItsGradient, last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.packing import is_packed
@@ -174,24 +174,12 @@ class SupportLoss(KnowsItsGradient):
         return network.stepped(params, x, y, rate, twice=self.order == 2)
 
 
-def check_descent(
-    *,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    eval_lr_factor: float = 1.0,
-    checkpoint_steps: Checkpoint = False,
-) -> None:
-    """Raises ValueError for a rate or factor that is not above 0, a negative number of steps, or another kind of
-    checkpoints."""
+def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int, eval_lr_factor: float = 1.0) -> None:
+    """Raises ValueError for a rate or factor that is not above 0, or a negative number of steps."""
     real_number("inner_lr", inner_lr, above=0)
     whole_number("inner_steps", inner_steps, at_least=0)
     whole_number("eval_steps", eval_steps, at_least=0)
     real_number("eval_lr_factor", eval_lr_factor, above=0)
-    if not isinstance(checkpoint_steps, bool) and checkpoint_steps != "nested":
-        raise ValueError(
-            f"checkpoint_steps={checkpoint_steps!r}: must be true, false or nested; type checkpoint_steps=true"
-        )
 
 
 # Learners that compare features
