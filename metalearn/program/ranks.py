@@ -22,7 +22,7 @@ from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.program.job import Job
 from metalearn.program.outcome import DIVERGED, FAILED, OK, report_error
 from metalearn.program.parts import Parts, connect
-from metalearn.program.process import has_one_thread
+from metalearn.program.process import has_one_thread, run_in_fork
 from metalearn.program.run import DONE, result_of, train_and_test
 from metalearn.program.world import comes_and_goes, published
 from metalearn.runs import checkpoint, folder
@@ -85,7 +85,7 @@ def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int
         gpus = torch.cuda.device_count()
         check_gpus(job.config.device, config.workers, gpus)
         fork = job.fork if gpus == 0 and has_one_thread() else None
-        run = [sys.executable, *program] if fork is None else partial(fork, arguments)
+        run = [sys.executable, *program] if fork is None else partial(run_in_fork, fork, arguments)
         return launch(run, config, max_restarts=max_restarts, say=log.warning)
 
 

@@ -23,7 +23,7 @@ from metalearn.errors import ConfigError
 from metalearn.files import read_json
 from metalearn.program.job import Job, Program, to_job
 from metalearn.program.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
-from metalearn.program.process import log_sweep, run_in_fork, set_up_process
+from metalearn.program.process import log_sweep, set_up_process
 from metalearn.program.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.runs.signals import STOPPED
 from sweeps.plan import Plan, plan_of
@@ -135,7 +135,7 @@ def trial(config: DictConfig, program: Program, run_job: RunJob, main: Main) -> 
 
     def run() -> int:
         nonlocal folder
-        job = job_of(config, program)._replace(fork=partial(run_in_fork, main))
+        job = job_of(config, program)._replace(fork=main)
         folder = job.run_dir
         return run_job(job)
 

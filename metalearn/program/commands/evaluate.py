@@ -30,7 +30,7 @@ from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.program.job import Program, installed
 from metalearn.program.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe
-from metalearn.program.process import end_with_starter, run_in_fork, set_up_process
+from metalearn.program.process import end_with_starter, set_up_process
 from metalearn.runs.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ def evaluate(arguments: Sequence[str], program: Program) -> int:
     set_up_process(1)
     from metalearn.program.evaluation import evaluate_checkpoint  # imports torch, after the line above
 
-    return evaluate_checkpoint(
-        read(arguments), program, arguments, partial(run_in_fork, partial(main, program=program))
-    )
+    return evaluate_checkpoint(read(arguments), program, arguments, partial(main, program=program))
 
 
 def read(arguments: Sequence[str]) -> "Request":

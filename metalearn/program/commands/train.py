@@ -12,14 +12,7 @@ from metalearn.config.options import search, search_flags
 from metalearn.errors import ConfigError
 from metalearn.program.job import Job, Program, installed, to_job
 from metalearn.program.outcome import OK, exit_code_of, print_to_pipe, printable
-from metalearn.program.process import (
-    announce,
-    end_with_starter,
-    importing,
-    run_in_fork,
-    set_up_process,
-    set_up_torch,
-)
+from metalearn.program.process import announce, end_with_starter, importing, set_up_process, set_up_torch
 from metalearn.program.sweep import run_sweep
 from metalearn.program.with_hydra import run_by_hydra, show_by_hydra
 from metalearn.runs.signals import INTERRUPTED
@@ -55,7 +48,7 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     if arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
         return show_by_hydra()
     job = to_job(*composed, program, [*search_flags(), *arguments.overrides])
-    return run_job(job._replace(fork=partial(run_in_fork, partial(main, program=program))))
+    return run_job(job._replace(fork=partial(main, program=program)))
 
 
 def run_job(job: Job) -> int:
