@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from metalearn.program.commands.train import main
-from metalearn.program.job import script
+from metalearn.app.job import script
+from metalearn.cli.train import main
 
 PROGRAM = script(Path(__file__))
 

@@ -23,9 +23,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 
+from metalearn.app.job import script, to_job  # noqa: E402
+from metalearn.app.parts import assemble  # noqa: E402
 from metalearn.config.saved import changed_config  # noqa: E402
-from metalearn.program.job import script, to_job  # noqa: E402
-from metalearn.program.parts import assemble  # noqa: E402
 from metalearn.runs.checkpoint import read  # noqa: E402
 
 PAPER = 0.987

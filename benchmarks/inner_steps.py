@@ -74,8 +74,8 @@ def problem(name: str, shots: int, checkpoint: Any) -> Callable[[int, int], obje
     """The meta-gradient of a number of steps and tasks."""
     from metalearn.algorithms.common import inner
     from metalearn.algorithms.maml import maml
+    from metalearn.app.process import keep_freed_memory
     from metalearn.models.conv4 import conv4
-    from metalearn.program.process import keep_freed_memory
     from metalearn.types import Batch, Episode
 
     keep_freed_memory()

@@ -22,10 +22,10 @@ from benchmarks.steps import run_of  # noqa: E402 (the path comes first, here an
 from metalearn.algorithms.common.functional import leaves, per_task  # noqa: E402
 from metalearn.algorithms.common.learners import SupportLoss  # noqa: E402
 from metalearn.algorithms.imaml import hessian_product  # noqa: E402
+from metalearn.app.job import script, to_job  # noqa: E402
+from metalearn.app.parts import Parts, assemble, training_chunk  # noqa: E402
 from metalearn.config.compose import compose_config  # noqa: E402
 from metalearn.errors import DivergedError  # noqa: E402
-from metalearn.program.job import script, to_job  # noqa: E402
-from metalearn.program.parts import Parts, assemble, training_chunk  # noqa: E402
 from metalearn.training.loop import advance, tasks_in_chunks  # noqa: E402
 from metalearn.types import Params  # noqa: E402
 

@@ -12,8 +12,8 @@ from distributed.partition import dim_partitioner
 from distributed.reduce import mean
 from distributed.strategies.common.work import Plan, Work
 from distributed.strategies.local import local
+from metalearn.reporting.logging import SILENT
 from metalearn.runs.checkpoint import NO_CHECKPOINTS
-from metalearn.runs.logging import SILENT
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.loop import Learner, Run, Units, advance, new_learner, tasks_in_chunks

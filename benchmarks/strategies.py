@@ -27,9 +27,9 @@ from omegaconf import DictConfig  # noqa: E402
 
 from distributed.strategies.split import shard_ends  # noqa: E402
 from distributed.tree_sum import subtrees_of  # noqa: E402
+from metalearn.app.job import script, to_job  # noqa: E402
+from metalearn.app.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
 from metalearn.config.compose import compose_config  # noqa: E402
-from metalearn.program.job import script, to_job  # noqa: E402
-from metalearn.program.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
 
 WARM_UP = 20
 """The first steps, which do not count."""

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from distributed import api, autograd, world
-from distributed.marks import async_execution, pure
+from distributed.functions import async_execution, pure
 from distributed.module import module_clone
 from distributed.objects import RemoteObject, remote_object
 from distributed.parallel import parallelize, parallelize_async, parallelize_sync

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd
 
-from distributed.engine import contexts
-from distributed.engine.contexts import current_context
-from distributed.engine.session import current, default_timeout, is_started, missing_workers
+from distributed.rpc import autograd_contexts
+from distributed.rpc.autograd_contexts import current_context
+from distributed.rpc.session import current, default_timeout, is_started, missing_workers
 
 if autograd.is_available():
     from torch.distributed.autograd import DistAutogradContext
@@ -57,7 +57,7 @@ class context:  # noqa: N801 (the name is the original's)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        contexts.close(self._id)
+        autograd_contexts.close(self._id)
         self._context.__exit__(kind, error, trace)
 
 
@@ -175,9 +175,9 @@ def _anchors_of(ctx: int) -> list[Tensor]:
     Raises:
         RuntimeError: an answer never came.
     """
-    calls = contexts.calls_of(ctx)
+    calls = autograd_contexts.calls_of(ctx)
     calls.wait()
-    reason = contexts.reason_against(ctx)
+    reason = autograd_contexts.reason_against(ctx)
     if reason is not None:
         raise RuntimeError(
             f"ctx={ctx}: its backward pass would wait for ever: {reason}; "
@@ -202,7 +202,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     try:
         done.result(limit)
     except TimeoutError:
-        contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
+        autograd_contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
         lost, are_dead = missing_workers(_ANSWER_SECONDS)
         if lost:
             raise _lost(lost, are_dead, limit, "the pass did not end") from None
@@ -211,7 +211,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
             "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
         ) from None
     except RuntimeError as error:
-        contexts.spoil(ctx, "an earlier pass failed")
+        autograd_contexts.spoil(ctx, "an earlier pass failed")
         raise _named(error, limit) from error
 
 
@@ -241,7 +241,7 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _check_open(ctx: int) -> None:
-    if not contexts.is_open(ctx):
+    if not autograd_contexts.is_open(ctx):
         raise ValueError(f"ctx={ctx}: there is no such context; type `with autograd.context() as ctx:`")
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, cast
 
-from distributed.engine.names import import_name
-from distributed.marks import is_async
+from distributed.functions import import_name, is_async
 from distributed.partition import Partitioner
 from distributed.reduce import Reducer, mean_reducer
 from distributed.remote import remote_async_call, remote_sync_call

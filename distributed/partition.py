@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from distributed.engine.info import get_world_rank, get_world_size
-from distributed.engine.names import find_function
+from distributed.cluster.info import get_world_rank, get_world_size
+from distributed.functions import find_function
 from distributed.world import get_worker_id
 
 Args = tuple[Any, ...]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.engine.names import find_function
+from distributed.functions import find_function
 from distributed.tree_sum import tree_sum
 
 T = TypeVar("T")

@@ -11,13 +11,13 @@ from torch.distributed import rpc
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
-from distributed.engine.call import Call, Dealt
-from distributed.engine.futures import Value
-from distributed.engine.orders import Item
-from distributed.engine.session import current
-from distributed.marks import is_pure
+from distributed.functions import is_pure
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
+from distributed.rpc.call import Call, Dealt
+from distributed.rpc.futures import Value
+from distributed.rpc.requests import Item
+from distributed.rpc.session import current
 from distributed.world import get_worker_id
 
 T = TypeVar("T")

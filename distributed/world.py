@@ -9,8 +9,8 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from distributed.engine.errors import describe
-from distributed.engine.info import (
+from distributed.cluster.ending import stop_rpc
+from distributed.cluster.info import (
     WorldInfo,
     get_local_rank,
     get_local_world_size,
@@ -19,9 +19,9 @@ from distributed.engine.info import (
     get_world_rank,
     get_world_size,
 )
-from distributed.engine.info import default_worker_name as default_worker_name_format
-from distributed.engine.session import current, gather, is_started, start_rpc
-from distributed.engine.stopping import stop_rpc
+from distributed.cluster.info import default_worker_name as default_worker_name_format
+from distributed.rpc.errors import describe
+from distributed.rpc.session import current, gather, is_started, start_rpc
 
 __all__ = [
     "WorldInfo",

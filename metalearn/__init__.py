@@ -4,16 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from metalearn.api.load import load
+    from metalearn.api.train import train
     from metalearn.config.plain import named
-    from metalearn.program.library import train
-    from metalearn.use.load import load
 
 __all__ = ["load", "named", "train"]
 
 _HOMES = {
-    "load": "metalearn.use.load",
+    "load": "metalearn.api.load",
     "named": "metalearn.config.plain",
-    "train": "metalearn.program.library",
+    "train": "metalearn.api.train",
 }
 
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from metalearn.errors import ForeignPackageError
 
 COMMANDS = {
-    "train": "metalearn.program.commands.train",
-    "evaluate": "metalearn.program.commands.evaluate",
-    "adapt": "metalearn.program.commands.adapt",
-    "export": "metalearn.program.commands.export",
-    "shard": "metalearn.program.commands.shard",
-    "join": "metalearn.program.commands.join",
-    "leave": "metalearn.program.commands.leave",
+    "train": "metalearn.cli.train",
+    "evaluate": "metalearn.cli.evaluate",
+    "adapt": "metalearn.cli.adapt",
+    "export": "metalearn.cli.export",
+    "shard": "metalearn.cli.shard",
+    "join": "metalearn.cli.join",
+    "leave": "metalearn.cli.leave",
 }
 """Sub-commands, and the modules whose `main(argv)` runs them. Without one, `train` runs."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from metalearn.program.commands.adapt import main
+from metalearn.cli.adapt import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

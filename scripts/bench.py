@@ -38,10 +38,10 @@ from benchmarks.meta_gradients import measure as measure_gradients  # noqa: E402
 from benchmarks.processes import measure as measure_processes  # noqa: E402
 from benchmarks.processes import project, ratios  # noqa: E402
 from benchmarks.ways import RECIPES, Recipe, character_source, shortened  # noqa: E402
-from distributed.engine.memory import share_arena  # noqa: E402
+from distributed.cluster.processes import share_arena  # noqa: E402
+from metalearn.app.process import keep_freed_memory  # noqa: E402
+from metalearn.cli.arguments import make_output, whole  # noqa: E402
 from metalearn.nn.precision import compute_with  # noqa: E402
-from metalearn.program.arguments import make_output, whole  # noqa: E402
-from metalearn.program.process import keep_freed_memory  # noqa: E402
 
 PROCESSES = "processes"
 NAMES = (*(recipe.name for recipe in RECIPES), PROCESSES)

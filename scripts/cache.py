@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from metalearn import cache  # noqa: E402 (the path comes first)
+from metalearn.storage import cache  # noqa: E402 (the path comes first)
 
 OK, FAILED = 0, 1
 DAY, MEGABYTE, GIGABYTE = 24 * 3600.0, 1e6, 1e9

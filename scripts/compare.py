@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from metalearn.files import creating  # noqa: E402 (the path comes first)
-from metalearn.runs.plots import Curve, comparison, curve_of  # noqa: E402
+from metalearn.reporting.plots import Curve, comparison, curve_of  # noqa: E402
+from metalearn.storage.files import creating  # noqa: E402 (the path comes first)
 
 OK, BAD_USAGE = 0, 2
 

@@ -19,10 +19,10 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+from distributed.cluster.launch import LaunchConfig, launch  # noqa: E402
 from distributed.doctor import Check, Report, diagnose  # noqa: E402 (the path and the threads come first)
-from distributed.engine.launch import LaunchConfig, launch  # noqa: E402
-from metalearn.program.arguments import real, whole  # noqa: E402
-from metalearn.program.process import end_with_starter  # noqa: E402
+from metalearn.app.process import end_with_starter  # noqa: E402
+from metalearn.cli.arguments import real, whole  # noqa: E402
 
 
 def main() -> int:

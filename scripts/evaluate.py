@@ -6,8 +6,8 @@ from pathlib import Path
 PROGRAM = Path(__file__).resolve()
 sys.path.insert(0, str(PROGRAM.parent.parent))
 
-from metalearn.program.commands.evaluate import main  # noqa: E402 (the path comes first)
-from metalearn.program.job import script  # noqa: E402
+from metalearn.app.job import script  # noqa: E402
+from metalearn.cli.evaluate import main  # noqa: E402 (the path comes first)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], script(PROGRAM)))

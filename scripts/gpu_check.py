@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402 (the path comes first, here and below)
 
 from benchmarks.gpu_check.check import PARTS, check, write_rows  # noqa: E402
-from metalearn.program.arguments import make_output  # noqa: E402
+from metalearn.cli.arguments import make_output  # noqa: E402
 
 
 def main() -> int:

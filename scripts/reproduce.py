@@ -35,10 +35,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.environment import machine_name  # noqa: E402 (the path comes first)
+from metalearn.cli.arguments import whole  # noqa: E402
 from metalearn.errors import ConfigError  # noqa: E402
-from metalearn.files import creating, read_json, read_object, write_atomically  # noqa: E402
-from metalearn.program.arguments import whole  # noqa: E402
-from metalearn.runs.plots import by_inner_step, comparison  # noqa: E402
+from metalearn.reporting.plots import by_inner_step, comparison  # noqa: E402
+from metalearn.storage.files import creating, read_json, read_object, write_atomically  # noqa: E402
 from scripts.reproduction.page import curves_of, page, panels_of  # noqa: E402
 from scripts.reproduction.results import (  # noqa: E402
     Result,

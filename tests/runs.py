@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from distributed.engine.isolation import CannotIsolateError, new_network
+from distributed.cluster.isolation import CannotIsolateError, new_network
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from metalearn.app.job import script, to_job
+from metalearn.app.parts import Parts, assemble
+from metalearn.app.unseen import seen_in
 from metalearn.config.compose import compose_config
 from metalearn.config.values import to_container
-from metalearn.program.job import script, to_job
-from metalearn.program.parts import Parts, assemble
-from metalearn.program.unseen import seen_in
 from metalearn.runs.checkpoint import write
 from metalearn.runs.seen import KEY, to_meta
 from metalearn.training.loop import Progress, new_learner, snapshot

@@ -19,17 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.engine.groups import (
+from distributed.cluster.info import check_timeout, name_of_rank
+from distributed.cluster.listening import group_listeners, listening_line
+from distributed.cluster.process_group import (
     dismiss_others,
     end_when_dismissed,
     missing_ranks,
     start_process_group,
     stop_process_group,
 )
-from distributed.engine.info import check_timeout, name_of_rank
-from distributed.engine.listening import group_listeners, listening_line
-from distributed.engine.sockets import tcp_bytes_sent
 from distributed.partition import TensorDimensionPartitioner
+from distributed.rpc.traffic import tcp_bytes_sent
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distributed.engine.info import check_timeout
+from distributed.cluster.info import check_timeout
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, diagnose_chunk, join
 from distributed.tree_sum import partials_of_terms

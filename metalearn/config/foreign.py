@@ -14,7 +14,7 @@ from omegaconf._utils import get_yaml_loader
 from metalearn.config.links import LINK
 from metalearn.config.values import Config, leaves
 from metalearn.errors import ConfigError
-from metalearn.files import DEEPEST, RefusedFileError, read_bounded
+from metalearn.storage.files import DEEPEST, RefusedFileError, read_bounded
 
 LARGEST_YAML = 2**18
 """Bytes of a config.yaml; one of this program has 2,000 to 4,000."""

@@ -14,7 +14,7 @@ from metalearn.config.compose import check_choice, check_key, check_plugins, com
 from metalearn.config.foreign import check_saved
 from metalearn.config.values import keys_of, leaves
 from metalearn.errors import ConfigError
-from metalearn.files import is_folder
+from metalearn.storage.files import is_folder
 
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 """Groups that get their defaults: an evaluation may run on another machine than the training."""
@@ -60,7 +60,7 @@ MOVED = {
     "metalearn.optimizers.": "metalearn.training.optimizers.",
     "metalearn.trainer.": "metalearn.training.settings.",
     "metalearn.checkpoint.": "metalearn.runs.checkpoint.",
-    "metalearn.logging.": "metalearn.runs.logging.",
+    "metalearn.logging.": "metalearn.reporting.logging.",
 }
 """The old and the present beginnings of `_target_`: an earlier version saved configs with the old ones."""
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalearn import cache
 from metalearn.nn.precision import rounds_products
+from metalearn.storage import cache
 
 log = logging.getLogger("metalearn")
 

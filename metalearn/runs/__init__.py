@@ -1,1 +1,1 @@
-"""What a run writes and reads: its folder, checkpoints, logs, metrics and plots."""
+"""What a run keeps: its folder, checkpoints, state, the classes it has seen, and its published form."""

@@ -17,7 +17,9 @@ from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
-from metalearn.files import (
+from metalearn.reporting.metrics import describe, from_json, jsonable, main_metric
+from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
+from metalearn.storage.files import (
     RefusedFileError,
     creating,
     links_out_of,
@@ -27,9 +29,7 @@ from metalearn.files import (
     waiting_files,
     write_atomically,
 )
-from metalearn.locks import open_lock, try_to_hold
-from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
-from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
+from metalearn.storage.locks import open_lock, try_to_hold
 from metalearn.types import Params
 
 LOCK = ".lock"

@@ -7,7 +7,7 @@ KEY = "seen_classes"
 """Of meta.json and of model.json."""
 
 MOST_SAVED = 200_000
-"""Classes that are saved: of so many, the JSON is still read again (`metalearn.files.LARGEST_JSON`)."""
+"""Classes that are saved: of so many, the JSON is still read again (`metalearn.storage.files.LARGEST_JSON`)."""
 
 
 class Seen(NamedTuple):

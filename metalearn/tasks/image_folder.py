@@ -9,7 +9,7 @@ import numpy as np
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
-from metalearn.files import read_bounded
+from metalearn.storage.files import read_bounded
 from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, picture_tasks, shapes_of
 from metalearn.tasks.common.picture_folders import (
     Folder,

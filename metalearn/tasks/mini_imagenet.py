@@ -15,7 +15,7 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
-from metalearn.files import read_bounded
+from metalearn.storage.files import read_bounded
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from metalearn.errors import ConfigError
-from metalearn.runs.plots import Curve, Panel
+from metalearn.reporting.plots import Curve, Panel
 from scripts.reproduction.results import Result
 from scripts.reproduction.rows import LAST, Published, Row, Table
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from metalearn.config.foreign import read_config
 from metalearn.errors import ConfigError
-from metalearn.files import read_object, write_atomically
-from metalearn.runs.plots import Curve, curve_of
+from metalearn.reporting.plots import Curve, curve_of
+from metalearn.storage.files import read_object, write_atomically
 from scripts.reproduction.rows import LAST, Row
 
 Result = dict[str, Any]

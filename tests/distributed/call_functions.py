@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 import distributed as todist
-from distributed.engine import leaving, worker
+from distributed.rpc import shutdown, worker
 from tests.distributed.remote_functions import OwnError
 
 counts: dict[str, int] = {}
@@ -102,7 +102,7 @@ def release(value: Any) -> None:
 
 def computed_here() -> int:
     """How many calls the threads of this worker compute that somebody waits for."""
-    return sum(not call.is_over() for call in [*leaving._served.values()])
+    return sum(not call.is_over() for call in [*shutdown._served.values()])
 
 
 def open_here() -> int:
@@ -170,8 +170,8 @@ def undeclared() -> Future[Any]:
 
 def open_calls() -> int:
     """How many calls are open here that somebody may still wait for."""
-    leaving.end_open_calls()
-    return len(leaving._open)
+    shutdown.end_open_calls()
+    return len(shutdown._open)
 
 
 # Remote objects
@@ -228,7 +228,7 @@ def what_holds_counters() -> str:
     """What may keep a counter alive here: torch's counts of references, our open calls, and what Python knows."""
     gc.collect()
     holders = [type(holder).__name__ for counter in list(_counters) for holder in gc.get_referrers(counter)]
-    calls = [*leaving._served.values(), *(call for call, _ in list(leaving._open.values()))]
+    calls = [*shutdown._served.values(), *(call for call, _ in list(shutdown._open.values()))]
     return f"{rpc._rref_context_get_debug_info()}; calls: {calls}; referrers: {holders}"
 
 

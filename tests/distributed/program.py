@@ -12,14 +12,15 @@ from typing import Any
 from torch.distributed import rpc
 
 import distributed as todist
-from distributed.engine import session, stopping, worker
+from distributed.cluster import ending
+from distributed.rpc import session, worker
 from tests.distributed import call_functions, remote_functions
 
 
 def serve() -> None:
     """Serves remote calls until rank zero stops the session."""
     session.start_rpc(timeout=20)
-    stopping.stop_rpc()
+    ending.stop_rpc()
 
 
 @todist.auto_init_rpc()
@@ -171,7 +172,7 @@ def few_descriptors(limit: str) -> None:
     if todist.get_rank() == 0:
         everyone = [(rank, (), None) for rank in range(todist.get_world_size())]
         print(todist.remote_sync_call(todist.get_rank, partitioner=lambda: everyone))
-    stopping.stop_rpc()
+    ending.stop_rpc()
 
 
 def added_by_tree() -> None:
@@ -179,7 +180,7 @@ def added_by_tree() -> None:
     import torch
 
     from distributed import partition, reduce
-    from distributed.engine import groups
+    from distributed.cluster import process_group
     from distributed.strategies.common.sum_over_ranks import sum_over_ranks
     from distributed.strategies.common.work import Plan
     from distributed.strategies.ddp import ddp
@@ -188,7 +189,7 @@ def added_by_tree() -> None:
     from tests.distributed.chunk_work import PARAMS, WORK
 
     workers, rank = todist.get_world_size(), todist.get_rank()
-    groups.start_process_group(timeout=20, backend="gloo")
+    process_group.start_process_group(timeout=20, backend="gloo")
     for size, counts in ((1, [1] * workers), (2500, [3, 1, 2][:workers]), (999, [2, 0, 0][:workers])):
         generator = torch.Generator().manual_seed(size)
         count = sum(counts)
@@ -199,7 +200,7 @@ def added_by_tree() -> None:
         total, rows = sum_over_ranks(own, terms[0], [subtrees_of(run, count) for run in runs], count, row)
         assert all(map(torch.equal, total, tree_sum(terms))), (size, counts)
         assert rows.flatten().tolist() == list(range(workers))
-    groups.stop_process_group()
+    process_group.stop_process_group()
 
     plan = Plan(WORK, workers, partition.dim_partitioner(0), reduce.mean())
     alone = local(plan=plan._replace(workers=1), timeout=20)()
@@ -238,7 +239,7 @@ def gpus() -> None:
         futures = [todist.remote_async_call(remote_functions.current_gpu, partitioner=i) for i in (0, 1)]
         assert [future.wait() for future in futures] == [[10], [11]]
         print("ok")
-    stopping.stop_rpc()
+    ending.stop_rpc()
 
 
 def failing_main() -> None:
@@ -329,7 +330,7 @@ def slow_start() -> None:
     session.start_rpc(timeout=60)
     if todist.get_rank() == 0:
         print(todist.remote_sync_call(remote_functions.call_back, args=(0, 5), partitioner=1))
-    stopping.stop_rpc()
+    ending.stop_rpc()
 
 
 def init_exits(how: str) -> None:
@@ -397,7 +398,7 @@ def passes_that_cannot_end() -> None:
             except (RuntimeError, OSError) as error:
                 print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(0)
-    stopping.stop_rpc()
+    ending.stop_rpc()
 
 
 def lost_workers() -> None:
@@ -406,7 +407,7 @@ def lost_workers() -> None:
 
     session.start_rpc(timeout=20)
     if todist.get_rank() != 0:
-        stopping.stop_rpc()
+        ending.stop_rpc()
     dies = call_functions.square_or_die
     each, free = todist.dim_partitioner(0, exclusive=True), todist.dynamic_partitioner()
     print("sync", todist.remote_sync_call(dies, args=(torch.arange(12), 3, 1), partitioner=each, retries=1))

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import distributed as todist
-from distributed.engine import contexts
 from distributed.remote import remote_async_call, remote_sync_call
+from distributed.rpc import autograd_contexts
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD
 
@@ -57,7 +57,7 @@ def test_all_workers_compute_their_part_of_a_backward_pass_at_the_same_time() ->
 
 
 def test_torchs_own_context_is_seen(net: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "_ever_entered", False)
+    monkeypatch.setattr(autograd_contexts, "_ever_entered", False)
     assert autograd.current_context() is None
     with torch.distributed.autograd.context() as ctx:
         assert autograd.current_context() == ctx

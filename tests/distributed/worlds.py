@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from distributed.engine import session, stopping, store
+from distributed.cluster import ending, store
+from distributed.rpc import session
 from tests.runs import ROOT
 
 WORLD = 3
@@ -34,7 +35,7 @@ def world() -> Iterator[list[subprocess.Popen[bytes]]]:
     try:
         session.start_rpc(timeout=20)
         yield others
-        stopping.stop_rpc()
+        ending.stop_rpc()
         assert [process.wait(20) for process in others] == [0] * len(others)
     finally:
         for process in others:

@@ -13,7 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import sympy  # noqa: F401 (torch's optimizers load it; what is loaded here, no fork must load)
 
 import train
-from metalearn.program import parts, ranks, run  # noqa: F401
+from metalearn.app import (
+    parts,  # noqa: F401
+    ranks,  # noqa: F401
+    run,  # noqa: F401
+)
 
 
 def resume(folder: str, arguments: list[str]) -> int:

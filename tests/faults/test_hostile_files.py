@@ -17,14 +17,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from metalearn.api.export import export
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, RunError
+from metalearn.reporting.loggers.protocol import Window
+from metalearn.reporting.logging import run_log
 from metalearn.runs import folder
-from metalearn.runs.loggers.protocol import Window
-from metalearn.runs.logging import run_log
-from metalearn.use.export import export
 from scripts import compare, evaluate
 from sweeps.settings import _recorded as recorded_rounds
 from sweeps.space import Number, SpaceError

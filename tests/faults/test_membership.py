@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distributed.engine.meeting import TOKEN, _post
+from distributed.cluster.meeting import TOKEN, _post
 from tests.runs import ROOT, Program, Start, alive, assert_same_bytes, metrics, ranks_of, slow, until
 
 pytestmark = pytest.mark.thorough

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from distributed.engine.listening import listeners
+from distributed.cluster.listening import listeners
 from tests.faults.endless import ENDLESS, started
 from tests.runs import ROOT, Program, Start, ranks_of, slow
 

@@ -17,11 +17,11 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from metalearn.app import ranks
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
-from metalearn.program import ranks
+from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
 from metalearn.runs import checkpoint, folder
-from metalearn.runs.logging import RunLog, Window, detach, log_to_file, run_log
 from tests.runs import ROOT, Program, Start, metrics
 
 TINY = (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from metalearn.app.job import script
+from metalearn.app.sweep import run_sweep
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
-from metalearn.program.job import script
-from metalearn.program.sweep import run_sweep
 from tests.runs import ROOT, Program, Start, assert_same_bytes, children_of, metrics, slow, until
 from tests.slurm import Slurm
 

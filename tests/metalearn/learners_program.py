@@ -3,7 +3,7 @@
 import torch
 
 from distributed import partition, reduce
-from distributed.engine.info import get_world_size
+from distributed.cluster.info import get_world_size
 from distributed.strategies.common.work import Plan, Work
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from metalearn.app.job import script
+from metalearn.app.sweep import check_trials
 from metalearn.config.compose import compose_sweeper
 from metalearn.errors import ConfigError
-from metalearn.program.job import script
-from metalearn.program.sweep import check_trials
 from metalearn.runs.folder import lock
 from tests.runs import ROOT, Program, slow, until, why_not_isolable
 from tests.sweeps.programs import completed, params, rows, run_until_killed, sweep
@@ -103,7 +103,7 @@ def test_an_unexpected_error_in_the_check_is_shown(
     def fail(*arguments: object) -> int:
         raise KeyError("of the user's own network")
 
-    monkeypatch.setattr("metalearn.program.sweep._check", fail)
+    monkeypatch.setattr("metalearn.app.sweep._check", fail)
     with pytest.raises(ConfigError, match="the check of the trials has ended with exit code 1"):
         check_trials(script(ROOT / "train.py"), ["seed=range(0,9)"], compose_sweeper(["hydra/sweeper=async"]))
     assert 'KeyError: "of the user\'s own network"' in capfd.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metalearn import cache
 from metalearn.errors import DataError
+from metalearn.storage import cache
 from metalearn.tasks.common.episodes import Images
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.errors import DataError
-from metalearn.files import open_regular, read_bounded
+from metalearn.storage.files import open_regular, read_bounded
 
 COLLECTIONS = ("images_background", "images_evaluation")
 _DEPTH = 5

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from metalearn.files import RefusedFileError, open_regular
+from metalearn.storage.files import RefusedFileError, open_regular
 from metalearn.tasks.common.episodes import Images
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")

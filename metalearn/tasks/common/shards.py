@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.files import open_regular, read_object, write_atomically
+from metalearn.storage.files import open_regular, read_object, write_atomically
 from metalearn.tasks.common.cache import array_header
 from metalearn.tasks.common.episodes import Images
 

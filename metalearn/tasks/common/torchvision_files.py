@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.files import open_regular
-from metalearn.locks import held
+from metalearn.storage.files import open_regular
+from metalearn.storage.locks import held
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled
 

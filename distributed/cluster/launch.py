@@ -1,0 +1,433 @@
+"""Starts the ranks of a program on this host, as torchrun does, but on loopback. No rank outlives the launcher."""
+
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Literal, NamedTuple, Protocol
+
+from distributed.cluster.info import default_worker_name, is_loopback
+from distributed.cluster.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
+from distributed.cluster.meeting import JOINS, TOKEN
+from distributed.cluster.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
+from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
+
+REPORT_SECONDS = 6.0
+"""How long the first rank may take to report that another one has failed."""
+
+SAVE_SECONDS = 30.0
+"""How long the first rank may take to save when it is stopped, and another one has ended with an error."""
+
+LEAVE_SECONDS = 10.0
+"""How long the other ranks may take to end by themselves after the first one has succeeded."""
+
+END_SECONDS = 1.0
+"""How long ranks may take to end at SIGTERM."""
+
+FINAL = (2, 3, 130, 143)
+"""Exit codes of a first rank that is not started again: bad config, numbers that are not finite, stopped."""
+
+SAME_REQUEST_SECONDS = 2.0
+"""A terminal, or a supervisor, may signal more than once: within this time it is one request."""
+
+REPLACE_SECONDS = 2.0
+"""On another host than the first: so long after the end of a rank is a new process started for it. If rank zero has
+ended, the other ranks of the host end in this time too."""
+
+_POLL_SECONDS = 0.05
+LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
+"""Environment variable of a rank: the process that has started it, and with which it ends."""
+
+
+class CannotListenError(OSError):
+    """The launcher cannot listen on the address where the ranks shall meet."""
+
+
+class LaunchConfig(NamedTuple):
+    """The part of a job that this launcher starts: `workers` ranks on host number `node_rank` of `nnodes`.
+
+    With several hosts the store is at `master_addr`:`master_port`, and all traffic uses the network interface
+    `interface`. `isolate` gives the ranks of a world on one host a network of their own: always, never, or where
+    the kernel allows it and neither an interface nor an address of the host is asked for. With `goes_on`, the first
+    rank can do without the others once all have met, so the end of another one does not end the job.
+    """
+
+    workers: int
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    interface: str | None = None
+    isolate: bool | Literal["auto"] = "auto"
+    goes_on: bool = False
+
+
+def use_interface(name: str) -> None:
+    """From now on torch opens the connections of this process on this network interface."""
+    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, name))
+
+
+def check_isolation(config: LaunchConfig) -> None:
+    """Starts nothing.
+
+    Raises:
+        CannotIsolateError: `launch` would raise it.
+    """
+    if config.isolate is True:
+        _open_meeting(config).close()
+
+
+def launch(
+    command: Sequence[str] | Callable[[], int],
+    config: LaunchConfig,
+    *,
+    max_restarts: int = 0,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Runs `command` once for each rank and waits. A function runs in forks of this process, see `Fork`.
+
+    SIGTERM and SIGINT are passed on to the world's first rank, and the first rank ends the others. On other hosts, if
+    the config says `goes_on`, SIGTERM is passed on to all ranks, which leave the world. A second signal kills all
+    ranks; on other hosts without `goes_on` the first one does. SIGUSR1 and SIGUSR2, which announce the end of the whole
+    job on all hosts, count as SIGTERM on the first host, and are left to it on the others. When all ranks have ended, a
+    handler that was there before gets them.
+
+    If a rank fails, the launcher ends the other ranks and starts all of them again, up to `max_restarts` times. If the
+    config says `goes_on`, a new process joins in place of a rank that has failed, also counted as a restart; if none is
+    left, the others go on without. If the first rank has succeeded, the others must end soon too.
+
+    Returns:
+        0 if all ranks succeeded, or the first one did and the others did not end, or, on another host of a world that
+        goes on, one that was there at the end did; the first rank's exit code if it is one of `FINAL`; else 1.
+
+    Raises:
+        CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
+        CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
+    """
+    return run_ranks(lambda: _Here(command, config), config, max_restarts=max_restarts, say=say)
+
+
+class Start(Protocol):
+    """One start of all ranks, or of those of this host."""
+
+    def rank(self, number: int, *, joins: bool = False) -> Process:
+        """Starts a rank, by its number here; `joins`: in place of one that has failed, in a world under way."""
+        ...
+
+    def has_met(self) -> bool:
+        """Whether all ranks have met."""
+        ...
+
+    def close(self) -> None:
+        """Once the ranks have ended, or have to: gives back what the start has opened."""
+        ...
+
+
+def run_ranks(
+    begin: Callable[[], Start], config: LaunchConfig, *, max_restarts: int, say: Callable[[str], None]
+) -> int:
+    """As `launch`, wherever the ranks are: `begin` begins each start of them."""
+    return _Launcher(begin, config, max_restarts, say).run()
+
+
+class _Launcher:
+    """The ranks of one start after the other, and the signals that this process gets for them."""
+
+    def __init__(
+        self, begin: Callable[[], Start], config: LaunchConfig, max_restarts: int, say: Callable[[str], None]
+    ) -> None:
+        self._begin, self._config, self._max_restarts, self._say = begin, config, max_restarts, say
+        first, size = config.node_rank * config.workers, config.nnodes * config.workers
+        self._names = [default_worker_name(rank, size) for rank in range(first, first + config.workers)]
+        self._leads = config.node_rank == 0
+        self._ranks: list[Process] = []
+        self._restarts = 0
+        self._stopping: list[int] = []
+        self._stopping_since = 0.0
+        self._preemption: signal.Signals | None = None
+
+    def run(self) -> int:
+        numbers = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
+        previous = {number: signal.signal(number, self._pass_on) for number in numbers}
+        try:
+            while True:
+                code = self._run_once()
+                if code != 1 or self._stopping or self._preemption or self._restarts == self._max_restarts:
+                    return code
+                self._restarts += 1
+                self._say(f"restart {self._restarts} of {self._max_restarts}")
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if self._preemption is not None and callable(earlier := previous[self._preemption]):
+                earlier(self._preemption, None)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number in PREEMPTIONS:
+            self._preemption = signal.Signals(number)
+            if not self._leads:
+                return
+            number = signal.SIGTERM
+        if not self._stopping:
+            self._stopping_since = time.monotonic()
+        self._stopping.append(number)
+        asks = time.monotonic() - self._stopping_since < SAME_REQUEST_SECONDS
+        if asks and self._leads:
+            targets, sent = self._ranks[:1], number
+        else:
+            targets, sent = self._ranks, signal.SIGTERM if asks and self._config.goes_on else signal.SIGKILL
+        for process in targets:
+            process.send_signal(sent)
+
+    def _run_once(self) -> int:
+        """Starts all ranks once and waits."""
+        self._ranks.clear()
+        start = self._begin()
+        try:
+            for number in range(self._config.workers):
+                if self._stopping:  # a signal came before this rank was started
+                    return 128 + self._stopping[0]
+                self._ranks.append(start.rank(number))
+            if self._stopping:  # a signal came while the last rank was being started
+                return 128 + self._stopping[0]
+            return self._wait(start)
+        finally:
+            _stop_ranks(self._ranks, asks=bool(self._stopping))
+            start.close()
+
+    def _wait(self, start: Start) -> int:
+        """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit
+        code of the job."""
+        ended: dict[Process, float] = {}
+        while self._first_runs() if self._leads else self._running():
+            if self._has_failed(start):
+                return self._code_of_failure()
+            if self._goes_on(start) and not self._stopping and not self._preemption:
+                self._replace_lost(start, ended)
+            time.sleep(_POLL_SECONDS)
+        _wait_until(lambda: not self._running() or self._has_failed(start), LEAVE_SECONDS)
+        if self._has_failed(start):
+            return self._code_of_failure()
+        if self._running():
+            hanging = " and ".join(self._running())
+            self._say(f"{hanging} did not end within {LEAVE_SECONDS:g} s after {self._names[0]}, and is killed")
+        return 0 if self._leads or any(process.poll() == 0 for process in self._ranks) else 1
+
+    def _first_runs(self) -> bool:
+        return self._ranks[0].poll() is None
+
+    def _running(self) -> list[str]:
+        return [name for name, process in zip(self._names, self._ranks, strict=True) if process.poll() is None]
+
+    def _goes_on(self, start: Start) -> bool:
+        """Whether the world can do without any rank but the first."""
+        return self._config.goes_on and start.has_met()
+
+    def _has_failed(self, start: Start) -> bool:
+        """Whether a rank has failed without which the others cannot go on."""
+        needed = self._ranks[: int(self._leads)] if self._goes_on(start) else self._ranks
+        return any(process.poll() for process in needed)
+
+    def _replace_lost(self, start: Start, ended: dict[Process, float]) -> None:
+        """Starts a new process for each rank that has failed, as long as restarts are left. The others go on. `ended`
+        has the time at which a rank's end was seen; infinite once it is dealt with."""
+        now = time.monotonic()
+        for number, process in enumerate(self._ranks):
+            code = process.poll()
+            if not code or now - ended.setdefault(process, now) < (0 if self._leads else REPLACE_SECONDS):
+                continue
+            ended[process] = math.inf
+            end = f"{self._names[number]} {_end_of(code)}; the others go on"
+            if self._restarts == self._max_restarts:
+                self._say(end)
+                continue
+            self._restarts += 1
+            self._say(f"{end}, and a new process joins in its place (restart {self._restarts} of {self._max_restarts})")
+            self._ranks[number] = start.rank(number, joins=True)
+
+    def _code_of_failure(self) -> int:
+        """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns
+        the exit code of the job."""
+        codes = [process.poll() for process in self._ranks]
+        patience = SAVE_SECONDS if self._stopping else REPORT_SECONDS
+        has_ended = _wait_until(lambda: self._ranks[0].poll() is not None, patience)
+        for name, code in zip(self._names, codes, strict=True):
+            if code and (not self._stopping if code < 0 else codes[0] is None):
+                self._say(f"{name} {_end_of(code)}")
+        if not has_ended:
+            self._say(f"{self._names[0]} did not end within {patience:g} s after that, and is killed")
+        first = self._ranks[0].poll()
+        if first in FINAL:
+            return first
+        return 128 + self._stopping[0] if self._stopping and (first is None or first <= 0) else 1
+
+
+class _Meeting:
+    """Where the ranks meet.
+
+    Attributes:
+        listener: the store's listening socket, on the first host.
+        network: the network that the ranks enter, if they have one of their own.
+        not_isolated: why they have none.
+        port: of the listener; 0 if there is none.
+        met, note: the ends of a pipe, into which the host's first rank writes when all have met.
+        token: the secret that the ranks share; empty if there is none.
+    """
+
+    def __init__(
+        self, listener: socket.socket | None, network: Network | None, not_isolated: str, *, one_host: bool = True
+    ) -> None:
+        self.token = os.environ.get(TOKEN) or (secrets.token_hex() if one_host else "")
+        self.listener, self.network, self.not_isolated = listener, network, not_isolated
+        self.port = 0 if listener is None else listener.getsockname()[1]
+        self.met, self.note = os.pipe()
+
+    def is_over(self) -> bool:
+        """Whether all ranks have met."""
+        return bool(select.select([self.met], [], [], 0)[0])
+
+    def close_listener(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+
+    def close(self) -> None:
+        self.close_listener()
+        if self.network is not None:
+            self.network.close()
+        os.close(self.met)
+        os.close(self.note)
+
+
+def _open_meeting(config: LaunchConfig) -> _Meeting:
+    obstacle = _obstacle(config)
+    if not obstacle:
+        try:
+            network, inside = new_network(config.master_addr, config.master_port)
+            return _Meeting(inside, network, "")
+        except CannotIsolateError as error:
+            obstacle = str(error)
+    if config.isolate is True:
+        raise CannotIsolateError(obstacle)
+    listener = _listen(config) if config.node_rank == 0 else None
+    return _Meeting(listener, None, obstacle, one_host=config.nnodes == 1)
+
+
+def _obstacle(config: LaunchConfig) -> str:
+    """What in `config` is against a network of the ranks' own; empty if nothing is."""
+    if config.isolate is False:
+        return "isolate=false"
+    if config.nnodes > 1:
+        return f"nnodes={config.nnodes}"
+    if config.interface not in (None, loopback_interface()):
+        return f"interface={config.interface}"
+    return "" if is_loopback(config.master_addr) else f"master_addr={config.master_addr}"
+
+
+class _Here:
+    """A start of the ranks of this host: programs, or forks of this process."""
+
+    def __init__(self, command: Sequence[str] | Callable[[], int], config: LaunchConfig) -> None:
+        self._command, self._config = command, config
+        self._meeting = _open_meeting(config)
+
+    def rank(self, number: int, *, joins: bool = False) -> Process:
+        process = _start(self._command, self._config, number, self._meeting, {JOINS: "1"} if joins else {})
+        if number == self._config.workers - 1:
+            self._meeting.close_listener()  # the first rank has its own copy
+        return process
+
+    def has_met(self) -> bool:
+        return self._meeting.is_over()
+
+    def close(self) -> None:
+        self._meeting.close()
+
+
+def _start(
+    command: Sequence[str] | Callable[[], int],
+    config: LaunchConfig,
+    local_rank: int,
+    meeting: _Meeting,
+    variables: Mapping[str, str],
+) -> Process:
+    listener, network = meeting.listener, meeting.network
+    inherited = {} if local_rank else {MET_FD: meeting.note}
+    if listener is not None and local_rank == 0:
+        inherited[STORE_FD] = listener.fileno()
+    environment = _environment(config, local_rank, meeting) | {name: str(fd) for name, fd in inherited.items()}
+    environment |= variables
+    fds = tuple(inherited.values())
+    launcher = os.getpid()
+
+    def enter() -> None:
+        if network is not None:
+            network.enter()
+        ignore_preemptions()
+        die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
+
+    if not callable(command):
+        return subprocess.Popen(command, env=environment, pass_fds=fds, preexec_fn=enter)
+
+    def run() -> int:
+        enter()
+        if network is not None:
+            network.close()
+        if listener is not None and local_rank:
+            listener.close()  # it is the first rank's
+        return command()
+
+    return Fork(run, environment)
+
+
+def _listen(config: LaunchConfig) -> socket.socket:
+    try:
+        return socket.create_server((config.master_addr, config.master_port))
+    except OSError as error:
+        raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
+
+
+def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting) -> dict[str, str]:
+    interface = config.interface or loopback_interface()
+    return (
+        os.environ
+        | {
+            "RANK": str(config.node_rank * config.workers + local_rank),
+            "WORLD_SIZE": str(config.nnodes * config.workers),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(config.workers),
+            "MASTER_ADDR": config.master_addr,
+            "MASTER_PORT": str(meeting.port or config.master_port),
+            LAUNCHER: str(os.getpid()),
+            NOT_ISOLATED: meeting.not_isolated,
+            TOKEN: meeting.token,
+        }
+        | dict.fromkeys(INTERFACE_VARIABLES, interface)
+    )
+
+
+def _end_of(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return condition()
+
+
+def _stop_ranks(ranks: list[Process], *, asks: bool) -> None:
+    """Stops the ranks that still run: SIGTERM first, SIGKILL after a second. The world's first rank takes SIGTERM for
+    a request to save and stop; if nobody `asks` for that, and it still runs, all ranks are killed at once."""
+    by_force = bool(ranks) and ranks[0].poll() is None and not asks
+    for number in (signal.SIGKILL,) if by_force else (signal.SIGTERM, signal.SIGKILL):
+        for process in ranks:
+            process.send_signal(number)
+        if _wait_until(lambda: all(process.poll() is not None for process in ranks), END_SECONDS):
+            return

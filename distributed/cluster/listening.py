@@ -1,0 +1,129 @@
+"""The addresses on which each process listens, as the kernel reports them."""
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from distributed.cluster.info import default_worker_name, get_world_size
+from distributed.cluster.isolation import why_not_isolated
+from distributed.remote import remote_sync_call
+from distributed.rpc.session import current
+
+_LISTENING = "0A"
+
+
+class Listener(NamedTuple):
+    """An address on which a process accepts connections."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether only this host can reach it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+def listeners(pid: int) -> list[Listener]:
+    """The addresses on which a process of this host listens. Linux only; on other systems the list is empty.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+        PermissionError: it belongs to another user.
+    """
+    if not sys.platform.startswith("linux"):
+        return []
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:  # it was closed in the meantime
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    listening = set()
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and fields[9] in inodes:
+                listening.add(_listener(family, *fields[1].split(":")))
+    return sorted(listening)
+
+
+def _listener(family: int, address: str, port: str) -> Listener:
+    """Parses the kernel's notation: hexadecimal, in words of four bytes, each word in the host's byte order."""
+    words = bytes.fromhex(address)
+    raw = b"".join(words[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(words), 4))
+    return Listener(socket.inet_ntop(family, raw), int(port, 16))
+
+
+def own_listeners() -> list[Listener]:
+    return listeners(os.getpid())
+
+
+def started_by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def session_listeners() -> dict[str, list[Listener]]:
+    """The addresses on which each worker of the session listens, by worker name; and those of torchrun on this host."""
+    names = current().workers
+    by_rank = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
+    return dict(zip(names, by_rank, strict=True)) | _torchrun_listeners()
+
+
+def _summary(listeners: Sequence[Listener]) -> str:
+    """Each address once, with its port, or with the number of its ports if there are several."""
+    by_address = {address: list(group) for address, group in groupby(listeners, key=lambda listener: listener.address)}
+    return ", ".join(
+        str(group[0]) if len(group) == 1 else f"{address} ({len(group)} ports)" for address, group in by_address.items()
+    )
+
+
+def group_listeners() -> dict[str, list[Listener]]:
+    """As `session_listeners`, for the ranks of a process group. All ranks must call it."""
+    size = dist.get_world_size()
+    own: list[Listener] = own_listeners()
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, own)
+    by_name = {default_worker_name(rank, size): gathered[rank] for rank in range(size)}
+    return by_name | _torchrun_listeners()
+
+
+def _torchrun_listeners() -> dict[str, list[Listener]]:
+    if not started_by_torchrun():
+        return {}
+    try:
+        return {"torchrun": listeners(os.getppid())}
+    except OSError:  # another user's process
+        return {}
+
+
+def listening_line(by_worker: dict[str, list[Listener]]) -> str:
+    """One line for the log: where each worker listens, who can connect there, and how to close it."""
+    line = "; ".join(f"{name} on {_summary(addresses)}" for name, addresses in by_worker.items() if addresses)
+    open_to_others = [name for name, addresses in by_worker.items() if not all(address.closed for address in addresses)]
+    obstacle = why_not_isolated()
+    if not open_to_others and obstacle is None:
+        return f"listening: {line} (all loopback, in a network of this run's own: nobody else on this host can connect)"
+    if not open_to_others:
+        return (
+            f"listening: {line} (all loopback). Every user of this host can connect there and run code here, since "
+            f"this run has no network of its own ({obstacle})"
+        )
+    advice = f"; `python train.py workers={get_world_size()} …` keeps a run on one host closed"
+    by_torchrun = advice if open_to_others == ["torchrun"] else ""
+    return (
+        f"listening: {line}. Open to other hosts: {', '.join(open_to_others)}: anyone who connects there, and every "
+        f"user of this host, can run code here{by_torchrun}"
+    )

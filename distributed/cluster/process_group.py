@@ -1,0 +1,141 @@
+"""Starts and stops torch's process group (c10d), on the key-value store that RPC uses too."""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, which its default arguments would keep for ever
+
+from distributed.cluster.info import check_timeout, get_world_info
+from distributed.cluster.meeting import meet
+from distributed.cluster.store import ended_after, within
+from distributed.rpc.session import stay_on_loopback
+from distributed.rpc.shutdown import GOODBYE_SECONDS
+
+_POLL_SECONDS = 0.05
+
+_DISMISSAL_SECONDS = 0.2
+"""Between two looks for a dismissal."""
+
+_store: dist.Store | None = None
+_obeying: tuple[threading.Thread, threading.Event] | None = None
+"""The thread that waits for a dismissal, and what ends it."""
+
+
+def default_backend(device: torch.device | None = None) -> str:
+    """`nccl` if every worker of this host has its own GPU and computes on it, else `gloo`."""
+    on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    gpus = torch.cuda.device_count() if on_gpu else 0
+    return "nccl" if dist.is_nccl_available() and gpus >= get_world_info().local_world_size else "gloo"
+
+
+def start_process_group(*, timeout: float, backend: str | None = None, device: torch.device | None = None) -> str:
+    """Joins the default process group; returns its backend.
+
+    Args:
+        timeout: seconds that an operation may take.
+        backend: default `default_backend(device)`.
+        device: the device that this rank computes on.
+
+    Raises:
+        ConnectionError: a rank did not join within the time limit.
+        RuntimeError: there is a group already.
+    """
+    global _store
+    check_timeout(timeout)
+    stay_on_loopback()
+    info = get_world_info()
+    patience = timedelta(seconds=timeout)
+    store = meet(patience).store
+    _store = store
+    chosen = backend or default_backend(device)
+    if chosen == "nccl":
+        torch.cuda.set_device(info.local_rank)
+    rank, size = info.world_rank, info.world_size
+    with ended_after(timeout + GOODBYE_SECONDS):
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=patience)
+    return chosen
+
+
+def missing_ranks(seconds: float) -> list[int]:
+    """After an operation has failed: the ranks that do not report within `seconds` that they are alive.
+
+    Every rank that notices the failure must call this, since the call reports that rank.
+    """
+    info = get_world_info()
+    missing = [rank for rank in range(info.world_size) if rank != info.world_rank]
+    if len(missing) == 1:
+        return missing
+    assert _store is not None
+    try:
+        return within(2 * seconds, partial(_unreported, _store, missing, seconds))
+    except (RuntimeError, TimeoutError):  # the store ended with rank zero, or waits for it
+        return [0]
+
+
+def _unreported(store: dist.Store, missing: list[int], seconds: float) -> list[int]:
+    store.set(f"here/{get_world_info().world_rank}", "")
+    return _await_keys(store, "here", missing, seconds)
+
+
+def _await_keys(store: dist.Store, name: str, ranks: Sequence[int], seconds: float) -> list[int]:
+    """Waits for the keys `name`/rank; returns the ranks whose keys have not come within `seconds`."""
+    deadline = time.monotonic() + seconds
+    missing = list(ranks)
+    while missing and time.monotonic() < deadline:
+        missing = [rank for rank in missing if not store.check([f"{name}/{rank}"])]
+        time.sleep(_POLL_SECONDS)
+    return missing
+
+
+def end_when_dismissed() -> None:
+    """On every rank but zero: from now until `stop_process_group`, a dismissal by rank zero ends this process at once,
+    with exit code 0."""
+    global _obeying
+    rank, ended = get_world_info().world_rank, threading.Event()
+    if rank > 0:
+        thread = threading.Thread(target=_obey_dismissal, args=(_store, rank, ended), daemon=True)
+        _obeying = thread, ended
+        thread.start()
+
+
+@atexit.register  # Python must not end while a thread of its own is inside torch
+def _end_obeying() -> None:
+    global _obeying
+    if _obeying is not None:
+        (thread, ended), _obeying = _obeying, None
+        ended.set()
+        thread.join(GOODBYE_SECONDS)
+
+
+def _obey_dismissal(store: dist.Store, rank: int, ended: threading.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the store ended with rank zero
+        while not ended.wait(_DISMISSAL_SECONDS):
+            if store.check(["dismissed"]):
+                store.set(f"gone/{rank}", "")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+
+
+def dismiss_others() -> None:
+    """On rank zero: ends the processes of all other ranks, wherever they are, if they have called
+    `end_when_dismissed`."""
+    assert _store is not None
+    _store.set("dismissed", "")
+    _await_keys(_store, "gone", range(1, get_world_info().world_size), GOODBYE_SECONDS)
+
+
+def stop_process_group() -> None:
+    """Leaves the default process group, if there is one."""
+    _end_obeying()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,120 @@
+"""The key-value store of a world, and what limits the time that torch spends on it."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from distributed.cluster.info import get_world_info, is_loopback
+
+STORE_FD = "DISTRIBUTED_STORE_FD"
+"""Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
+
+MET_FD = "DISTRIBUTED_MET_FD"
+"""Environment variable of a host's first rank: the pipe into which it writes when all ranks have met, for `launch`."""
+
+INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that set the network interface of torch's transports."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_store: dist.Store | None = None
+
+
+def loopback_interface() -> str:
+    """The name of this host's loopback interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), "lo")
+
+
+def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """The store of this process's world. It is opened once, so that RPC can start on it again.
+
+    Raises:
+        RuntimeError: a world of several processes without MASTER_ADDR; or the store does not answer within
+            `timeout`.
+    """
+    global _store
+    if _store is None:
+        _store = _open(world_rank, world_size, timeout)
+    _store.set_timeout(timeout)
+    return _store
+
+
+def forget_store() -> None:
+    """Drops the store, so that this process can join another world."""
+    global _store
+    _store = None
+
+
+def within(seconds: float, run: Callable[[], T]) -> T:
+    """What `run` returns. A thread calls it, since torch's store waits without limit for a server that has stopped.
+
+    Raises:
+        TimeoutError: it has not returned within `seconds`.
+    """
+    outcome: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(run())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return outcome.result(seconds)
+
+
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """While torch starts on the store: ends this process, with exit code 1, if that takes longer. Rank zero may stop
+    at any moment, and then torch waits for its store without limit, in a way that no exception ends."""
+    timer = threading.Timer(seconds, _give_up, (seconds,))
+    timer.daemon = True
+    if int(os.environ.get("RANK", 0)) > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(seconds: float) -> None:
+    log.error("error: %s: rank 0 did not go on within %g s", get_world_info().worker_name, seconds)
+    os._exit(1)
+
+
+def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    if world_size == 1:
+        return dist.HashStore()
+    if "MASTER_ADDR" not in os.environ:
+        raise RuntimeError(f"WORLD_SIZE={world_size} without MASTER_ADDR: start the program by torchrun")
+    if world_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        given = int(os.environ[STORE_FD]) if STORE_FD in os.environ else None
+        if given is None and is_loopback(address):  # torch would listen on every interface
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with suppress(OSError):  # torch says that the port is in use, or shares this process's earlier store there
+                given = socket.create_server((address, port), family=family).detach()
+        return dist.TCPStore(
+            address,
+            port,
+            None,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,  # torch would wait in a way that no signal ends; `meet` waits
+            multi_tenant=given is None,
+            master_listen_fd=given,
+        )
+    store: dist.Store
+    store, _, _ = next(iter(dist.rendezvous("env://", rank=world_rank, world_size=world_size, timeout=timeout)))
+    return store

@@ -1,0 +1,204 @@
+"""A worker's answers: results by item, or the first failure; packed by the worker, unpacked by the caller."""
+
+import traceback
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distributed.rpc.errors import describe, message_of
+from distributed.rpc.message import Carries, Packed, pack, unpack
+from distributed.rpc.session import current
+
+
+class Failure(NamedTuple):
+    """An exception in a form that can always be sent. `error` is the packed exception itself, if it can be packed."""
+
+    worker: str
+    number: int | None
+    type_name: str
+    message: str
+    traceback: str
+    error: Packed | None
+
+
+Outcome = dict[int, Any] | Failure
+"""The items' results by number, or the first failure."""
+
+Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
+"""(numbers, payload, carried, anchor): the items' numbers and their packed results (of a single item the result
+alone), or None and a packed `Failure`; and the anchor that `distributed.autograd` needs."""
+
+_FIRST = 2**62
+"""Above the numbers that torch gives to nodes, and below those of its accumulators."""
+
+
+def current_name() -> str:
+    return current().name
+
+
+def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
+    """Whether tensors on `device` can be sent to `worker`.
+
+    `any_device` is for answers: torch sends them by the caller's device map, which is not known here. So any GPU is
+    accepted if one is mapped.
+    """
+    mapped = current().device_maps.get(worker, set())
+    return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
+
+
+def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tuple[tuple[int, ...] | None, Packed]:
+    """The numbers of the items and their packed results; or None and a packed failure."""
+    if isinstance(outcome, Failure):
+        return None, pack(outcome, graphs=False, carries=carries)
+    try:
+        return tuple(outcome), pack_results(outcome, ctx, carries)
+    except (TypeError, ValueError) as error:
+        number = _first_that_fails(outcome, carries)
+        return None, pack(failure(error, me, number), graphs=False, carries=carries)
+
+
+def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> Packed:
+    """Of a single item the result alone. Outside a context tensors go without their graphs.
+
+    Raises:
+        TypeError, ValueError: a result cannot be sent; the message names its item.
+    """
+    values = [part for number, value in results.items() for part in (_Begin(number), value)]
+    try:
+        packed = pack(values[1] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
+    except (TypeError, ValueError) as error:
+        number = _first_that_fails(results, carries)
+        is_future = number is not None and isinstance(results[number], torch._C.Future)
+        hint = "; write @distributed.async_execution above the def of a function that returns a future"
+        raise type(error)(
+            f"the result of {_item(number)} cannot be sent: {error}{hint if is_future else ''}"
+        ) from error
+    if ctx is not None:
+        return packed
+    plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
+    return Packed(packed.payload, plain)
+
+
+class _Begin:
+    """Stands before an item's result in a message, so that a result that cannot be rebuilt can be named."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return _begin, (self._number,)
+
+
+_rebuilding: ContextVar[int | None] = ContextVar("rebuilding", default=None)
+"""The item whose result this thread unpacks."""
+
+
+def _begin(number: int) -> None:
+    _rebuilding.set(number)
+
+
+def read_answer(answer: Answer, sender: str) -> Outcome:
+    """Unpacks what `compute` has returned on worker `sender`."""
+    numbers, payload, carried, anchor = answer
+    if sender != current_name():
+        _send_back_first([*carried, anchor])
+    _rebuilding.set(numbers[0] if numbers else None)
+    try:
+        values = unpack(Packed(payload, carried))
+    except Exception as error:  # a class does not exist here, or may raise anything
+        number = _rebuilding.get()
+        refused = TypeError(f"the result of {_item(number)} from {sender} cannot be rebuilt: {describe(error)}")
+        refused.__cause__ = error
+        return failure(refused, current_name(), number)
+    if numbers is None:
+        assert isinstance(values, Failure)
+        return values
+    return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values[1::2], strict=True))
+
+
+def _first_that_fails(results: dict[int, Any], carries: Carries) -> int | None:
+    for number, value in results.items():
+        try:
+            pack(value, graphs=False, carries=carries)
+        except (TypeError, ValueError):
+            return number
+    return None
+
+
+def _item(number: int | None) -> str:
+    return "the call" if number is None else f"item {number}"
+
+
+def message_anchors(received: list[Tensor]) -> list[Tensor]:
+    """What ties a message with these tensors to the backward pass: an empty sum over one of them that has a graph."""
+    return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
+
+
+def _send_back_first(received: Iterable[Any]) -> None:
+    """Has a backward pass send the gradients of the tensors among these values, which came in one message, before it
+    computes what is its own. So both sides compute at the same time. torch takes the node with the highest number
+    first, and numbers the nodes of received tensors by the thread that has received them: low."""
+    tensors = (value for value in received if isinstance(value, Tensor))
+    node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+    if node is not None:
+        node._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
+
+
+def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
+    """An empty sum over one tensor of each message that must take part in the backward pass."""
+    request = next((t for t in received if t.requires_grad), None)
+    ties = [*([] if request is None else [request]), *nested]
+    if not ties:
+        ties = [t for t in returned if t.requires_grad][:1]
+    return sum((tie.reshape(-1)[:0].sum().cpu() for tie in ties), start=torch.zeros(())) if ties else None
+
+
+# Failures
+
+
+def failure(error: BaseException, worker: str, number: int | None) -> Failure:
+    trace = "".join(traceback.format_exception(error))
+    return Failure(worker, number, type(error).__qualname__, message_of(error), trace, _packed_error(error))
+
+
+def _packed_error(error: BaseException) -> Packed | None:
+    """The exception with its attributes, else without them; None if it cannot be sent at all."""
+    for packable in (lambda: error, lambda: _Plain(type(error), error.args)):
+        try:
+            packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
+        except (TypeError, ValueError):
+            continue
+        return Packed(packed.payload, [v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
+    return None
+
+
+class _Plain(NamedTuple):
+    """An exception without its attributes."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+
+
+def raise_failure(failed: Failure) -> None:
+    """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
+    error = _rebuilt(failed)
+    if error is None:
+        error = RuntimeError(f"{failed.type_name}: {failed.message}")
+    error.add_note(f"raised on {failed.worker} by {_item(failed.number)} of the call:\n{failed.traceback}")
+    raise error
+
+
+def _rebuilt(failed: Failure) -> Exception | None:
+    """The exception; None if its class does not exist here, or takes other arguments than it keeps."""
+    if failed.error is None:
+        return None
+    try:
+        error = unpack(failed.error)
+        if isinstance(error, _Plain):
+            error = error.kind(*error.args)
+    except Exception:  # a class may raise anything
+        return None
+    return error if isinstance(error, Exception) else None

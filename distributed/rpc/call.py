@@ -1,0 +1,348 @@
+"""The caller's side of a remote call: sends each worker its order, and collects their answers.
+
+One message goes to each worker, and the worker runs its items one after the other. So a call takes one thread of each
+worker, and no number of items can block a worker. How calls can be nested: see `session`. The results come in the
+worker's answer, or one by one, see `exchange`.
+"""
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from torch.distributed import rpc
+from torch.futures import Future
+
+from distributed.cluster.info import check_timeout
+from distributed.functions import is_async
+from distributed.partition import Whole
+from distributed.rpc import autograd_contexts, scheduling, worker
+from distributed.rpc.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
+from distributed.rpc.errors import worker_error
+from distributed.rpc.message import Packed, send
+from distributed.rpc.requests import Head, Item, Order, pack_item, pack_order
+from distributed.rpc.scheduling import Part, Spares
+from distributed.rpc.session import MAX_DEPTH, current
+from distributed.rpc.shutdown import cancel
+from distributed.rpc.traffic import Slots, note_received, note_sent
+
+_numbers = itertools.count()
+
+
+class Dealt(NamedTuple):
+    """A call split up: each worker's items, by rank; the items for free workers; and the values that these share."""
+
+    items: dict[int, list[Item]]
+    free: list[Item]
+    shared: list[Whole]
+
+
+@dataclass(eq=False)
+class _Message:
+    """An order on its way: the worker's rank, its own items, whether it takes items from the queue, and its slot."""
+
+    rank: int
+    items: list[Item]
+    takes: bool
+    slot: Slots
+    future: Future[Answer]
+
+
+class Call:
+    """A remote call, sent when it is made. Then either `results` waits for all results, or `arrivals` gives each one as
+    it comes.
+
+    Args:
+        func: what the workers compute.
+        dealt: the call's items.
+        timeout: seconds; None: the session's limit.
+        compute_own_part: whether `results` computes the caller's own items; else, and if `func` returns futures, they
+            are sent as to any other worker.
+        streams: whether the results come one by one, for `arrivals`.
+        retries: how often an item of a lost worker is sent to another one.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        dealt: Dealt,
+        timeout: float | None,
+        *,
+        compute_own_part: bool = False,
+        streams: bool = False,
+        retries: int = 0,
+    ) -> None:
+        self._session = session = current()
+        self._names = session.workers
+        self.timeout = session.timeout if timeout is None else timeout
+        check_timeout(self.timeout)
+        self._depth = worker.depth() + 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
+        self._ctx = autograd_contexts.current_context()
+        self._calls = None if self._ctx is None else autograd_contexts.calls_of(self._ctx)
+        self._me = session.rank
+        self._number = next(_numbers)
+        self._func = func
+        self._streams, self._opens = streams, is_async(func)
+        items, self._free, shared = dealt
+        self._expected = len(self._free) + sum(map(len, items.values()))
+        takers = self._takers(len(self._free))
+        orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
+        orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
+        packed = self._pack_all(orders)
+        self._spares = Spares(self._names, list(orders), retries, session.away)
+        if retries and self._ctx is not None:
+            raise ValueError(
+                f"retries={retries}: a backward pass needs the worker that has computed; leave out retries, or call "
+                "outside autograd.context()"
+            )
+        queued = [pack_item(item, shared, graphs=self._ctx is not None) for item in self._free]
+        self._queue = scheduling.open_queue(queued) if queued else None
+        own_order = packed.pop(self._me, None) if compute_own_part and not self._opens else None
+        self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
+        self._under_way: list[_Message] = []
+        self._arrived: SimpleQueue[_Message | Part] = SimpleQueue()
+        self._received: set[int] = set()
+        self._has_failed = False
+        if streams:
+            scheduling.open_stream(self._number, self._arrived.put)
+        try:
+            for rank, order in packed.items():
+                self._send(rank, order, items.get(rank, []), takes=rank in takers)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _takers(self, free: int) -> list[int]:
+        """The ranks that take items from the queue: the caller, then the others, at most as many as there are items."""
+        if not free:
+            return []
+        others = (rank for rank in range(len(self._names)) if rank != self._me and rank not in self._session.away)
+        return [self._me, *others][:free]
+
+    def note_unread(self, value: Future[Any]) -> None:
+        """Until `note_read`, a backward pass must wait for this value."""
+        if self._calls is not None:
+            self._calls.unread.add(value)
+
+    def note_read(self, value: Future[Any]) -> None:
+        if self._calls is not None:
+            self._calls.unread.discard(value)
+
+    def _pack_all(self, orders: dict[int, Order]) -> dict[int, Packed]:
+        """Packs the orders, and finds their context if this is a thread that a function has started."""
+        packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        if self._ctx is None:
+            self._calls = autograd_contexts.of_a_function(
+                tensor for order in packed.values() for tensor in order.tensors()
+            )
+            if self._calls is not None:
+                self._ctx = self._calls.ctx
+                packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        return packed
+
+    def _pack(self, order: Order, rank: int) -> Packed:
+        return pack_order(order, self._names[rank], graphs=self._ctx is not None)
+
+    def _head(self, *, takes: bool) -> Head:
+        queue = self._queue if takes else None
+        return Head(
+            self._depth, self._session.name, self._number, queue, self._ctx, self.timeout, self._streams, self._opens
+        )
+
+    def _send(self, rank: int, order: Packed, items: list[Item], *, takes: bool) -> None:
+        slot = self._session.slots[rank, self._depth]
+        try:
+            future = self._dispatch(rank, order, slot, self._head(takes=takes))
+        except (ConnectionError, TimeoutError) as error:
+            self._recover(rank, items, takes, error)
+            return
+        message = _Message(rank, items, takes, slot, future)
+        self._under_way.append(message)
+        note_sent(order.size())
+        future.add_done_callback(functools.partial(self._note_answer, message))
+
+    def _dispatch(self, rank: int, order: Packed, slot: Slots, head: Head) -> Future[Answer]:
+        if not slot.acquire(self.timeout):
+            raise TimeoutError(
+                f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
+                f"{self.timeout:g} s, so this one was not sent"
+            )
+        serve = worker.serve_open if head.opens else worker.serve
+        try:
+            with autograd_contexts.entered(self._ctx):
+                return send(self._session.infos[rank], serve, (tuple(head),), order, self.timeout, opens=head.opens)
+        except BaseException as error:
+            slot.release()
+            if isinstance(error, RuntimeError):
+                raise worker_error(self._names[rank], error, self.timeout) from error
+            raise
+
+    def _note_answer(self, message: _Message, answered: Future[Answer]) -> None:
+        """Runs when a worker has answered, or is lost. After a failure the other workers get no more items."""
+        message.slot.release()
+        state = _state(answered)
+        if state is _State.FAILED or (state is _State.LOST and not self._spares.retries):
+            self._has_failed = True
+            self._close_queue()
+        self._arrived.put(message)
+
+    def when_ended(self, action: Callable[[], None]) -> None:
+        """Calls `action` once, as soon as `results` need not wait, or a worker is lost."""
+        futures = [message.future for message in self._under_way]
+        first = threading.Lock()
+
+        def act_if_ended(_: Future[Answer]) -> None:
+            states = [_state(future) for future in futures]
+            ended = (
+                _State.OPEN not in states or _State.LOST in states or (self._ctx is None and _State.FAILED in states)
+            )
+            if ended and first.acquire(blocking=False):
+                action()
+
+        for future in futures:
+            future.add_done_callback(act_if_ended)
+
+    def results(self) -> list[Any]:
+        """Waits for all workers, or for the first failure; returns the results in the order of the items."""
+        ordered: dict[int, Any] = {}
+        failures = []
+        try:
+            for outcome in self._outcomes():
+                if isinstance(outcome, Failure):
+                    failures.append(outcome)
+                else:
+                    ordered.update(outcome)
+                if failures and self._arrived.empty() and self._ctx is None:
+                    break
+        finally:
+            self._abandon()
+        if failures:
+            raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
+        assert len(ordered) == self._expected
+        return [ordered[number] for number in sorted(ordered)]
+
+    def arrivals(self) -> Iterator[tuple[int, Any]]:
+        """The items' numbers and results as they come. Raises the first failure at once."""
+        try:
+            for outcome in self._outcomes():
+                if isinstance(outcome, Failure):
+                    raise_failure(outcome)
+                else:
+                    new = {number: result for number, result in outcome.items() if number not in self._received}
+                    self._received |= new.keys()
+                    yield from new.items()
+        finally:
+            self._abandon()
+        assert len(self._received) == self._expected
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """The outcomes of the workers in the order in which they come; the caller's own is the first."""
+        if self._own is not None:
+            answer = worker.compute_here(*self._own, stop=lambda: self._has_failed)
+            yield self._read(answer, self._me)
+        while self._under_way:
+            arrived = self._arrived.get()
+            if isinstance(arrived, Part):
+                yield self._read_part(arrived)
+            else:
+                self._under_way.remove(arrived)
+                yield self._outcome(arrived)
+
+    def _abandon(self) -> None:
+        """Ends what is under way: closes the queue and the stream, and cancels the messages."""
+        self._close_queue()
+        scheduling.close_stream(self._number)
+        if self._ctx is not None and self._under_way:
+            names = " and ".join(self._names[message.rank] for message in self._under_way)
+            autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
+        for message in self._under_way:
+            if not message.future.done():
+                self._cancel(message.rank)
+
+    def _close_queue(self) -> None:
+        if self._queue is not None:
+            scheduling.close_queue(self._queue)
+
+    def _cancel(self, rank: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
+            rpc.rpc_async(self._names[rank], cancel, (self._session.name, self._number), timeout=self.timeout)
+
+    def _outcome(self, message: _Message) -> Outcome:
+        try:
+            answer = message.future.wait()
+        except RuntimeError as error:
+            cause = worker_error(self._names[message.rank], error, self.timeout)
+            cause.__cause__ = error
+            if self._ctx is not None:
+                autograd_contexts.spoil(self._ctx, str(cause))
+            self._recover(message.rank, message.items, message.takes, cause)
+            return {}
+        note_received(Packed(answer[1], answer[2]).size(), message.rank)
+        return self._read(answer, message.rank)
+
+    def _recover(self, rank: int, items: list[Item], takes: bool, cause: Exception) -> None:
+        """Sends the items of a lost worker to others.
+
+        Raises:
+            Exception: the cause, if there are no retries; or that, with the workers that were tried for an item.
+        """
+        if not self._spares.retries or not isinstance(cause, ConnectionError | TimeoutError):
+            raise cause
+        if isinstance(cause, TimeoutError):
+            self._cancel(rank)
+        self._spares.lose(rank)
+        self._session.losses.append(rank)
+        taken = self._taken_by(rank) if takes else []
+        missing = [item for item in [*items, *taken] if item.number not in self._received]
+        orders: defaultdict[int, list[Item]] = defaultdict(list)
+        for item in missing:
+            orders[self._spares.next_for(item.number, rank, cause)].append(item)
+        for other, own_items in orders.items():
+            order = self._pack(Order(self._func, own_items, []), other)
+            self._send(other, order, own_items, takes=False)
+
+    def _taken_by(self, rank: int) -> list[Item]:
+        """The free items that a lost worker has taken; and if no other worker takes any more, all that are left."""
+        assert self._queue is not None
+        positions = scheduling.withdraw(self._queue, self._names[rank])
+        if not any(message.takes for message in self._under_way):
+            positions += scheduling.clear(self._queue)
+        return [self._free[position] for position in positions]
+
+    def _read(self, answer: Answer, rank: int) -> Outcome:
+        (numbers, _, _, anchor) = answer
+        if numbers is None:
+            self._close_queue()
+        if self._calls is not None and anchor is not None:
+            self._calls.anchors.append(anchor)
+        return read_answer(answer, self._names[rank])
+
+    def _read_part(self, part: Part) -> Outcome:
+        note_received(part.packed.size(), self._names.index(part.sender))
+        if self._calls is not None:
+            self._calls.anchors += message_anchors(part.packed.tensors())
+        return read_answer(((part.number,), *part.packed, None), part.sender)
+
+
+class _State(Enum):
+    """What has become of a message: not answered yet, answered with results or a failure, or lost with its worker."""
+
+    OPEN, DONE, FAILED, LOST = range(4)
+
+
+def _state(future: Future[Answer]) -> _State:
+    if not future.done():
+        return _State.OPEN
+    try:
+        (numbers, *_) = future.value()
+    except RuntimeError:
+        return _State.LOST
+    return _State.FAILED if numbers is None else _State.DONE

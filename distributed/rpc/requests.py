@@ -1,0 +1,89 @@
+"""What the caller sends to a worker: items of a call, as one order, with a head."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from distributed.partition import Args, KwArgs, Whole
+from distributed.rpc.answers import carries
+from distributed.rpc.message import Packed, pack
+
+
+class Item(NamedTuple):
+    """One call of the function: its number among all items, and its arguments."""
+
+    number: int
+    args: Args
+    kwargs: KwArgs
+
+
+class Order(NamedTuple):
+    """What a worker shall compute: its own items, and the values that all items of the caller's queue share."""
+
+    func: Callable[..., Any]
+    items: list[Item]
+    shared: list[Any]
+
+
+class Head(NamedTuple):
+    """What a message says beside its order.
+
+    Attributes:
+        depth: how deep the call is nested.
+        caller, number: the caller's name, and its number for the call.
+        queue: the number of the caller's queue from which this worker takes items; None: it takes none.
+        ctx: the autograd context.
+        timeout: seconds that the caller waits for the answer.
+        streams: whether each result is delivered as soon as it is there, and the answer holds none.
+        opens: whether the function returns futures.
+    """
+
+    depth: int
+    caller: str
+    number: int
+    queue: int | None
+    ctx: int | None
+    timeout: float
+    streams: bool
+    opens: bool
+
+
+def pack_order(order: Order, to: str, *, graphs: bool) -> Packed:
+    """An order as a message to worker `to`. `graphs`: see `pack`.
+
+    Raises:
+        TypeError, ValueError: a value cannot be sent; the message names it.
+    """
+    packed = functools.partial(pack, graphs=graphs, carries=functools.partial(carries, to))
+    try:
+        return packed((order.func, [tuple(item) for item in order.items], order.shared))
+    except (TypeError, ValueError):
+        for what, value in _labelled_values(order):
+            try:
+                packed(value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{what}: cannot be sent to {to}: {error}") from error
+        raise
+
+
+def pack_item(item: Item, shared: Sequence[Whole], *, graphs: bool) -> Packed:
+    """An item for any free worker. That worker is not known yet, so tensors must be on the CPU.
+
+    Raises:
+        TypeError, ValueError: a value cannot be sent; the message names the item.
+    """
+    try:
+        return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"item {item.number}: cannot be sent: {error}") from error
+
+
+def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
+    """The values of an order, each with its name for an error message."""
+    hint = "; workers find a function by its module and name, so define it with def at the top of a module"
+    yield f"func={order.func!r}{hint}", order.func
+    for item in order.items:
+        for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
+            yield f"argument {argument!r} of item {item.number}", value
+    for value in order.shared:
+        yield "an argument sent whole", value

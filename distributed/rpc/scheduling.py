@@ -1,0 +1,173 @@
+"""Which worker computes an item: any free one (a queue at the caller), or another one after a worker was lost; and how
+results come back one by one."""
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from torch.distributed import rpc
+
+from distributed.rpc import autograd_contexts
+from distributed.rpc.answers import current_name
+from distributed.rpc.message import Packed, own_copy
+from distributed.rpc.session import default_timeout
+from distributed.rpc.traffic import note_sent
+
+# Queues of items for free workers
+
+
+class _Queue:
+    """Items that are not taken yet, and who has taken the others, by position."""
+
+    def __init__(self, items: Sequence[Packed]) -> None:
+        self._waiting = deque(enumerate(items))
+        self._taken: defaultdict[str, list[int]] = defaultdict(list)
+        self._lost: set[str] = set()
+        self._lock = threading.Lock()
+
+    def take(self, taker: str) -> Packed | None:
+        with self._lock:
+            if not self._waiting or taker in self._lost:
+                return None
+            position, item = self._waiting.popleft()
+            self._taken[taker].append(position)
+            return item
+
+    def withdraw(self, taker: str) -> list[int]:
+        with self._lock:
+            self._lost.add(taker)
+            return self._taken.pop(taker, [])
+
+    def clear(self) -> list[int]:
+        with self._lock:
+            positions = [position for position, _ in self._waiting]
+            self._waiting.clear()
+            return positions
+
+
+_queues: dict[int, _Queue] = {}
+_numbers = itertools.count(1)
+
+
+def open_queue(items: Sequence[Packed]) -> int:
+    """Opens a queue of items for free workers; returns its number."""
+    number = next(_numbers)
+    _queues[number] = _Queue(items)
+    return number
+
+
+def close_queue(queue: int) -> None:
+    """Closes a queue: no more items are given out."""
+    _queues.pop(queue, None)
+
+
+def take_item(queue: int, taker: str) -> Packed | None:
+    """The next item of a queue of this process, for worker `taker`; None if the queue is empty or closed."""
+    opened = _queues.get(queue)
+    packed = None if opened is None else opened.take(taker)
+    if packed is not None and taker != current_name():
+        note_sent(packed.size())
+    return packed
+
+
+def withdraw(queue: int, taker: str) -> list[int]:
+    """The positions of the items that a lost worker has taken. It gets no more."""
+    opened = _queues.get(queue)
+    return [] if opened is None else opened.withdraw(taker)
+
+
+def clear(queue: int) -> list[int]:
+    """Empties a queue; returns the positions of the items that nobody has taken."""
+    opened = _queues.get(queue)
+    return [] if opened is None else opened.clear()
+
+
+def pull(caller: str, queue: int, ctx: int | None) -> Packed | None:
+    """Runs on a worker: the next item of the caller's queue; None if there is none left."""
+    me = current_name()
+    if caller == me:
+        taken = take_item(queue, me)
+        return None if taken is None else own_copy(taken, graphs=ctx is not None)
+    try:
+        pulled: Packed | None = rpc.rpc_sync(caller, take_item, (queue, me), timeout=default_timeout())
+    except RuntimeError as error:
+        if ctx is not None:
+            autograd_contexts.spoil(ctx, f"{caller} gave no item: {str(error).splitlines()[0]}")
+        raise
+    return pulled
+
+
+# Results that come one by one
+
+
+class Part(NamedTuple):
+    """The result of one item, packed, and the worker that has sent it."""
+
+    sender: str
+    number: int
+    packed: Packed
+
+
+_receivers: dict[int, Callable[[Part], None]] = {}
+
+
+def open_stream(call: int, receive: Callable[[Part], None]) -> None:
+    """From now on `receive` is called with each part of a call's results, in a thread of torch's."""
+    _receivers[call] = receive
+
+
+def close_stream(call: int) -> None:
+    _receivers.pop(call, None)
+
+
+def deliver(call: int, sender: str, number: int, payload: bytes, carried: list[Any]) -> bool:
+    """Runs on the caller: a worker sends the result of an item. Returns whether the caller wants more."""
+    receive = _receivers.get(call)
+    if receive is None:
+        return False
+    receive(Part(sender, number, Packed(payload, carried)))
+    return True
+
+
+# Items of lost workers
+
+
+class Spares:
+    """The workers of one call that are not lost.
+
+    Args:
+        names: of all workers, by rank.
+        used: the ranks that the call is dealt to. They come first.
+        retries: how often an item may be sent again.
+        lost: the ranks that are lost already.
+    """
+
+    def __init__(self, names: Sequence[str], used: Sequence[int], retries: int, lost: Collection[int]) -> None:
+        self.retries = retries
+        self._names = names
+        self._used = used
+        self._lost = set(lost)
+        self._tried: defaultdict[int, list[str]] = defaultdict(list)
+
+    def lose(self, rank: int) -> None:
+        """Notes that a worker is lost to this call. It gets no more items."""
+        self._lost.add(rank)
+
+    def next_for(self, number: int, rank: int, cause: Exception) -> int:
+        """The rank that shall compute item `number`, which worker `rank` has lost.
+
+        Raises:
+            Exception: of the type of `cause`: there is no such worker, or the item was sent too often.
+        """
+        tried = self._tried[number]
+        tried.append(self._names[rank])
+        live = [r for r in self._used if r not in self._lost]
+        live = live or [r for r in range(len(self._names)) if r not in self._lost]
+        if len(tried) > self.retries or not live:
+            raise type(cause)(
+                f"{cause}; item {number} was lost by every worker that has tried it: {', '.join(tried)} "
+                f"(retries={self.retries})"
+            ) from cause
+        return live[number % len(live)]

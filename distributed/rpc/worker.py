@@ -1,0 +1,187 @@
+"""The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from torch.distributed import rpc
+from torch.futures import Future
+
+from distributed.rpc import autograd_contexts, scheduling
+from distributed.rpc.answers import (
+    Answer,
+    Failure,
+    Outcome,
+    anchor_of,
+    carries,
+    current_name,
+    failure,
+    message_anchors,
+    pack_outcome,
+    pack_results,
+)
+from distributed.rpc.futures import OpenOrder, settled
+from distributed.rpc.message import Carries, Packed, own_copy, send, unpack, without_graphs
+from distributed.rpc.requests import Head, Item, Order
+from distributed.rpc.session import default_timeout, use_own_gpu
+from distributed.rpc.shutdown import keep_open, served
+
+# How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
+# every message, and thread-locals are slow to make.
+_depth: ContextVar[int] = ContextVar("depth", default=0)
+
+
+def depth() -> int:
+    """How deep the call is nested that this thread computes; 0 if it computes none."""
+    return _depth.get()
+
+
+def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer:
+    """The function that the caller's message runs on the worker. `fields` are those of the `Head`."""
+    use_own_gpu()
+    head = Head(*fields)
+    sendable = functools.partial(carries, head.caller, any_device=True)
+    with served(head.caller, head.number, head.timeout) as call:
+        answer = compute(Packed(payload, carried), head, sendable, stop=call.is_over)
+        if head.ctx is not None:
+            _report_spoiled(head.ctx, head.caller)
+    return answer
+
+
+def serve_open(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Future[Answer]:
+    """As `serve`, for a function that returns futures: starts all items, and is answered when all futures are done.
+
+    In the meantime it holds no thread. But under an autograd context, which belongs to the thread, and if the worker
+    takes items while it is free, this thread waits for the future of each item.
+    """
+    head = Head(*fields)
+    if head.ctx is not None or head.queue is not None:
+        answered: Future[Answer] = Future()
+        answered.set_result(serve(fields, payload, carried))
+        return answered
+    use_own_gpu()
+    with served(head.caller, head.number, head.timeout) as call:
+        opened = _open(Packed(payload, carried), head, call.is_over)
+    late = TimeoutError(f"{head.caller} does not wait for this call any more")
+    keep_open(call, opened.answer, lambda: opened.fail(late, None))
+    return opened.answer
+
+
+def _open(packed: Packed, head: Head, stop: Callable[[], bool]) -> OpenOrder:
+    """Starts the items of an order."""
+    opened = OpenOrder(head, current_name(), _deliver)
+    number = None
+    outer = _depth.set(head.depth)
+    try:
+        func, items, _ = unpack(packed)
+        opened.items = len(items)
+        for number, args, kwargs in itertools.takewhile(lambda _: not stop(), items):
+            opened.add(number, func(*args, **kwargs))
+    except BaseException as error:  # an exit on a worker must not leave the caller waiting
+        opened.fail(error, number)
+    finally:
+        _depth.reset(outer)
+    return opened
+
+
+def _report_spoiled(ctx: int, caller: str) -> None:
+    """Tells the caller, before it gets its answer, that a call made here has spoiled their context."""
+    reason = autograd_contexts.reason_against(ctx)
+    if reason is not None and caller != current_name():
+        rpc.rpc_sync(
+            caller, autograd_contexts.spoil, (ctx, f"on {current_name()}: {reason}"), timeout=default_timeout()
+        )
+
+
+def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
+    """Computes the caller's own part, on copies of the arguments as on any other worker."""
+    return compute(own_copy(order, graphs=head.ctx is not None), head, lambda device: True, stop)
+
+
+def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], bool]) -> Answer:
+    """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
+    me = current_name()
+    outer = _depth.set(head.depth)
+    try:
+        with autograd_contexts.computing(head.ctx) as calls:
+            outcome = _outcome(packed, head, me, stop)
+            if calls is not None:
+                calls.wait()
+    finally:
+        _depth.reset(outer)
+    numbers, answer = pack_outcome(outcome, me, head.ctx, carries)
+    anchor = None if calls is None else anchor_of(packed.tensors(), calls.anchors, answer.tensors())
+    return numbers, answer.payload, answer.carried, anchor
+
+
+def _outcome(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
+    try:
+        func, items, shared = unpack(packed)
+        order = Order(func, [Item(*item) for item in items], shared)
+    except Exception as error:  # a name does not exist here, or an object cannot be built
+        return failure(error, me, None)
+    return _run(order, head, me, stop)
+
+
+def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
+    results: dict[int, Any] = {}
+    failed: Failure | None = None
+    delivered: Future[bool] | None = None
+    for item in itertools.takewhile(lambda _: not stop(), _items(order, head)):
+        if isinstance(item, Failure):
+            failed = item
+            break
+        try:
+            result = _result(order.func, item, head, stop)
+            if not head.streams:
+                results[item.number] = result
+            elif delivered is None or delivered.wait():
+                delivered = _deliver(item.number, result, head, me)
+            else:  # the caller has left
+                break
+        except KeyboardInterrupt:  # this process computes its own part, and the user stops it
+            raise
+        except BaseException as error:  # an exit on a worker must not leave the caller waiting
+            failed = failure(error, me, item.number)
+            break
+    if delivered is not None:  # the answer must not overtake it
+        delivered.wait()
+    return failed or results
+
+
+def _result(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool]) -> Any:
+    """The result of an item. Outside a context it has no graph, so that the next item begins without it."""
+    result = func(*item.args, **item.kwargs)
+    if head.opens:
+        result = settled(result, stop)
+    return result if head.ctx is not None else without_graphs(result)
+
+
+def _deliver(number: int, result: Any, head: Head, me: str) -> Future[bool]:
+    """Sends the result of an item to the caller; the future tells whether the caller wants more.
+
+    Raises:
+        TypeError, ValueError: the result cannot be sent.
+    """
+    packed = pack_results({number: result}, head.ctx, functools.partial(carries, head.caller))
+    to = rpc.get_worker_info(head.caller)
+    with autograd_contexts.entered(head.ctx):
+        return send(to, scheduling.deliver, (head.number, me, number), packed, head.timeout)
+
+
+def _items(order: Order, head: Head) -> Iterator[Item | Failure]:
+    """The order's own items, then items from the caller's queue until it is empty."""
+    yield from order.items
+    while head.queue is not None:
+        try:
+            pulled = scheduling.pull(head.caller, head.queue, head.ctx)
+            if pulled is None:
+                return
+            if head.ctx is not None:
+                autograd_contexts.calls_of(head.ctx).anchors += message_anchors(pulled.tensors())
+            yield Item(*unpack(pulled, order.shared))
+        except Exception as error:
+            yield failure(error, current_name(), None)
+            return

@@ -1,0 +1,1 @@
+"""Python's way in: train, load, adapt, export; and pictures, folders and drawings for them."""

@@ -1,0 +1,102 @@
+"""From a run to its published form."""
+
+import math
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from metalearn.api.load import found, load_as
+from metalearn.api.pictures import described
+from metalearn.config.foreign import check_saved
+from metalearn.config.saved import check_groups, run_folder_of, with_present_targets
+from metalearn.errors import ConfigError
+from metalearn.runs.published import GROUPS, is_published, named, option_of, write
+from metalearn.runs.seen import KEY, is_count
+from metalearn.storage.files import read_json, refuse_nameless, refuse_used
+
+LICENCES = {
+    "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
+    "glyphs": "Apache-2.0 (drawn by this program)",
+    "sinusoid": "Apache-2.0 (made by this program)",
+    "mini_imagenet": "ImageNet's terms of access: research and education, not commercial",
+    "cifar_fs": "none published (CIFAR-100, Krizhevsky 2009)",
+    "fc100": "none published (CIFAR-100, Krizhevsky 2009)",
+}
+"""Of the data that a dataset of `conf/` is made of."""
+
+SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
+
+_FIGURES = ("accuracy", "mse", "ci95", "tasks", "transductive")
+_VERSIONS = ("torch", "numpy", "python")
+_LONGEST_VERSION = 40
+
+
+def export(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    licence: str | None = None,
+    network: str | None = None,
+    plugins: Sequence[str] = (),
+    keys: tuple[str, str] = ("path", "out"),
+) -> dict[str, Any]:
+    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
+
+    Args:
+        licence: that of the data, if this program does not know it.
+        network, plugins: as for `metalearn.load`, which needs them again to load what is published.
+        keys: what messages call `run` and `out`.
+
+    Raises:
+        ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
+    """
+    run_key, out_key = keys
+    folder = found(run_key, Path(run))
+    refuse_nameless(out_key, Path(out))
+    refuse_used(out_key, Path(out))
+    if is_published(folder):
+        raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")
+    learner = load_as(run_key, folder, network=network, plugins=plugins)
+    saved = named(run_key, folder)
+    config = with_present_targets(check_saved(saved.meta["config"]))
+    check_groups(config, tuple(GROUPS))
+    dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
+    facts = {
+        "preprocessing": described(learner.form),
+        "any_ways": learner.form is not None and learner.ways is None,
+        "test": _test_of(folder, saved.meta["step"]),
+        "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
+        "versions": _versions(saved.meta.get("versions")),
+    }
+    write(out_key, Path(out), saved._replace(meta=saved.meta | {"config": config}), facts)
+    return facts
+
+
+def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
+    """The result of the run's test, if `folder` is the checkpoint that was tested: the best one of a completed run. If
+    such a run has gone on since, its best checkpoint may be that of a later step."""
+    run = run_folder_of(folder)
+    best, result = run / "checkpoints/best", read_json(run / "result.json")
+    if result.get("status") != "completed" or not best.exists() or not best.samefile(folder):
+        return None
+    test, validated = result.get("test"), result.get("val")
+    if not isinstance(test, dict) or not isinstance(validated, dict) or validated.get("step") != step:
+        return None
+    figures = {name: test[name] for name in _FIGURES if name in test}
+    known = all(isinstance(value, int | float) and math.isfinite(value) for value in figures.values())
+    if KEY in test:
+        figures[KEY] = test[KEY]
+        known = known and is_count(test[KEY])
+    return figures if known else None  # somebody else may have written the file
+
+
+def _versions(saved: object) -> dict[str, str]:
+    """The versions that the run was made with, and that of this program."""
+    known = saved if isinstance(saved, dict) else {}
+    versions = {name: str(known[name])[:_LONGEST_VERSION] for name in _VERSIONS if name in known}
+    try:
+        return {"metalearn": metadata.version("metalearn")} | versions
+    except metadata.PackageNotFoundError:  # the program runs from its folder
+        return versions

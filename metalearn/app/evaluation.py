@@ -1,0 +1,240 @@
+"""The evaluation of a checkpoint on validation or test tasks, by one worker or several."""
+
+import functools
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from metalearn.algorithms.common.ensemble import ensemble, joined
+from metalearn.app import ranks
+from metalearn.app.job import Job, Program, to_job
+from metalearn.app.outcome import FAILED, OK, report_error
+from metalearn.app.parts import (
+    Parts,
+    assemble,
+    connect,
+    evaluation_chunk,
+    other_algorithm,
+    other_model,
+    put_together,
+)
+from metalearn.app.process import set_up_torch
+from metalearn.app.unseen import UNKNOWN, check_unseen
+from metalearn.config.foreign import check_saved
+from metalearn.config.saved import changed_config
+from metalearn.config.values import quoted
+from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.reporting.logging import log_to_terminal
+from metalearn.reporting.metrics import summary, write_table
+from metalearn.runs import published
+from metalearn.runs.checkpoint import Snapshot, fitted
+from metalearn.runs.folder import evaluation_report, refuse_links, write_result
+from metalearn.runs.seen import Seen, from_meta
+from metalearn.storage.files import creating, is_folder
+from metalearn.training.compatibility import check_evaluation
+from metalearn.training.loop import tasks_in_chunks
+from metalearn.types import Metrics, Params, Strategy
+
+log = logging.getLogger("metalearn")
+
+ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
+"""Short names of keys. `tasks` is another: the number of tasks of the split."""
+
+
+class Member(NamedTuple):
+    """What is evaluated, or a part of it: a checkpoint or a published model. The command line has `key`=`path`; it is
+    read in `folder`, which a link such as `best` named at that moment."""
+
+    key: str
+    path: Path
+    folder: Path
+    saved: Snapshot
+
+
+class Request(NamedTuple):
+    """What to evaluate: the checkpoint, or a published model; the others of an ensemble; the split, `val` or `test`;
+    changes of the config of the first; the output folder, and the folder which nothing that is written may leave."""
+
+    checkpoint: Path
+    ensemble: list[Path]
+    split: str
+    overrides: list[str]
+    output: Path
+    home: Path
+
+
+def evaluate_checkpoint(
+    request: Request, program: Program, arguments: Sequence[str], fork: Callable[[Sequence[str]], int]
+) -> int:
+    """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it, and
+    `fork` runs it with other arguments in a fork of this process.
+
+    Returns the exit code.
+
+    Raises:
+        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
+            a run, that has a link, or that cannot be written.
+    """
+    members = members_of(request)
+    notes = notes_on(members)
+    saved = members[0].saved
+    refuse_links(request.output, request.home)
+    check_output(request.output)
+    aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
+    config = changed_config(saved.meta["config"], request.overrides, aliases)
+    job = to_job(config, request.output, "evaluate", None, program, arguments)._replace(fork=fork)
+    set_up_torch(config)
+    parts = assemble(job)
+    fitting = [params_for(parts, member) for member in members]
+    params = fitting[0]
+    if request.ensemble:
+        parts = put_together(job, parts.source, parts.model, ensemble(parts.algorithm, len(members)))
+        params = joined(fitting)
+    check_tasks(parts, params, request.split)
+    seen = functools.reduce(Seen.joined, (from_meta(member.saved.meta) for member in members))
+    counted = check_unseen(seen, parts.source, request.split, config.seen_classes)
+    rank = int(os.environ.get("RANK", 0))
+    if rank == 0:
+        with creating("output", request.output):
+            request.output.mkdir(parents=True, exist_ok=True)
+    if ranks.to_be_started(job):
+        return ranks.start_ranks(job, pinned(arguments, members, request.output), max_restarts=0)
+    if rank > 0:
+        return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
+    log_to_terminal()
+    for note in notes:
+        log.warning("%s", note)
+    return lead(request, job, parts, members, params, counted)
+
+
+def members_of(request: Request) -> list[Member]:
+    """What is evaluated: the checkpoint, and the others of an ensemble.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
+    found = [(key, path, path.resolve()) for key, path in named]
+    return [Member(key, path, folder, published.named(key, folder)) for key, path, folder in found]
+
+
+def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) -> list[str]:
+    """The command line of the ranks: all read these very checkpoints, and write to this folder."""
+    first, *others = (member.folder for member in members)
+    said = [f"checkpoint={first}", f"output={output}"]
+    if others:
+        said.append(f"ensemble=[{','.join(map(quoted, others))}]")
+    keys = {argument.partition("=")[0] for argument in said}
+    return [*(argument for argument in arguments if argument.partition("=")[0] not in keys), *said]
+
+
+def notes_on(members: Sequence[Member]) -> list[str]:
+    """What to say of what is evaluated: classes that are not known, and networks that differ.
+
+    Raises:
+        ConfigError: a saved config is refused.
+    """
+    notes = []
+    configs = [check_saved(member.saved.meta["config"]) for member in members]
+    for (key, path, _, saved), config in zip(members, configs, strict=True):
+        if not from_meta(saved.meta).complete:
+            notes.append(f"{key}={path}: {UNKNOWN}")
+        notes += other_model(f"{key}={path}", config, configs[0])
+        notes += other_algorithm(f"{key}={path}", config, configs[0])
+    return notes
+
+
+def params_for(parts: Parts, member: Member) -> Params:
+    """The parameters of a checkpoint that the evaluation reads.
+
+    Raises:
+        ConfigError: they are those of another model.
+    """
+    key, checkpoint, _, saved = member
+    advice = "; leave out what changes the network, such as model=… or algorithm=…"
+    head = parts.model.head
+    if head is None or not parts.algorithm.evaluated_on_features:
+        return fitted(key, checkpoint, saved.params, parts.start, advice)
+    wanted = {name: value for name, value in parts.start.items() if name not in head.params}
+    there = {name: value for name, value in saved.params.items() if name in wanted}
+    return fitted(key, checkpoint, there, wanted, advice)
+
+
+def check_output(output: Path) -> None:
+    """Raises ConfigError for the folder of a run, whose result would be lost."""
+    if any(is_folder(output / name) for name in (".hydra", "checkpoints")):
+        raise ConfigError(
+            f"output={output}: is the folder of a run, and its result.json would be lost; type output={output}/mine"
+        )
+
+
+def check_tasks(parts: Parts, params: Params, split: str) -> None:
+    """Raises ConfigError where the checkpoint's network does not fit the tasks, with what can be typed here."""
+    try:
+        check_evaluation(parts.algorithm, parts.model, params, parts.source, split)
+    except ConfigError as error:
+        what, _, advice = str(error).partition("; type ")
+        heads = "ways that fit it, or take a checkpoint of algorithm=protonet or r2d2, which need no head"
+        advice = f"{heads}: the network of a checkpoint stays as it is" if "outputs" in what else advice
+        raise ConfigError(f"{what}; type {advice}" if advice else what) from error
+
+
+def lead(
+    request: Request, job: Job, parts: Parts, members: Sequence[Member], params: Params, counted: dict[str, Any]
+) -> int:
+    """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
+    try:
+        evaluated = [identified(member) for member in members]
+        strategy = connect(parts)
+        try:
+            began = time.perf_counter()
+            values = values_of(parts, strategy, params, request.split)
+            figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.transductive}
+            report(request, job, evaluated, values, figures | counted, time.perf_counter() - began)
+        except BaseException as error:
+            strategy.close(failure=error)
+            raise
+        strategy.close()
+        return OK
+    except (ConfigError, DataError, RunError, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
+        return report_error(error, FAILED)
+
+
+def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> Metrics:
+    """The values of every task."""
+    count = parts.settings.val_tasks if split == "val" else parts.settings.test_tasks
+    return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)))
+
+
+def report(
+    request: Request,
+    job: Job,
+    evaluated: Sequence[dict[str, Any]],
+    values: Metrics,
+    figures: dict[str, Any],
+    seconds: float,
+) -> None:
+    """Writes and prints the results; `evaluated` has what `identified` says of each checkpoint."""
+    write_table(request.output / f"{request.split}.csv", values)
+    others = {"ensemble": evaluated[1:]} if request.ensemble else {}
+    result = {
+        "status": "completed", **evaluated[0], **others, "seconds": round(seconds, 3), "workers": job.workers,
+        "overrides": request.overrides, request.split: figures,
+    }  # fmt: skip
+    OmegaConf.save(job.config, request.output / "config.yaml")
+    write_result(request.output, result)
+    print(f"{request.split} {evaluation_report(figures)}")
+    what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
+    print(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")
+
+
+def identified(member: Member) -> dict[str, Any]:
+    """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
+    digest = hashlib.sha256(published.parameters_in(member.folder).read_bytes()).hexdigest()
+    return {"checkpoint": str(member.folder), "params": digest, "step": member.saved.meta["step"]}

@@ -1,0 +1,266 @@
+"""From a job to the objects that it is made of. Nothing is started or opened here."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from omegaconf import DictConfig
+
+from distributed.strategies.common.work import Pieces, Plan, Work
+from metalearn.app.job import Job
+from metalearn.app.unseen import UNKNOWN
+from metalearn.config.build import build, import_plugins
+from metalearn.config.check import computes_elsewhere
+from metalearn.config.saved import check_checkpoint, with_present_targets
+from metalearn.config.values import Config, differences, to_container
+from metalearn.errors import ConfigError
+from metalearn.nn.precision import type_of
+from metalearn.reporting.logging import OpenLog
+from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_params
+from metalearn.runs.published import named
+from metalearn.runs.seen import Seen, from_meta
+from metalearn.storage.files import is_folder
+from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
+from metalearn.training.loop import Reduce
+from metalearn.training.optimizers import OuterOptimizer
+from metalearn.training.settings import Settings, chunk_size, tasks_that_fit
+from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
+
+TARGET = "_target_"
+OUTPUTS = ("ways", "outputs")
+"""Keys of models that say how many outputs there are."""
+
+
+class Parts(NamedTuple):
+    """The components that the config describes; `start` holds the meta-parameters before the first step, `start_seen`
+    the classes that they have seen, and `start_notes` a line for each thing that `init_from` could not give."""
+
+    settings: Settings
+    source: TaskSource
+    model: Model
+    start: Params
+    start_notes: list[str]
+    start_seen: Seen
+    algorithm: Algorithm
+    device: torch.device
+    outer: OuterOptimizer
+    reduce: Reduce
+    connect: Callable[[], Strategy]
+    checkpointer: Checkpointer
+    open_log: OpenLog
+
+    @property
+    def transductive(self) -> bool:
+        """Whether the queries of a task see each other."""
+        return self.model.transductive or self.algorithm.transductive
+
+
+def assemble(job: Job) -> Parts:
+    """Builds every component, which checks its values.
+
+    Raises:
+        ConfigError: a value that a component refuses.
+    """
+    config = job.config
+    if not computes_elsewhere(config):
+        check_device(config.device, config.precision)
+    import_plugins(config.plugins)
+    source = build(config, "dataset")
+    model = build(config, "model")
+    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    return put_together(job, source, model, algorithm)
+
+
+def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm) -> Parts:
+    """These components with those that the config describes beside them.
+
+    Raises:
+        ConfigError: a value that a component refuses.
+    """
+    config = job.config
+    outer = build(config, "optimizer")
+    start, start_notes, start_seen = initial_params(config, algorithm, job.run_dir)
+    work = make_work(config, algorithm, model, source, start, outer)
+    reduce = build(config, "reducer")
+    settings = build(config, "trainer")
+    plan = Plan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
+    check_sizes(settings, source)
+    return Parts(
+        settings=settings,
+        source=source,
+        model=model,
+        start=start,
+        start_notes=start_notes,
+        start_seen=start_seen,
+        algorithm=algorithm,
+        device=work.device,
+        outer=outer,
+        reduce=reduce,
+        connect=build(config, "strategy", plan=plan),
+        checkpointer=build(config, "checkpoint")(job.run_dir),
+        open_log=build(config, "logger"),
+    )
+
+
+def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:
+    """The meta-parameters before the first step: drawn from the seed, or those of `init_from` as far as they fit. Also
+    a line for each thing that it lacks, and the classes that it has seen. A run that has checkpoints in its folder goes
+    on from these, and needs `init_from` no more.
+
+    Raises:
+        ConfigError: the model is too large, or has nothing to learn; `init_from` cannot be read, or holds another
+            model; `init_strict` refuses it.
+    """
+    dtype = type_of(config.precision)
+    try:
+        drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model: its parameters cannot be made ({reason}); type a smaller model") from error
+    if not drawn:
+        raise ConfigError(
+            "algorithm, model: nothing to learn, since this algorithm leaves out the model's head, and the model has "
+            "no other parameters; type model.hidden=[64], or another model"
+        )
+    params = {name: value.to(dtype) for name, value in drawn.items()}
+    known = config.model.get("weights") is None  # nobody knows what those were trained on
+    if config.init_from is None:
+        return params, [], Seen(complete=known)
+    path = Path(str(config.init_from))
+    if not is_folder(path) and has_checkpoints(run_dir):
+        return params, [], Seen()
+    check_checkpoint("init_from", config.init_from)
+    saved = named("init_from", path)
+    start, notes = start_params(path, saved.params, params, strict=config.init_strict)
+    notes += other_model("init_from", saved.meta["config"], to_container(config))
+    seen = from_meta(saved.meta).joined(Seen(complete=known))
+    return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
+
+
+def other_model(source: str, saved: Config, present: Config) -> list[str]:
+    """A line for each key of the model that the config of a checkpoint, the `source`, has otherwise than the present
+    one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network computes
+    something else with the parameters."""
+    pairs = _changes("model", saved, present)
+    return [
+        f"{source}: its network had model.{key}={old!r:.60}, and this one has {new!r:.60}"
+        for key, (old, new) in pairs.items()
+        if TARGET not in pairs and key not in OUTPUTS
+    ]
+
+
+def other_algorithm(source: str, saved: Config, first: Config) -> list[str]:
+    """A line where the config of a checkpoint, the `source`, has another algorithm than the first one, or other
+    settings of it: all members of an ensemble are evaluated by one."""
+    pairs = _changes("algorithm", saved, first)
+    if TARGET in pairs:
+        shown = {"": tuple(str(target).rpartition(".")[2] for target in pairs[TARGET])}
+    else:
+        shown = {f".{key}": (f"{old!r:.60}", f"{new!r:.60}") for key, (old, new) in pairs.items()}
+    return [
+        f"{source}: it was trained with algorithm{key}={old}, and the first checkpoint with {new}; both are evaluated "
+        "alike"
+        for key, (old, new) in shown.items()
+    ]
+
+
+def _changes(section: str, saved: Config, present: Config) -> dict[str, tuple[object, object]]:
+    """(saved value, present value) of every key of a section that both configs have, and not alike; keys that are newer
+    than the saved one are left out."""
+    before, now = (with_present_targets(config).get(section) for config in (saved, present))
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return {}
+    pairs = differences({key: before[key] for key in before if key in now}, now)
+    return {key: pair for key, pair in pairs.items() if pair[0] != "absent" or key == TARGET}
+
+
+def make_work(
+    config: DictConfig, algorithm: Algorithm, model: Model, source: TaskSource, start: Params, outer: OuterOptimizer
+) -> Work:
+    """What this rank computes, on its device and in the precision of the config."""
+    device, dtype = own_device(config.device), type_of(config.precision)
+    pieces = None
+    if model.stages and algorithm.evaluated_on == "samples":
+        sizes = {name: value.numel() for name, value in start.items()}
+        pieces = Pieces(single_stages(model), *piece_functions(model, source, device, dtype), outer.start, sizes)
+    functions = chunk_functions(algorithm, source, device, dtype)
+    return Work(*functions, device, plain=algorithm.trained_on == "samples", pieces=pieces)
+
+
+def connect(parts: Parts) -> Strategy:
+    """Joins this rank to its world, on its own device."""
+    if parts.device.type == "cuda":
+        torch.cuda.set_device(parts.device)
+    return parts.connect()
+
+
+# Devices
+
+
+def check_device(name: str, precision: str) -> None:
+    """Raises ConfigError where the config asks for a GPU, or for what only a GPU can do, and there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: torch sees no GPU here; type device=auto or device=cpu")
+    if precision == "tf32" and own_device(name).type == "cpu":
+        raise ConfigError("precision=tf32: is a mode of NVIDIA GPUs; type precision=float32, or precision=bf16")
+
+
+def own_device(name: str) -> torch.device:
+    """This rank's device. `auto` takes a GPU where there is one, chosen by the local rank."""
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+# Sizes
+
+
+def check_sizes(settings: Settings, source: TaskSource) -> None:
+    """Raises ConfigError where validation or test asks for more than the source has."""
+    for key, split, wanted in (("val_tasks", "val", settings.val_tasks), ("test_tasks", "test", settings.test_tasks)):
+        size = source.size(split)
+        if size is not None and wanted > size:
+            raise ConfigError(
+                f"trainer.{key}={wanted}: the split '{split}' has {size} samples; type trainer.{key}={size} or fewer"
+            )
+
+
+def first_tasks(parts: Parts) -> Episode:
+    """The first training task; of plain samples as many as the smallest micro-batch of the run has, but two at most.
+
+    This call finds, verifies and decodes the data.
+
+    Raises:
+        DataError: data that is missing or damaged.
+    """
+    if parts.algorithm.trained_on == "tasks":
+        return parts.source.episodes("train", torch.tensor([0]))
+    settings = parts.settings
+    chunk = chunk_size(settings, parts.model, 1, parts.device)
+    counts = [settings.meta_batch_size]
+    if parts.algorithm.evaluated_on == "samples":
+        counts += [settings.val_tasks, settings.test_tasks]
+    smallest = min(count % chunk or chunk for count in counts)
+    return parts.source.episodes("train", torch.arange(min(smallest, 2)))
+
+
+def training_chunk(parts: Parts) -> int:
+    """Tasks, or samples, that are computed together in training."""
+    (support, query) = first_tasks(parts)
+    images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.trained_on == "tasks" else 1
+    return chunk_size(parts.settings, parts.model, images, parts.device)
+
+
+def evaluation_chunk(parts: Parts) -> int:
+    """Tasks, or samples, that are computed together in validation and test.
+
+    `trainer.task_chunk` counts what is trained on. If evaluation is on something else, as many as fit are taken.
+    """
+    if parts.algorithm.evaluated_on == "samples":
+        return training_chunk(parts)
+    if parts.algorithm.trained_on == "tasks" and isinstance(parts.settings.task_chunk, int):
+        return parts.settings.task_chunk
+    (support, query) = parts.source.episodes("test", torch.tensor([0]))
+    return tasks_that_fit(parts.model, support.x.shape[1] + query.x.shape[1], parts.device)

@@ -1,0 +1,259 @@
+"""A run from its first step to its result, once its parts are built and its workers are there."""
+
+import logging
+import shlex
+from typing import Any
+
+import torch
+
+from metalearn.app.job import Job
+from metalearn.app.outcome import printable
+from metalearn.app.parts import Parts, evaluation_chunk, training_chunk
+from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in
+from metalearn.config.values import to_container
+from metalearn.errors import RunError
+from metalearn.nn.native import describe
+from metalearn.reporting.episode_pictures import episode_picture, has_pictures
+from metalearn.reporting.loggers.protocol import Picture, Window
+from metalearn.reporting.logging import SILENT, RunLog
+from metalearn.reporting.metrics import summary, write_table
+from metalearn.reporting.plots import adaptation, learning_curve
+from metalearn.reporting.report import REPORT, Learned, ShownTask, write_report
+from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
+from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
+from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
+from metalearn.runs.signals import NEVER, Interrupted, Stops
+from metalearn.training.loop import (
+    Learner,
+    Progress,
+    Run,
+    Stopped,
+    Units,
+    evaluate,
+    fit,
+    new_learner,
+    restore,
+    snapshot,
+)
+from metalearn.types import Batch, Episode, Metrics, Params, Strategy
+
+Result = dict[str, Any]
+
+DONE = b"done"
+"""What rank zero shares in place of the learner if there is nothing left to do."""
+
+SHOWN_TASKS, SHOWN_SAMPLES = 4, 60
+"""So many test tasks, or test samples, are in the report."""
+
+log = logging.getLogger("metalearn")
+
+
+def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stops: Stops) -> Result:
+    """Rank zero: trains to the last step, tests the best checkpoint, writes the result, then draws.
+
+    Raises:
+        Stopped: the run was asked to stop; a checkpoint is saved.
+        RunError: a value that is not finite, a checkpoint that is gone, or a file that cannot be written.
+    """
+    learner, progress = resume_or_begin(job, parts, state)
+    config = to_container(job.config)
+    saved = state.snapshot.state if state.snapshot else {}  # older checkpoints have nothing of the log
+    window = Window(
+        done=progress.step,
+        validated=progress.latest["step"] if progress.latest else 0,
+        steps=parts.settings.steps,
+        meta_batch_size=parts.settings.meta_batch_size,
+        unit=parts.algorithm.trained_on,
+        pending=saved.get("pending", {}),
+        digest=saved.get("digest"),
+    )
+    run_log = parts.open_log(job.run_dir, window)
+    seen = seen_by(parts, state.snapshot)
+    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen)
+    log_start(job, parts, run)
+    try:
+        run_log.start(config, first_pictures(parts))
+        strategy.share(to_bytes(snapshot(learner, progress, run.meta, {})))
+        progress = fit(run, learner, progress)
+        best = parts.checkpointer.best()
+        if best is None:
+            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
+        values = evaluate_test(run, best.params, progress)
+        write_table(job.run_dir / "test.csv", values)
+        test = summary(values, run.evaluation.unit) | check_unseen(seen, parts.source, "test", job.config.seen_classes)
+        run_log.evaluation(progress.step, "test", test)
+        result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.transductive}}
+        figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
+        run_log.result(config, figures)
+    finally:
+        run_log.close()
+    write_result(job.run_dir, result)
+    for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, draw_report)):
+        if wanted:
+            try:
+                draw(job, parts, best.params, result)
+            except Exception as error:  # whatever fails in the drawing, the run is complete
+                log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
+                log.debug("where the drawing failed:", exc_info=True)  # for train.log
+    return result
+
+
+def evaluate_test(run: Run, params: Params, progress: Progress) -> Metrics:
+    """The values of every test task.
+
+    Raises:
+        Stopped: the run was asked to stop.
+    """
+    try:
+        return evaluate(run, params, "test", run.settings.test_tasks)
+    except Interrupted:
+        raise Stopped("stopped in the test, which the same command makes again", progress) from None
+
+
+def result_of(job: Job, status: str, progress: Progress) -> Result:
+    """The fields of result.json that every run has; `val` is the best validation, or the latest of a paused run."""
+    return {
+        "status": status, "experiment": job.experiment, "run": str(job.config.run), "seed": job.config.seed,
+        "steps": progress.step, "seconds": round(progress.seconds, 3), "workers": job.workers,
+        "val": progress.latest if status == PAUSED else progress.best,
+    }  # fmt: skip
+
+
+def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
+    """The other ranks of a strategy that all ranks drive: take the same steps and write nothing.
+
+    Raises:
+        Paused: as on rank zero. If that is asked to stop, it ends this process.
+        RunError: a value that is not finite.
+    """
+    shared = strategy.share(b"")
+    if shared == DONE:
+        return
+    learner, progress = restored(from_bytes(shared), parts)
+    run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
+    fit(run, learner, progress)
+    evaluate(run, learner.params, "test", parts.settings.test_tasks)
+
+
+def found_in_folder(job: Job, parts: Parts) -> FolderState:
+    """What the run finds in its folder; see `inspect`."""
+    return inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
+
+
+def restored(saved: Snapshot, parts: Parts) -> tuple[Learner, Progress]:
+    """The learner of a checkpoint and its progress, with the optimiser and the average that the config describes."""
+    return restore(saved, parts.outer.start, parts.settings.ema_decay)
+
+
+def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner, Progress]:
+    """The learner as the run folder has it, or at its start."""
+    if state.snapshot is None:
+        parts.checkpointer.settle(0, None)
+        for note in parts.start_notes:
+            log.warning("%s", printable(note))
+        return new_learner(parts.start, parts.outer.start, parts.settings.ema_decay), Progress()
+    learner, progress = restored(state.snapshot, parts)
+    if state.rewinds:
+        rewind(job.run_dir, progress.step)
+    if not parts.checkpointer.settle(progress.step, progress.best["step"] if progress.best else None):
+        progress = progress._replace(best=None)  # it belonged to another folder, or to steps that are gone
+    if job.config.resume not in ("auto", "never") and not from_meta(state.snapshot.meta).complete:
+        log.warning("resume=%s: %s", printable(str(job.config.resume)), UNKNOWN)
+    log.info("going on after step %d", progress.step)
+    return learner, progress
+
+
+def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
+    """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from. A run
+    without steps only validates."""
+    seen = seen_in(parts.source, parts.settings.steps).joined(parts.start_seen)
+    return seen.joined(from_meta(begun.meta)) if begun else seen
+
+
+def make_run(
+    job: Job, parts: Parts, strategy: Strategy, checkpointer: Checkpointer, run_log: RunLog, stops: Stops, seen: Seen
+) -> Run:
+    """What the loop needs on this rank."""
+    return Run(
+        settings=parts.settings,
+        pause_after=job.config.pause_after,
+        strategy=strategy,
+        outer=parts.outer,
+        reduce=parts.reduce,
+        training=Units(training_chunk(parts), parts.algorithm.trained_on),
+        evaluation=Units(evaluation_chunk(parts), parts.algorithm.evaluated_on),
+        checkpointer=checkpointer,
+        log=run_log,
+        meta={"config": to_container(job.config), KEY: to_meta(seen)},
+        stops=stops,
+    )
+
+
+def log_start(job: Job, parts: Parts, run: Run) -> None:
+    """Logs what is about to be trained, and how it is computed."""
+    log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, run.settings.steps, job.workers, *run.training)
+    dtype = next(iter(parts.start.values())).dtype
+    log.info("the layers are computed by %s", describe(parts.device, dtype, not_compiled(parts)))
+    if parts.model.note:
+        log.info("%s", parts.model.note)
+
+
+def not_compiled(parts: Parts) -> str | None:
+    """Why the network is not compiled as a whole; None: it can be."""
+    if parts.model.network is None:
+        return "this network has others than those of metalearn.nn"
+    return parts.model.network.refusal(parts.start)
+
+
+def first_pictures(parts: Parts) -> dict[str, Picture]:
+    """The first training task and the first test task as pictures; none where tasks are not made of pictures."""
+    if parts.algorithm.trained_on != "tasks":
+        return {}
+    tasks = {split: parts.source.episodes(split, torch.tensor([0])) for split in ("train", "test")}
+    return {split: episode_picture(task) for split, task in tasks.items() if has_pictures(task)}
+
+
+# What is drawn of a completed run
+
+
+def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
+    """The plots."""
+    learning_curve(job.run_dir)
+    episode = parts.source.episodes("test", torch.tensor([0]))
+    if is_curve(episode):
+        adaptation(job.run_dir, parts.algorithm.adapt, in_float32(params), episode)
+
+
+def draw_report(job: Job, parts: Parts, params: Params, result: Result) -> None:
+    """The page report.html."""
+    command = f"python {job.program.name} {shlex.join(job.arguments)}".strip()
+    learned = Learned(parts.algorithm.adapt, in_float32(params))
+    if parts.algorithm.evaluated_on == "samples":
+        tasks = [shown_samples(parts, learned)]
+    else:
+        tasks = [shown_task(parts, learned, number) for number in range(SHOWN_TASKS)]
+    write_report(job.run_dir, command, to_container(job.config), result, tasks, learned)
+
+
+def shown_task(parts: Parts, learned: Learned, number: int) -> ShownTask:
+    """A test task, and the outputs after it was adapted to."""
+    episode = parts.source.episodes("test", torch.tensor([number]))
+    return ShownTask(f"task {number}", episode, learned.adapt(learned.params, episode.support)(episode.query.x))
+
+
+def shown_samples(parts: Parts, learned: Learned) -> ShownTask:
+    """The first test samples and their outputs. The support set, which gives statistics only, is not shown."""
+    samples = parts.source.episodes("test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
+    outputs = learned.adapt(learned.params, samples.support)(samples.query.x)
+    unseen = Batch(samples.support.x[:, :0], samples.support.y[:, :0])
+    return ShownTask("first samples", Episode(unseen, samples.query), outputs)
+
+
+def is_curve(episode: Episode) -> bool:
+    """Whether a task is a regression from one number."""
+    return episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,)
+
+
+def in_float32(params: Params) -> Params:
+    """The parameters in the type of the data that is drawn."""
+    return {name: value.float() for name, value in params.items()}

@@ -1,0 +1,278 @@
+"""A multirun: its jobs are checked before the first one starts; then Hydra's sweeper runs each as a trial."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from metalearn.app.job import Job, Program, to_job
+from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
+from metalearn.app.process import log_sweep, set_up_process
+from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
+from metalearn.config.check import started_as_rank
+from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, resolved, sweep_jobs
+from metalearn.config.options import groups, search_flags
+from metalearn.config.saved import FREE_KEYS
+from metalearn.config.values import quoted
+from metalearn.errors import ConfigError
+from metalearn.runs.signals import STOPPED
+from metalearn.storage.files import read_json
+from sweeps.plan import Plan, plan_of
+from sweeps.settings import settings_of
+from sweeps.space import SpaceError, ends_of
+from sweeps.trial import share_import_path
+
+OURS = "hydra_plugins.async_sweeper."
+"""Where the sweepers are that search."""
+
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+"""Launchers of other packages, and what to install for them."""
+
+PRELOAD = ("metalearn.app.preload",)
+
+RunJob = Callable[[Job], int]
+Main = Callable[[Sequence[str]], int]
+
+
+def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main: Main) -> int:
+    """Checks and runs a multirun; returns the exit code. `main` runs the program with other arguments.
+
+    Raises:
+        ConfigError: a job that is refused, a sweep that cannot be started, or torchrun has started this process.
+    """
+    if started_as_rank():
+        raise ConfigError(
+            "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
+            f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
+        )
+    _check_launcher(overrides)
+    sweeper = compose_sweeper(overrides)
+    if not str(sweeper.pop("_target_")).startswith(OURS):
+        check_grid(program, overrides)
+        share_import_path()
+        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
+    checked = check_trials(program, overrides, sweeper)
+    if checked is None:
+        return BAD_CONFIG
+    set_up_process(1)  # the process that imports torch and forks the trials inherits this
+    log_sweep()
+    attributes = {
+        "objective": checked.objective,
+        "preload": PRELOAD,
+        "free_keys": [key for key in FREE_KEYS if key != "trainer.steps"],  # longer trials have other results
+        "program": shlex.join([program.name, *search_flags()]),
+        "groups_of_sweeps": ("sweep",),
+        "segment": partial(segment, checked.steps),
+    }
+    run_trials_by_hydra(lambda config: trial(config, program, run_job, main), attributes)
+    return OK
+
+
+def _check_launcher(overrides: Sequence[str]) -> None:
+    """Raises ConfigError if the launcher of the jobs is not installed, or this host is no part of its cluster."""
+    name = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "")
+    package = LAUNCHERS.get(name)
+    if package is not None and find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
+        raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
+    if name == "submitit_slurm" and shutil.which("srun") is None:
+        raise ConfigError(
+            "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
+            "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
+        )
+
+
+def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
+    """The overrides of a run that trains one of several rounds, as even as can be.
+
+    Args:
+        steps: of all rounds.
+        round_: from 0.
+        rounds: how many there are.
+        parent: the run folder whose checkpoint it goes on from; None: it begins.
+        keys: those whose values may differ from that checkpoint's.
+    """
+    first, last = steps * round_ // rounds, steps * (round_ + 1) // rounds
+    overrides = [f"pause_after={last}"] if last < steps else []
+    if parent is not None:
+        checkpoint = parent / "checkpoints" / f"step_{first:06d}"
+        overrides += [f"resume={quoted(checkpoint)}", f"resume_changes=[{','.join(keys)}]"]
+    return overrides
+
+
+def job_of(config: DictConfig, program: Program) -> Job:
+    """The job of a multirun that Hydra has made this config and folder for. It draws only if told to."""
+    from hydra.core.hydra_config import HydraConfig
+
+    own = HydraConfig.get()
+    folder = Path(own.runtime.output_dir)
+    flags = [f"--config-dir={place.path}" for place in own.runtime.config_sources if place.provider == PROVIDER]
+    overrides = [*flags, *own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
+    complete = resolved(config)
+    for key in ("logger.plots", "logger.report"):
+        if not any(text.startswith(f"{key}=") for text in overrides):
+            overrides.append(f"{key}=false")
+            OmegaConf.update(complete, key, False)
+    job = to_job(complete, folder, own.runtime.choices["experiment"], None, program, overrides)
+    return job._replace(in_sweep=True)
+
+
+def trial(config: DictConfig, program: Program, run_job: RunJob, main: Main) -> dict[str, Any]:
+    """Runs one trial; what became of it: `status`, `exit` (code), `error`, and the fields of its result.json."""
+    folder = Path()
+
+    def run() -> int:
+        nonlocal folder
+        job = job_of(config, program)._replace(fork=main)
+        folder = job.run_dir
+        return run_job(job)
+
+    ending = ending_of(run)
+    result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
+    return {**result, "status": _status(ending, result), "exit": ending.code, "error": ending.error}
+
+
+def _status(ending: Ending, result: Mapping[str, Any]) -> str:
+    if ending.code in STOPPED:
+        return "stopped"
+    if ending.code == FAILED:
+        return "failed"
+    return "refused" if ending.code == BAD_CONFIG else str(result.get("status", "failed"))
+
+
+# Checks
+
+
+class Checked(NamedTuple):
+    """What the check of the trials has found: the default objective, and the steps of a run."""
+
+    objective: str
+    steps: int
+
+
+def check_grid(program: Program, overrides: Sequence[str]) -> None:
+    """Checks every job of a grid.
+
+    Raises:
+        ConfigError: as for a single run.
+    """
+    for job_overrides in sweep_jobs(overrides):
+        _assemble(program, job_overrides)
+
+
+def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | None:
+    """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
+    import torch.
+
+    Returns:
+        What was found; or None if the child has refused a job, and has reported why.
+
+    Raises:
+        ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
+    """
+    searched = [override for override in overrides if not override.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    others = [override for override in overrides if override not in searched]
+    try:
+        plan = plan_of(searched, sweeper["params"], lambda group: groups().get(group, []))
+        settings_of(sweeper, plan.space)
+    except SpaceError as error:
+        raise ConfigError(str(error)) from error
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = FAILED
+        try:
+            code = exit_code_of(lambda: _check(program, plan, others, sweeper, writer))
+        except Exception:
+            traceback.print_exc()
+        finally:
+            try:
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        found = pipe.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (OK, BAD_CONFIG):
+        raise ConfigError(f"the check of the trials has ended with exit code {code}")
+    return Checked(**json.loads(found)) if code == OK else None
+
+
+def _check(program: Program, plan: Plan, others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
+    in_rounds = "rounds" in sweeper
+    metric, steps, shapes = "", 0, None
+    for params in _checked(plan):
+        parts = _assemble(program, [*others, *plan.overrides(params)])
+        metric = "mse" if parts.source.classes("val") is None else "accuracy"
+        _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
+        steps = parts.settings.steps
+        own = {name: value.shape for name, value in parts.start.items()}
+        if in_rounds and own != (shapes or own):
+            raise ConfigError(
+                f"hydra/sweeper=pbt: {' '.join(plan.overrides(params))} gives the model other parameters, so it cannot "
+                "take over a checkpoint; search for keys that leave the model's parameters as they are"
+            )
+        shapes = own
+    if in_rounds:
+        _check_rounds(plan, sweeper["rounds"], steps)
+    os.write(writer, json.dumps({"objective": f"val.{metric}", "steps": steps}).encode())
+    return OK
+
+
+def _check_rounds(plan: Plan, rounds: int, steps: int) -> None:
+    fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
+    if fixed:
+        raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")
+    if steps < rounds:
+        raise ConfigError(f"hydra.sweeper.rounds={rounds}: trainer.steps={steps} has not one step for each; type "
+                          f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
+
+
+def _checked(plan: Plan) -> Iterator[dict[str, Any]]:
+    """The first value of every dimension; then, one at a time, each other option or end."""
+    first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
+    yield first
+    for key, dimension in plan.space.items():
+        for value in ends_of(dimension)[1:]:
+            yield first | {key: value}
+
+
+def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) -> None:
+    splits = ("val",) if in_rounds else ("val", "test")
+    fields = [f"{split}.{name}" for split in splits for name in (metric, "loss", "ci95")]
+    allowed = fields if in_rounds else [*fields, "seconds", "steps"]
+    for name in [objective] if isinstance(objective, str) else objective or []:
+        if name not in allowed:
+            raise ConfigError(
+                f"hydra.sweeper.objective={name}: result.json has no such number for this dataset; allowed: "
+                f"{', '.join(allowed)}"
+            )
+        if pruner != "none" and "." not in name:
+            raise ConfigError(
+                f"hydra.sweeper.pruner={pruner}: compares validations, which have no {name}; type "
+                f"hydra.sweeper.pruner=none, or hydra.sweeper.objective=val.{metric}"
+            )
+
+
+def _assemble(program: Program, overrides: Sequence[str]) -> Any:
+    job = to_job(*compose_config(overrides), program, overrides)
+    set_up_process(job.config.threads)
+    from metalearn.app.parts import assemble  # imports torch, after the line above
+
+    return assemble(job)

@@ -1,0 +1,81 @@
+"""world.json: how other processes find the workers of a run under way, to join them or to ask one to leave.
+
+It holds the run's secret token and its command line. So only the user of the run may read it, and nobody else's file is
+believed. Nor is a file that came with a copied or unpacked folder: it has the inode of the folder that it was written
+for, which is the same on every host.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from distributed.cluster.joining import Place, own_place
+from metalearn.app.job import Job
+from metalearn.errors import RunError
+from metalearn.storage.cache import foreign
+from metalearn.storage.files import LARGEST_JSON, open_regular, write_atomically
+
+FILE = "world.json"
+
+
+class World(NamedTuple):
+    """Where the workers of a run are, the arguments that they were started with, and the folder that they run in."""
+
+    place: Place
+    arguments: Sequence[str]
+    folder: Path
+
+
+@contextmanager
+def published(job: Job) -> Iterator[None]:
+    """On rank zero: world.json is there while this lasts, if workers may come and go."""
+    if not comes_and_goes(job):
+        yield
+        return
+    path = job.run_dir / FILE
+    content = own_place()._asdict() | {"arguments": job.arguments, "folder": os.getcwd()}  # noqa: PTH109
+    content["inode"] = job.run_dir.stat().st_ino
+    write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def comes_and_goes(job: Job) -> bool:
+    """Whether workers may join the run and leave it."""
+    return job.workers > 1 and job.config.strategy.get("max_lost", 0) != 0
+
+
+def read(run_dir: Path) -> World:
+    """The world of a run under way.
+
+    Raises:
+        RunError: the run takes no workers, or the file is not this user's.
+    """
+    path = run_dir / FILE
+    try:
+        with open_regular(path, LARGEST_JSON) as file:
+            reason = foreign(os.fstat(file.fileno()))
+            if reason:
+                raise RunError(f"{path}: {reason}, so its command line is not run")
+            content = json.load(file)
+        arguments, folder = [str(one) for one in content.pop("arguments")], Path(content.pop("folder"))
+        if content.pop("inode") != run_dir.stat().st_ino:
+            raise RunError(f"{path}: was written for another folder, so its command line is not run")
+        return World(Place(**content), arguments, folder)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(
+            f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "
+            "workers=2, or more workers"
+        ) from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RunError(
+            f"{path}: is no description of a run under way ({reason}); remove the file, and start the run anew"
+        ) from error

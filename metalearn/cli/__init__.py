@@ -1,0 +1,1 @@
+"""The commands: a file each. Its `main(argv)` runs the command line and returns the exit code."""

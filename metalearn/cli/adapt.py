@@ -1,0 +1,126 @@
+"""Adapts what a run has learned to pictures of yours, and predicts the classes of others.
+
+    python scripts/adapt.py --model outputs/protonet_omniglot/seed0 --support my_folder --query other_folder --out out
+
+--model is a run folder (its best checkpoint), a checkpoint folder, or a folder that scripts/export.py has written. In
+--support, each folder with pictures is a class, named by its path. --query may have class folders of the same names, or
+just pictures.
+
+--out gets predictions.csv (file, label, probability, and a column for each class) and page.png (the queries beside the
+support pictures of their label); and, if the classes of the queries are known, confusion.csv, confusion.png and
+accuracy.json. Exit codes: 0 done; 1 failed; 2 bad usage, or a folder, a model or a picture that cannot be used.
+
+Where the package is installed, `metalearn adapt` does the same as `python scripts/adapt.py`.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, printable, report_error
+from metalearn.app.process import set_up_process
+from metalearn.checks import whole_number
+from metalearn.cli.arguments import names, whole
+from metalearn.config.check import MOST_THREADS
+from metalearn.errors import ConfigError
+from metalearn.storage.files import creating, refuse_used
+
+if TYPE_CHECKING:
+    from metalearn.api.folders import Found
+    from metalearn.api.learner import Prediction
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model",
+        required=True,
+        type=Path,
+        metavar="FOLDER",
+        help="the folder of a run, a checkpoint or a published model",
+    )
+    parser.add_argument("--support", required=True, type=Path, metavar="FOLDER", help="a folder for each class")
+    parser.add_argument(
+        "--query", required=True, type=Path, metavar="FOLDER", help="pictures, or a folder for each class"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
+    parser.add_argument(
+        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
+    )
+    parser.add_argument(
+        "--transductive",
+        action="store_true",
+        help="normalise all queries together (default: each by the support alone)",
+    )
+    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    options = parser.parse_args(arguments)
+    try:
+        return exit_code_of(lambda: adapt(options))
+    except ValueError as error:  # a picture, or a number of classes, that the learner does not take
+        return report_error(error, BAD_CONFIG)
+    except OSError as error:
+        return report_error(error, FAILED)
+
+
+def adapt(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; returns the exit code.
+
+    Raises:
+        ValueError: a folder, a model or a picture that cannot be used.
+    """
+    out: Path = options.out
+    refuse_used("--out", out)
+    whole_number("--threads", options.threads, at_least=1, at_most=MOST_THREADS)
+    set_up_process(options.threads)
+    from metalearn.api.folders import queries_in, support_in  # these import torch, after the line above
+    from metalearn.api.learner import Task
+    from metalearn.api.load import load_as
+
+    support = support_in(options.support)
+    assert support.classes is not None
+    queries = queries_in(options.query, support.classes)
+    learner = load_as(
+        "--model", options.model, network=options.network, plugins=options.plugins, transductive=options.transductive
+    )
+    if learner.form is None:
+        raise ConfigError(f"--model={options.model}: learns real numbers from real numbers; type a model of pictures")
+    task = learner.adapt(support.paths, support.classes)
+    assert isinstance(task, Task)
+    predictions = task.predict(queries.paths)
+    with creating("--out", out):
+        out.mkdir(parents=True, exist_ok=True)
+    report(out, support, queries, predictions, learner.transductive)
+    return OK
+
+
+def report(
+    out: Path, support: "Found", queries: "Found", predictions: "Sequence[Prediction]", transductive: bool
+) -> None:
+    """Writes the tables and pictures, and prints the accuracy if the classes of the queries are known."""
+    from metalearn.api import drawing, results
+    from metalearn.api.folders import in_support, summary
+
+    labels = list(dict.fromkeys(support.classes or ()))
+    results.write_predictions(out / "predictions.csv", queries.files, predictions, labels)
+    drawing.page(out / "page.png", support, queries, predictions)
+    print(f"{summary(support)}; {len(predictions)} queries")
+    if known := in_support(queries, support):
+        print(f"support pictures among the queries: {known}; these say nothing about new pictures")
+    if queries.classes is None:
+        print(f"no accuracy: {printable(queries.why)}")
+    else:
+        table = results.confusion(predictions, queries.classes, labels)
+        results.write_confusion(out / "confusion.csv", table, labels)
+        drawing.confusion_matrix(out / "confusion.png", table, labels)
+        reached = results.accuracy(predictions, queries.classes)
+        figures = {
+            "accuracy": reached.value, "interval95": [reached.low, reached.high], "correct": reached.correct,
+            "pictures": reached.pictures, "in_support": known, "transductive": transductive,
+        }  # fmt: skip
+        (out / "accuracy.json").write_text(json.dumps(figures, indent=2) + "\n")
+        print(f"accuracy {reached}")
+    print(f"all in {out}")

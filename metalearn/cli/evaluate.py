@@ -1,0 +1,111 @@
+"""Evaluates a checkpoint on test tasks: on those of its own run, or on others.
+
+    python scripts/evaluate.py checkpoint=outputs/maml_omniglot/seed0/checkpoints/best
+    python scripts/evaluate.py checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
+    python scripts/evaluate.py checkpoint=… model.transductive=false on=val      any key of the run; validation tasks
+    python scripts/evaluate.py checkpoint=… workers=2                            any number of workers: the same numbers
+    python scripts/evaluate.py checkpoint=…/seed0/checkpoints/best 'ensemble=[…/seed1/checkpoints/best]'
+    python scripts/evaluate.py checkpoint=… 'plugins=[my_parts]'                 a run with parts of a package of yours
+    python scripts/evaluate.py --config-dir=my_conf checkpoint=… dataset=mine    a dataset of your own
+    torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
+
+Where the package is installed, `metalearn evaluate` does the same as `python scripts/evaluate.py`, and
+`torchrun … -m metalearn evaluate` as torchrun with the script.
+
+A checkpoint may be a model that scripts/export.py has published. With `ensemble`, the predictions are the mean of those
+of all checkpoints, each adapted by itself; the config is that of the first. Short names: ways, shots and queries are
+keys of the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv
+(or val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or
+in that of the published model. Exit codes are those of train.py.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metalearn.app.job import Program, installed
+from metalearn.app.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe
+from metalearn.app.process import end_with_starter, set_up_process
+from metalearn.config.names import folder_name
+from metalearn.config.options import search
+from metalearn.config.saved import check_checkpoint, run_folder_of
+from metalearn.errors import ConfigError
+from metalearn.runs.signals import INTERRUPTED
+
+if TYPE_CHECKING:
+    from metalearn.app.evaluation import Request
+
+FOLDER_OF_YAMLS = "--config-dir"
+
+NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on", FOLDER_OF_YAMLS)
+"""What the command line says beside changes of the config."""
+
+PLACES = (
+    "checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins",
+    FOLDER_OF_YAMLS,
+)  # fmt: skip
+"""Keys that change no number, and so have no part in the name of the output folder."""
+
+
+def main(arguments: Sequence[str], program: Program | None = None) -> int:
+    """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
+    end_with_starter()
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print_to_pipe(str(__doc__))
+        return OK if arguments else BAD_CONFIG
+    try:
+        return exit_code_of(lambda: evaluate(arguments, program or installed("evaluate")))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def evaluate(arguments: Sequence[str], program: Program) -> int:
+    """Evaluates what the command line asks for; returns the exit code."""
+    set_up_process(1)
+    from metalearn.app.evaluation import evaluate_checkpoint  # imports torch, after the line above
+
+    return evaluate_checkpoint(read(arguments), program, arguments, partial(main, program=program))
+
+
+def read(arguments: Sequence[str]) -> "Request":
+    """The command line as a request.
+
+    Raises:
+        ConfigError: something is missing or not known.
+    """
+    from metalearn.app.evaluation import Request
+
+    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in NO_OVERRIDES}
+    search(own.get(FOLDER_OF_YAMLS))
+    if not own.get("checkpoint"):
+        raise ConfigError("checkpoint: missing; type checkpoint=…/checkpoints/best")
+    check_checkpoint("checkpoint", own["checkpoint"])
+    checkpoint = Path(own["checkpoint"])
+    split = own.get("on", "test")
+    if split not in ("test", "val"):
+        raise ConfigError(f"on={split}: must be one of test, val; type on=test")
+    overrides = [argument for argument in arguments if argument.partition("=")[0] not in NO_OVERRIDES]
+    named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
+    name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]))
+    home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)
+    output = home if own.get("output") else home / "evaluations" / name
+    others = members("ensemble", own["ensemble"]) if "ensemble" in own else []
+    return Request(checkpoint, others, split, overrides, output, home)
+
+
+def members(key: str, value: str) -> list[Path]:
+    """The checkpoints in a list such as [PATH,PATH].
+
+    Raises:
+        ConfigError: something else.
+    """
+    from metalearn.config.compose import parsed
+
+    (override,) = parsed([f"{key}={value}"])
+    paths = override.value()
+    if not isinstance(paths, list) or not paths:
+        raise ConfigError(f"{key}={value}: must be a list of checkpoints; type '{key}=[…/checkpoints/best]'")
+    for path in paths:
+        check_checkpoint(key, path)
+    return list(map(Path, paths))

@@ -1,0 +1,80 @@
+"""Cuts a dataset's decoded pictures, by class, into shards that `dataset.shards=FOLDER` reads.
+
+    python scripts/shard.py dataset=omniglot --out shards/omniglot
+    python scripts/shard.py dataset=cifar_fs --out shards/cifar100 --classes 4
+    python train.py experiment=maml_omniglot dataset.shards=shards/omniglot
+
+The folder holds a file for every --classes classes, and index.json. The classes of different splits lie in different
+shards. A run with shards has the same tasks and the same numbers as one without. Each split list of a dataset reads the
+same shards, and so do the datasets of plain samples: those of omniglot serve omniglot_characters and
+omniglot_pretraining, those of cifar_fs serve fc100. Exit codes: 0 done; 2 a dataset that cannot be cut, or wrong
+arguments.
+
+Where the package is installed, `metalearn shard` does the same as `python scripts/shard.py`.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metalearn.app.outcome import OK, exit_code_of
+from metalearn.app.process import set_up_process
+from metalearn.cli.arguments import whole
+from metalearn.config.build import build
+from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError
+from metalearn.storage.files import creating, refuse_used
+
+if TYPE_CHECKING:
+    from metalearn.tasks.common.episodes import HoldsClasses, Images
+
+CLASSES = 64
+"""Of a shard, by default."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("keys", nargs="+", metavar="KEY=VALUE", help="dataset=NAME, and keys of the dataset")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    parser.add_argument(
+        "--classes", default=CLASSES, type=whole(1), metavar="N", help=f"of a shard (default {CLASSES})"
+    )
+    options = parser.parse_args(arguments)
+    return exit_code_of(lambda: cut(options))
+
+
+def cut(options: argparse.Namespace) -> int:
+    """Cuts the dataset; returns the exit code."""
+    set_up_process(1)
+    from metalearn.tasks.common.episodes import HoldsClasses  # imports torch, after the line above
+    from metalearn.tasks.common.shards import Form, write_shards
+
+    composed = compose_config(options.keys)
+    source = build(composed.config, "dataset")
+    if "shards" not in composed.config.dataset or not isinstance(source, HoldsClasses):
+        raise ConfigError(
+            f"dataset: {composed.config.dataset._target_} cannot be cut into shards; type dataset=omniglot (its shards "
+            "serve omniglot_characters and omniglot_pretraining too), mini_imagenet, cifar_fs or glyphs"
+        )
+    refuse_used("--out", options.out)
+    train = source.classes_of("train")
+    form = Form(train.decoder, train.pictures(0).shape[1:])
+    with creating("--out", options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
+        shards = write_shards(options.out, form, groups(source, options.classes))
+    print(f"{options.out}: {shards} shards")
+    return OK
+
+
+def groups(source: "HoldsClasses", size: int) -> Iterator[Mapping[str, "Images"]]:
+    """The classes of a source by their identities, in groups of at most `size` classes of one split."""
+    for split in ("train", "val", "test"):
+        identities, _, pictures, _ = source.classes_of(split)
+        upright: dict[str, int] = {}
+        for label, name in enumerate(identities):
+            upright.setdefault(name, label)  # the turned copies of a character come after it, with the same identity
+        names = list(upright)
+        for first in range(0, len(names), size):
+            yield {name: pictures(upright[name]) for name in names[first : first + size]}

@@ -1,0 +1,77 @@
+"""TensorBoard's events of a run: curves, hyperparameters with the final figures, the config, a few episodes."""
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metalearn.config.values import Config
+from metalearn.reporting.loggers.protocol import Logger, Picture, Values, Window, as_yaml, flat
+from metalearn.storage.files import writing
+
+
+def tensorboard_logger(folder: Path, window: Window) -> Logger:
+    """Events in the run folder. If the run goes on, events after the steps done are purged.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    board = _Board(folder, window)
+    return Logger(board.start, board.scalars, board.result, board.close)
+
+
+class _Board:
+    def __init__(self, folder: Path, window: Window) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        self._folder, self._window = folder, window
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._ended
+        with writing(folder):
+            _date_back(folder, time.time())
+            self._writer: Any = SummaryWriter(str(folder), purge_step=window.done + 1 if window.done else 0)
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        if self._window.done:
+            return  # an earlier session has written them, at step 0
+        text = "".join(f"    {line}\n" for line in as_yaml(config).splitlines())  # code in Markdown
+        with writing(self._folder):
+            self._writer.add_text("config", text, 0)
+            for name, picture in pictures.items():
+                self._writer.add_image(f"episodes/{name}", picture, 0, dataformats="HWC")
+
+    def scalars(self, step: int, split: str, values: Values) -> None:
+        with writing(self._folder):
+            for name, value in values.items():
+                self._writer.add_scalar(f"{split}/{name}", value, step)
+
+    def result(self, config: Config, figures: Values) -> None:
+        with writing(self._folder):
+            self._writer.add_hparams(flat(config), figures, run_name=".", global_step=self._window.steps)
+
+    def close(self) -> None:
+        with writing(self._folder):
+            self._writer.close()
+        threading.excepthook = self._excepthook
+
+    def _ended(self, args: threading.ExceptHookArgs) -> None:
+        """Prints the traceback of a thread, but for the writer's: the next call here raises its error."""
+        if type(args.thread).__name__ != "_AsyncWriterThread":
+            self._excepthook(args)
+
+
+_EVENTS = re.compile(r"(events\.out\.tfevents\.)([0-9]+)(\..*)")
+
+
+def _date_back(folder: Path, now: float) -> None:
+    """Renames events files from the future: the clock has been set back. TensorBoard reads files in the order of the
+    seconds in their names, and would read this run's later events, which purge what is done again, before those."""
+    found = [match for path in folder.glob("events.out.tfevents.*") if (match := _EVENTS.fullmatch(path.name))]
+    if all(int(match[2]) < int(now) for match in found):
+        return
+    latest = int(now)
+    for match in sorted(found, key=lambda match: match[0], reverse=True):
+        latest = min(int(match[2]), latest - 1)
+        (folder / match[0]).rename(folder / f"{match[1]}{latest:010d}{match[3]}")

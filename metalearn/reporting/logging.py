@@ -1,0 +1,318 @@
+"""The log of a run: progress on the terminal, train.log, metrics.jsonl, and the loggers that the config chooses."""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.config.values import Config
+from metalearn.reporting.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
+from metalearn.reporting.loggers.to_csv import csv_logger
+from metalearn.reporting.loggers.to_mlflow import mlflow_logger
+from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
+from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
+from metalearn.reporting.metrics import describe, jsonable
+from metalearn.reporting.to_stderr import ToStderr
+from metalearn.storage.files import logged_lines, write_atomically, writing
+
+_PACKAGES = ("metalearn", "distributed")
+
+
+class RunLog(NamedTuple):
+    """`start` gets the config and a few episodes as pictures; `step` logs the values of a meta-step, `evaluation` the
+    figures of a validation or test, `result` the config with the final figures; `close` writes everything to disk.
+    `pending` returns the sums over the steps since the last line, which a run that goes on begins with; `digest` the
+    SHA-256 of metrics.jsonl. `plots` and `report` say whether these are wanted of the completed run."""
+
+    start: Callable[[Config, Mapping[str, Picture]], None]
+    step: Callable[[int, Values], None]
+    evaluation: Callable[[int, str, dict[str, Any]], None]
+    result: Callable[[Config, Values], None]
+    close: Callable[[], None]
+    pending: Callable[[], Sums]
+    digest: Callable[[], str]
+    plots: bool = False
+    report: bool = False
+
+
+def _silent(*arguments: object) -> None:
+    return None
+
+
+SILENT = RunLog(_silent, _silent, _silent, _silent, _silent, dict, str)
+"""For ranks that take the same steps while rank zero logs."""
+
+OpenLog = Callable[[Path, Window], RunLog]
+
+log = logging.getLogger("metalearn")
+
+
+def run_log(
+    *,
+    every: int,
+    plots: bool,
+    report: bool = False,
+    tensorboard: bool = False,
+    csv: bool = False,
+    wandb: bool = False,
+    mlflow: bool = False,
+    project: str = "metalearn",
+    wandb_mode: str | None = None,
+    mlflow_uri: str | None = None,
+    others: Sequence[OpenLogger] = (),
+) -> OpenLog:
+    """Returns a function from the run folder and the window of steps to a `RunLog`.
+
+    Args:
+        every: steps between logged lines; a line is the mean over the steps since the last one.
+        plots, report: whether the completed run's plots and its report.html are wanted.
+        tensorboard, csv, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
+        project: the project of Weights & Biases, or the experiment of MLflow.
+        wandb_mode: `offline` or `online`; None: as WANDB_MODE says, else offline.
+        mlflow_uri: where MLflow keeps the run; None: as MLFLOW_TRACKING_URI says, else a database in the run folder.
+        others: loggers of your own.
+
+    Raises:
+        ValueError: `every` is below 1, another argument is out of range, or the package of a logger is not installed.
+    """
+    whole_number("every", every, at_least=1)
+    chosen = {"tensorboard": tensorboard, "csv": csv, "wandb": wandb, "mlflow": mlflow}
+    for name, value in (chosen | {"plots": plots, "report": report}).items():
+        true_or_false(name, value)
+    if wandb_mode is not None:
+        one_of("wandb_mode", wandb_mode, MODES)
+    for name in ("wandb", "mlflow"):
+        if chosen[name] and importlib.util.find_spec(name) is None:
+            raise ValueError(f"{name}=true: the package {name} is not installed; type pip install {name}")
+    openers: dict[str, OpenLogger] = {
+        "tensorboard": tensorboard_logger,
+        "csv": csv_logger,
+        "wandb": wandb_logger(project, wandb_mode),
+        "mlflow": mlflow_logger(project, mlflow_uri),
+    }
+
+    def open_log(folder: Path, window: Window) -> RunLog:
+        wanted = [openers[name] for name in chosen if chosen[name]]
+        with ExitStack() as opened:  # closes what is open already, if another cannot be opened
+            lines = _Lines(folder / "metrics.jsonl", window)
+            opened.callback(lines.close)
+            loggers = []
+            for open_logger in (*wanted, *others):
+                loggers.append(open_logger(folder, window))
+                opened.callback(loggers[-1].close)
+            opened.pop_all()
+        outputs = _Outputs(window, every, lines, loggers)
+        return RunLog(
+            outputs.start, outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending,
+            lines.digest, plots, report,
+        )  # fmt: skip
+
+    return open_log
+
+
+class _Outputs:
+    """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
+
+    def __init__(self, window: Window, every: int, lines: "_Lines", loggers: Sequence[Logger]) -> None:
+        self._window, self._every, self._lines, self._loggers = window, every, lines, loggers
+        self._bar = _bar(window)
+        self._sums: Sums = dict(window.pending)
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        for logger in self._loggers:
+            logger.start(config, pictures)
+
+    def step(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
+        if self._bar is not None:
+            self._bar(step, values)
+        if step % self._every and step != self._window.steps:
+            return
+        means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
+        means[f"{self._window.unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
+        self._sums.clear()
+        self._record(step, "train", means)
+        level = logging.DEBUG if self._bar is not None else logging.INFO
+        log.log(level, "step %d/%d  %s", step, self._window.steps, _as_text(step, means, self._window))
+
+    def pending(self) -> Sums:
+        return dict(self._sums)
+
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        self._record(step, split, numbers)
+        log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
+
+    def result(self, config: Config, figures: Values) -> None:
+        for logger in self._loggers:
+            logger.result(config, figures)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar(None, {})
+        self._lines.close()
+        for logger in self._loggers:
+            logger.close()
+
+    def _record(self, step: int, split: str, values: Values) -> None:
+        self._lines.write({"step": step, "split": split, **values})
+        for logger in self._loggers:
+            logger.scalars(step, split, values)
+
+
+class _Lines:
+    """metrics.jsonl. If a run continues, the lines of what it will do again are removed."""
+
+    def __init__(self, path: Path, window: Window) -> None:
+        self._path = path
+        kept = []
+        for line in logged_lines(path):
+            try:
+                row = json.loads(line)
+                if window.keeps(row["split"], row["step"]):
+                    kept.append(line.decode())
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue  # somebody else has written it
+        self._digest = hashlib.sha256("".join(kept).encode())
+        if window.digest not in (None, self.digest()):
+            log.warning("%s: its lines up to step %d are not those that this run has written", path, window.done)
+        write_atomically(path, "".join(kept))
+        with writing(path):
+            self._file = path.open("a")
+
+    def write(self, values: dict[str, Any]) -> None:
+        line = json.dumps(jsonable(values)) + "\n"
+        with writing(self._path):
+            self._file.write(line)
+            self._file.flush()
+        self._digest.update(line.encode())
+
+    def digest(self) -> str:
+        """The SHA-256 of all lines so far."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        with writing(self._path), self._file:
+            os.fsync(self._file.fileno())
+
+
+def _as_text(step: int, values: Values, window: Window) -> str:
+    parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "mse") if name in values]
+    speed = f"{window.meta_batch_size / values['step_seconds']:.1f} {window.unit}/s"
+    return "  ".join([*parts, speed, f"{_time_left(step, window, values['step_seconds'])} left"])
+
+
+def _time_left(step: int, window: Window, seconds: float) -> str:
+    remaining = int((window.steps - step) * seconds)
+    return time.strftime("%H:%M:%S", time.gmtime(remaining)) if remaining < 86400 else f"{remaining / 86400:.1f} days"
+
+
+_console = Console(stderr=True)
+
+
+def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
+    """A progress bar, or None if stderr is no terminal. Call it with each step, and with None at the end."""
+    if not _console.is_terminal:
+        return None
+    progress = Progress(
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[values]}"),
+        TimeRemainingColumn(), TextColumn("left"), console=_console,
+    )  # fmt: skip
+    task = progress.add_task("training", total=window.steps, completed=window.done, values="")
+    progress.start()
+    smooth: Values = {}
+
+    def show(step: int | None, values: Values) -> None:
+        if step is None:
+            progress.stop()
+            return
+        for name, value in values.items():
+            smooth[name] = 0.9 * smooth.get(name, value) + 0.1 * value
+        parts = [f"{name} {smooth[name]:.3f}" for name in ("loss", "accuracy") if name in smooth]
+        parts.append(f"{window.meta_batch_size / smooth['step_seconds']:.1f} {window.unit}/s")
+        progress.update(task, completed=step, values="  ".join(parts))
+
+    return show
+
+
+def bar_log(window: Window) -> RunLog:
+    """A log that is only seen: a progress bar, and a line for each evaluation, where stderr is a terminal."""
+    bar = _bar(window)
+    if bar is None:
+        return SILENT
+
+    def evaluation(step: int, split: str, figures: dict[str, Any]) -> None:
+        _console.print(f"step {step}/{window.steps}  {split}: {describe(figures)}", highlight=False)
+
+    return SILENT._replace(step=bar, evaluation=evaluation, close=lambda: bar(None, {}))
+
+
+class _ToTerminal(RichHandler):
+    """The handler of `log_to_terminal` on a terminal; another program may have a RichHandler of its own."""
+
+
+def log_to_terminal(level: int = logging.INFO) -> None:
+    """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
+    handler = next((handler for handler in log.handlers if isinstance(handler, ToStderr | _ToTerminal)), None)
+    if handler is None:
+        if _console.is_terminal:
+            handler = _ToTerminal(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
+        else:
+            handler = ToStderr()
+        _attach(handler)
+    handler.setLevel(level)
+
+
+class _LogFile(logging.FileHandler):
+    """Reports once that the file cannot be written, where `logging` prints a traceback for each message."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        detach(self)
+        log.warning("%s: cannot be written: %s; the next messages are not in it", self.baseFilename, error.strerror)
+
+
+def log_to_file(path: Path) -> logging.Handler:
+    """Sends log messages to `path` as well, with the time.
+
+    Raises:
+        RunError: it cannot be opened.
+    """
+    with writing(path):
+        handler = _LogFile(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)-7s  %(message)s"))
+    _attach(handler)
+    return handler
+
+
+def detach(handler: logging.Handler) -> None:
+    """Undoes `log_to_file`."""
+    for package in _PACKAGES:
+        logging.getLogger(package).removeHandler(handler)
+    with suppress(OSError):  # what could not be written is tried again
+        handler.close()
+
+
+def _attach(handler: logging.Handler) -> None:
+    for package in _PACKAGES:
+        logger = logging.getLogger(package)
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+        logger.addHandler(handler)

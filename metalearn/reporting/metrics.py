@@ -1,0 +1,97 @@
+"""From the values of every task to the reported figures."""
+
+import csv
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+from metalearn.storage.files import writing
+from metalearn.types import Metrics
+
+
+def main_metric(values: Metrics) -> str:
+    """The metric that decides which of two learners is better: `accuracy` (higher is better), else `mse` (lower)."""
+    return "accuracy" if "accuracy" in values else "mse"
+
+
+def better(metric: str, new: float, old: float | None) -> bool:
+    """Whether `new` is better than `old`. Every value is better than None, and a finite one than one that is not."""
+    if old is None or not math.isfinite(old):
+        return old is None or math.isfinite(new)
+    return math.isfinite(new) and (new > old if metric == "accuracy" else new < old)
+
+
+def jsonable(values: Any) -> Any:
+    """The same values, with None for numbers that are not finite: JSON cannot write them."""
+    if isinstance(values, dict):
+        return {name: jsonable(value) for name, value in values.items()}
+    return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def from_json(values: Any) -> Any:
+    """The values before `jsonable`: NaN for every None."""
+    if isinstance(values, dict):
+        return {name: from_json(value) for name, value in values.items()}
+    return math.nan if values is None else values
+
+
+def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
+    """Figures over tasks (or samples: `unit`), after the last inner step, from values [tasks, inner steps + 1].
+
+    Returns:
+        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their number. `by_step` and
+        `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string. For tasks
+        also `task_list`: two lists with the same name have the same tasks.
+    """
+    metric = main_metric(values)
+    table = values[metric].double()
+    tasks = table.shape[0]
+    name = task_list_id(values)
+    means = table.mean(dim=0).tolist()
+    intervals = [1.96 * column.std().item() / math.sqrt(tasks) if tasks > 1 else math.nan for column in table.unbind(1)]
+    return {
+        metric: means[-1],
+        "ci95": intervals[-1],
+        "loss": values["loss"][:, -1].double().mean().item(),
+        unit: tasks,
+        **({} if name is None else {"task_list": name}),
+        "by_step": {str(step): value for step, value in enumerate(means)},
+        "ci95_by_step": {str(step): value for step, value in enumerate(intervals)},
+    }
+
+
+LIST_VERSION = 1
+"""The version of the lists of test tasks. Raise it when the same config no longer gives the same tasks."""
+
+
+def task_list_id(values: Metrics) -> str | None:
+    """The name of a list of tasks: its version, and a digest of the content of all tasks; None without digests."""
+    if "digest" not in values:
+        return None
+    numbers = values["digest"].flatten().tolist()
+    return f"v{LIST_VERSION}-{hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]}"
+
+
+def write_table(path: Path, values: Metrics) -> None:
+    """Writes a line for each task: its number, the digest of its content, its loss and metric after each inner step.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    columns = {"task": range(len(values["loss"]))}
+    for name, table in values.items():
+        for step, column in enumerate(table.t().tolist()):
+            columns[name if name == "digest" else f"{name}_{step}"] = column
+    with writing(path), path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean squared error."""
+    metric = main_metric(figures)
+    form = ".2%" if metric == "accuracy" else ".4f"
+    unit = "samples" if "samples" in figures else "tasks"
+    return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit})"

@@ -1,0 +1,287 @@
+"""The published form of what a run has learned: a folder with `model.safetensors` (the parameters) and `model.json`.
+
+`model.json` says in plain values how to build and use the network. It names options of `conf/`; where a plugin makes a
+part, it names the plugin's factory, which runs only if the reader admits the plugin. It holds no path of the machine
+that wrote it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from metalearn.config.compose import PACKAGE
+from metalearn.config.foreign import check_saved
+from metalearn.config.options import CONF
+from metalearn.config.saved import DATA, DESCRIPTION
+from metalearn.errors import ConfigError, nearest
+from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
+from metalearn.runs.seen import KEY
+from metalearn.storage.files import creating, open_regular, read_object, refuse_nameless, refuse_used
+
+PARAMETERS = "model.safetensors"
+
+FORMAT = "metalearn-model-1"
+
+KIND = "kind"
+"""The key of a group that names the option of `conf/`."""
+
+FACTORY = "made-by"
+"""In place of `KIND`, the key that names a plugin's factory. No factory can have a parameter of this name."""
+
+GROUPS = {
+    "algorithm": "algorithm",
+    "inner": "inner",
+    "model": "architecture",
+    "dataset": "dataset",
+    "trainer": "trainer",
+}
+"""Groups of the config → their names in model.json."""
+
+OUTSIDE = {
+    "ways": ("dataset", "ways"), "shots": ("dataset", "shots"), "transductive": ("model", "transductive"),
+    "image_size": ("dataset", "image_size"), "channels": ("dataset", "channels"),
+}  # fmt: skip
+"""Keys that stand at the top of model.json, or in its preprocessing, and not in their group."""
+
+OF_THE_MACHINE = {"root": None, "download": True, "shards": None, "seed": 0, "eval_seed": 0}
+"""Keys of a dataset that are not published, and what a reader takes: its own folder, and seeds that follow others."""
+
+REQUIRED: dict[str, type | tuple[type, ...]] = {
+    "format": str, "algorithm": dict, "inner": dict, "architecture": dict, "dataset": dict, "trainer": dict,
+    "preprocessing": (dict, type(None)), "ways": (int, type(None)), "shots": (int, type(None)),
+    "transductive": (bool, type(None)), "step": int, "precision": str, "sha256": str,
+}  # fmt: skip
+"""Fields without which a model cannot be used, and their types. The others are for its readers."""
+
+
+def is_published(path: Path) -> bool:
+    """Whether the folder holds a published model."""
+    return (path / DESCRIPTION).exists() or (path / DESCRIPTION).is_symlink()
+
+
+def named(key: str, path: Path) -> Snapshot:
+    """The published model or the checkpoint that `key` names; a published one has no state.
+
+    Raises:
+        ConfigError: it cannot be read, or it is refused.
+    """
+    return read(key, path) if is_published(path) else read_named(key, path)
+
+
+def parameters_in(path: Path) -> Path:
+    """The file of the parameters in the folder of a published model, or of a checkpoint."""
+    return path / (PARAMETERS if is_published(path) else "params.safetensors")
+
+
+# Writing
+
+
+def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+    """Writes the folder, whole or not at all.
+
+    Args:
+        folder: must not exist, or be empty; messages name it by `key`.
+        snapshot: parameters, step and config. `state` is left out.
+        facts: what else model.json says: its `preprocessing`, and fields for its readers.
+
+    Raises:
+        ConfigError: the folder is not empty or cannot be written, or the config holds a path.
+    """
+    refuse_nameless(key, folder)
+    refuse_used(key, folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        with creating(key, folder):
+            temporary.mkdir(parents=True)
+            params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
+            save_file(params, temporary / PARAMETERS)
+            content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
+            (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            temporary.replace(folder)
+    except SafetensorError as error:  # such as a full disk
+        raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of model.json, without the digest of the parameters.
+
+    Raises:
+        ConfigError: a value is a path of this machine.
+    """
+    config = snapshot.meta["config"]
+    parts = {name: _part(group, config[group]) for group, name in GROUPS.items()}
+    top = {key: config[group].get(name) for key, (group, name) in OUTSIDE.items()}
+    if _is_path(parts["dataset"].get("split")):
+        parts["dataset"]["split"] = None  # a folder of lists
+    network = parts["architecture"].get("network")
+    if isinstance(network, dict):
+        parts["architecture"]["network"] = {"class" if key == "_target_" else key: v for key, v in network.items()}
+    for key, value in _leaves(parts):
+        if _is_path(value):
+            raise ConfigError(f"{key}={value}: is a path of this machine, and a published model holds none")
+    sizes = {name: top[name] for name in ("ways", "shots", "transductive")}
+    precision = config.get("precision", "float32")
+    numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": precision}
+    seen = {KEY: snapshot.meta[KEY]} if KEY in snapshot.meta else {}
+    return {"format": FORMAT} | parts | sizes | dict(facts) | numbers | seen
+
+
+def _part(group: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A group as model.json has it. Without its yaml, nobody knows which keys a part of a plugin has: all of them stay,
+    those of the machine without their values."""
+    values = {name: value for name, value in keys.items() if name != "_target_"}
+    of_the_machine = OF_THE_MACHINE if group == "dataset" else {}
+    option = option_of(group, keys["_target_"])
+    if option is None:
+        return {FACTORY: keys["_target_"]} | values | {name: None for name in of_the_machine if name in values}
+    elsewhere = {name for of, name in OUTSIDE.values() if of == group}
+    return {KIND: option} | {name: values[name] for name in values if name not in (elsewhere | of_the_machine.keys())}
+
+
+def option_of(group: str, target: str) -> str | None:
+    """The option of a group whose file in `conf/` names the factory `target`; if there are several, the one of its own
+    name; None if there is none."""
+    found = [option for option, content in _options(group).items() if content.get("_target_") == target]
+    own = target.rpartition(".")[2]
+    return own if own in found else next(iter(found), None)
+
+
+@cache
+def _options(group: str) -> dict[str, dict[str, Any]]:
+    """The content of the yamls of a group by their names, without those of the user's own folder."""
+    return {file.stem: yaml.safe_load(file.read_text()) or {} for file in sorted((CONF / group).glob("*.yaml"))}
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and (os.sep in value or "\\" in value or value.startswith("~"))
+
+
+def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of everything that is neither a dict nor a list."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _leaves(value, f"{prefix}.{name}".lstrip("."))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _leaves(value, prefix)
+    else:
+        yield prefix, node
+
+
+# Reading
+
+
+def read(key: str, path: Path) -> Snapshot:
+    """The published model in a folder, with an empty state. Its `meta` has the step, a config and the seen classes as a
+    checkpoint has them, and the `preprocessing`.
+
+    Raises:
+        ConfigError: it is damaged, not complete, or refused: the config's `key` names it.
+    """
+    try:
+        for name in (DESCRIPTION, PARAMETERS):
+            if (path / name).is_symlink():
+                raise ValueError(f"{name} is a link; copy the file that it leads to")
+        content = check_saved(read_object(path / DESCRIPTION))
+        _check_fields(content)
+        if content["sha256"] != _sha256(path / PARAMETERS):
+            raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")
+        params = {name: value.clone() for name, value in load_file(path / PARAMETERS).items()}
+        config = _config(content)
+    except Exception as error:  # safetensors raises many types
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish it anew with "
+            "scripts/export.py, or take another"
+        ) from error
+    kept = {name: content[name] for name in ("step", "preprocessing", KEY) if name in content}
+    return Snapshot(params, {}, kept | {"config": config})
+
+
+def _check_fields(content: Mapping[str, Any]) -> None:
+    for name, kind in REQUIRED.items():
+        if name not in content:
+            raise ValueError(f"{DESCRIPTION} has no field {name}")
+        allowed = kind if isinstance(kind, tuple) else (kind,)
+        if type(content[name]) not in allowed:
+            wanted = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+            raise ValueError(f"{DESCRIPTION}: {name} must be {wanted}, and is {type(content[name]).__name__}")
+    if content["format"] != FORMAT:
+        raise ValueError(f"{DESCRIPTION}: format={content['format'][:40]!r} is not {FORMAT!r}")
+    for key, _ in _keys(content):
+        if key == "_target_":
+            raise ValueError(f"{DESCRIPTION} has a _target_, which names code, and a published model never does")
+
+
+def _keys(node: object) -> Iterator[tuple[str, object]]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield name, value
+            yield from _keys(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _keys(value)
+
+
+def _config(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a published model, as a checkpoint has it."""
+    config: dict[str, Any] = {"precision": content["precision"]}
+    for group, name in GROUPS.items():
+        config[group] = _group_of_plugin(group, content) if FACTORY in content[name] else _group(group, content)
+    network = config["model"].get("network")
+    if isinstance(network, dict):
+        config["model"]["network"] = {"_target_" if key == "class" else key: v for key, v in network.items()}
+    if "eval_seed" in config["dataset"]:
+        config["dataset"]["eval_seed"] = config["trainer"].get("eval_seed")  # which it follows
+    return config
+
+
+def _group(group: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A group that is an option of `conf/`."""
+    name = GROUPS[group]
+    option = content[name].get(KIND)
+    if option not in list(_options(group)):
+        hint = nearest(str(option)[:40], list(_options(group)))
+        raise ValueError(f"{DESCRIPTION}: {name}.{KIND}={str(option)[:40]!r} is no option of conf/{group}{hint}")
+    values = {key: value for key, value in content[name].items() if key != KIND}
+    own = _options(group)[option]
+    outside = {key: _outside(content, top) for top, (of, key) in OUTSIDE.items() if of == group and key in own}
+    here = {key: value for key, value in _here(group).items() if key in own}
+    return {"_target_": own["_target_"]} | values | outside | here
+
+
+def _group_of_plugin(group: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A group that a plugin's factory makes. It is looked up only where the config is built, if it is admitted."""
+    name = GROUPS[group]
+    values = dict(content[name])
+    target = values.pop(FACTORY)
+    if not isinstance(target, str) or not PACKAGE.fullmatch(target):
+        raise ValueError(f"{DESCRIPTION}: {name}.{FACTORY}={str(target)[:40]!r} is no package.module.name")
+    here = {key: value for key, value in _here(group).items() if key in values}
+    return {"_target_": target} | values | here
+
+
+def _here(group: str) -> dict[str, Any]:
+    """The values of keys that are not published."""
+    return OF_THE_MACHINE | {"root": os.environ.get("METALEARN_DATA", DATA)} if group == "dataset" else {}
+
+
+def _outside(content: Mapping[str, Any], name: str) -> object:
+    preprocessing = content["preprocessing"] or {}
+    return content[name] if name in content else preprocessing.get(name)
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path, LARGEST_FILE) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,78 @@
+"""The launcher and ranks that hang, die or are stopped. The ranks are small programs without torch."""
+
+import io
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from distributed.cluster import launch as launcher
+from distributed.cluster.launch import LaunchConfig, launch
+from distributed.cluster.processes import Fork
+
+pytestmark = pytest.mark.thorough
+
+
+def ranks(first: str, second: str) -> list[str]:
+    """A program of two ranks, each of which runs its own lines."""
+    return [sys.executable, "-c", f"import os, signal, time\nexec({(first, second)!r}[int(os.environ['RANK'])])"]
+
+
+def test_who_hangs_after_the_first_rank_has_ended_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LEAVE_SECONDS", 0.5)
+    said: list[str] = []
+    assert launch(ranks("pass", "time.sleep(1e9)"), LaunchConfig(2), say=said.append) == 0
+    assert said == ["worker1 did not end within 0.5 s after worker0, and is killed"]
+
+
+def test_the_launcher_names_ranks_as_they_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LEAVE_SECONDS", 0.5)
+    said: list[str] = []
+    launch(
+        [sys.executable, "-c", "import os, time\nif os.environ['RANK'] == '3': time.sleep(1e9)"],
+        LaunchConfig(10),
+        say=said.append,
+    )
+    assert said == ["worker03 did not end within 0.5 s after worker00, and is killed"]
+
+
+def test_a_fork_whose_output_is_gone_ends_with_its_code() -> None:
+    """And runs nothing of what has forked it."""
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    def run() -> int:
+        sys.stdout = Gone()
+        return 3
+
+    fork = Fork(run, dict(os.environ))
+    assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
+
+
+def test_a_lost_rank_is_no_request_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "REPORT_SECONDS", 0.5)
+    asked, said = tmp_path / "asked", []
+    first = f"signal.signal(signal.SIGTERM, lambda *_: open({str(asked)!r}, 'w')); time.sleep(1e9)"
+    second = "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
+    assert launch(ranks(first, second), LaunchConfig(2), say=said.append) == 1
+    assert said == [
+        "worker1 was killed by SIGKILL",
+        "worker0 did not end within 0.5 s after that, and is killed",
+    ]
+    assert not asked.exists()
+
+
+def test_a_second_signal_kills_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "SAME_REQUEST_SECONDS", 0.1)
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1e9)"
+    signals = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)) for after in (0.5, 1.0)]
+    for timer in signals:
+        timer.start()
+    said: list[str] = []
+    assert launch(ranks(stubborn, stubborn), LaunchConfig(2), say=said.append) == 128 + signal.SIGTERM
+    assert said == []

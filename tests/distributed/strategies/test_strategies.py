@@ -1,0 +1,205 @@
+"""The strategies beside `local`, on real processes; how chunks are dealt out; the settings that are refused."""
+
+import signal
+import socket
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from distributed import partition, reduce, tree_sum
+from distributed.rpc.traffic import tcp_bytes_sent
+from distributed.strategies import auto
+from distributed.strategies.common import chunks, relay
+from distributed.strategies.common.cost import WorkerCost, as_metrics
+from distributed.strategies.common.work import Plan
+from distributed.strategies.local import local
+from distributed.strategies.rpc import rpc
+from distributed.strategies.rpc_autograd import rpc_autograd
+from distributed.strategies.split import shard_ends
+from tests import own_functions
+from tests.distributed.chunk_work import WORK
+from tests.distributed.worlds import run_program
+from tests.runs import slow, until
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
+    results = run_program("strategies", ranks)
+    assert all(code == 0 for code, _ in results), results
+    assert results[0][1].count("ok") == 10
+
+
+@pytest.mark.parametrize(
+    ("max_lost", "steps", "last"),
+    [(0, 0, "worker3 does not answer"), (1, 2, "worker2 does not answer any more"), (2, 4, "")],
+)
+def test_parts_are_passed_on_along_a_tree_and_lost_workers_replaced(max_lost: int, steps: int, last: str) -> None:
+    codes, (output, *_) = zip(*run_program("relayed", 4, str(max_lost)), strict=True)
+    assert codes[0] == 0 and codes[3] == -signal.SIGKILL, output
+    assert output.count("step") == steps and last in output, output
+    if max_lost == 2:
+        assert codes[1] == 0 and codes[2] == -signal.SIGKILL, output
+
+
+@pytest.mark.parametrize(("fan_out", "ranks"), [(2, 1), (2, 8), (3, 14), (4, 64), (16, 9)])
+def test_a_tree_reaches_every_worker_once(fan_out: int, ranks: int) -> None:
+    def workers(branch: relay.Branch) -> list[int]:
+        return [branch.worker, *(worker for below in branch.branches for worker in workers(below))]
+
+    def check_runs(branch: relay.Branch) -> None:
+        numbers = sorted(branch.all_numbers())
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        for below in branch.branches:
+            check_runs(below)
+
+    tree = relay.grow({rank: [2 * rank, 2 * rank + 1] for rank in range(ranks)}, 0, fan_out)
+    check_runs(tree)
+    assert sorted(workers(tree)) == list(range(ranks)) and fan_out ** (tree.height() - 1) < ranks
+    if ranks == fan_out**3:  # two chunks a worker, so all of a branch's chunks are a subtree
+        assert all(len(tree_sum.subtrees_of(below.all_numbers(), 2 * ranks)) == 1 for below in tree.branches)
+
+
+def test_a_tree_begins_at_the_caller_and_goes_by_the_chunks() -> None:
+    tree = relay.grow({2: [0, 1], 1: [2]}, 0, 2)
+    assert tree == relay.Branch(0, (), (relay.Branch(1, [2]), relay.Branch(2, [0, 1])))
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), 2, 3])
+def test_sums_over_ranks_have_the_bits_of_one_process(ranks: int) -> None:
+    results = run_program("added_by_tree", ranks)
+    assert all(code == 0 for code, _ in results), results
+    assert all(text.count("ok") == 2 for _, text in results)
+
+
+def test_handler_threads_are_given_the_gpu_of_their_rank() -> None:
+    results = run_program("gpus", 2)
+    assert all(code == 0 for code, _ in results) and "ok" in results[0][1], results
+
+
+def stages_of(*sizes: int) -> Any:
+    return SimpleNamespace(stages=[SimpleNamespace(name=f"s{i}", params=(size,)) for i, size in enumerate(sizes)],
+                           size=lambda stage: stage.params[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (9, 1, 1, 1), (1, 1, 1, 9), (5, 4, 3, 2, 1), (0, 0, 7, 0)])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_the_largest_shard_is_as_small_as_can_be(sizes: tuple[int, ...], workers: int) -> None:
+    def largest(ends: Sequence[int]) -> int:
+        return max(sum(sizes[begin:end]) for begin, end in pairwise([0, *ends]))
+
+    ends = shard_ends(stages_of(*sizes), workers)
+    assert len(ends) == workers == len(set(ends)) and ends == sorted(ends) and ends[-1] == len(sizes)
+    every_way = combinations(range(1, len(sizes)), workers - 1)
+    assert largest(ends) == min(largest([*cuts, len(sizes)]) for cuts in every_way)
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    metrics = as_metrics(2.0, [WorkerCost(1.5, 10), WorkerCost(0.5, 20)])
+    for rank, (waiting, sent) in enumerate(((0.0, 10), (1.0, 20))):
+        parts = {name: metrics[f"worker{rank}/{name}_seconds"] for name in ("compute", "waiting", "communication")}
+        assert sum(parts.values()) == 2.0 and parts["waiting"] == waiting
+        assert metrics[f"worker{rank}/bytes_sent"] == sent
+
+
+def test_the_kernel_counts_what_is_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        other, _ = server.accept()
+        with other:
+            before = tcp_bytes_sent()
+            if before is None:
+                pytest.skip("this system does not count them")
+            client.sendall(bytes(100_000))
+            received = 0
+            while received < 100_000:
+                received += len(other.recv(65536))
+            until(lambda: (tcp_bytes_sent() or 0) - before >= 100_000, "the acknowledgement", seconds=5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16])
+def test_every_chunk_is_dealt_out_once(count: int) -> None:
+    for partitioner in (partition.batch_partitioner, partition.exclusive_batch_partitioner):
+        dealt = chunks.deal(partitioner, count)
+        assert sorted(number for _, numbers in dealt for number in numbers) == list(range(count))
+    for keepdim in (True, False):
+        dealt = chunks.deal(partition.dynamic_partitioner(keepdim=keepdim), count)
+        assert dealt == [(None, [i]) for i in range(count)]
+
+
+FAULTY: list[tuple[Any, str]] = [
+    (own_functions.deal_twice, r"of 3 chunks it gave out \[1\] twice"),
+    (lambda numbers: [(0, (numbers[:1],), None)], r"\[1, 2\] to nobody"),
+    (lambda numbers: [(0, (torch.arange(5),), None)], r"\[3, 4\] that do not exist"),
+    (lambda numbers: [], "returned no part"),
+    (lambda numbers: [(0, None, None)], "must hold a tensor with the numbers of its chunks"),
+]
+
+
+@pytest.mark.parametrize(("partitioner", "message"), FAULTY)
+def test_partitioners_that_lose_or_repeat_chunks_are_refused(partitioner: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        chunks.deal(partitioner, 3)
+
+
+def test_settings_are_checked_before_anything_starts() -> None:
+    plan = Plan(WORK, 2, partition.batch_partitioner, reduce.mean())
+    for factory in (auto, rpc, rpc_autograd):
+        with pytest.raises(ValueError, match="timeout=0"):
+            factory(plan=plan, timeout=0)
+        with pytest.raises(ValueError, match=r"type partitioner\.dim=0"):
+            factory(plan=plan._replace(partitioner=partition.dynamic_partitioner(1)), timeout=5)
+        with pytest.raises(ValueError, match="device_maps=some: must be auto or none"):
+            factory(plan=plan, timeout=5, device_maps="some")
+    with pytest.raises(ValueError, match="type strategy=rpc"):
+        rpc_autograd(plan=plan._replace(work=WORK._replace(loss=None)), timeout=5)
+    for fan_out, allowed in (
+        (1, "must be auto or a whole number"),
+        ("all", "2 or more"),
+        (2, "more than 4 levels deep"),
+    ):
+        with pytest.raises(ValueError, match=rf"fan_out={fan_out!r}: .*{allowed}"):
+            rpc(plan=plan._replace(workers=17), timeout=5, fan_out=fan_out)
+    with pytest.raises(ValueError, match="workers=2: strategy=local is one process"):
+        local(plan=plan, timeout=5)
+
+
+def test_gpus_are_mapped_where_every_worker_has_one() -> None:
+    assert chunks.mapped_devices(1, 3, gpus=3) == {"worker0": {1: 0}, "worker2": {1: 2}}
+    assert chunks.mapped_devices(0, 12, gpus=12)["worker07"] == {0: 7}
+    assert chunks.mapped_devices(0, 3, gpus=2) == {} == chunks.mapped_devices(0, 1, gpus=8)
+
+
+SUMS = [{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0, 6.0])}, {"a": torch.tensor([2.0, 1.0])}]
+COUNTS = [2, 2, 1]
+
+
+def test_what_the_trainer_reduces_by() -> None:
+    assert reduce.mean()(SUMS, COUNTS)["a"].tolist() == pytest.approx([1.2, 1.8])
+    assert reduce.stack()(SUMS, COUNTS)["a"].tolist() == pytest.approx([1.2, 1.8])
+    assert reduce.total()(SUMS, COUNTS)["a"].tolist() == [6.0, 9.0]
+    own = reduce.function(name="tests.own_functions.mean")
+    assert torch.equal(own(SUMS, COUNTS)["a"], reduce.mean()(SUMS, COUNTS)["a"])
+    with pytest.raises(ValueError, match=r"reducer=tests.own_functions.lose_a_parameter.*shape \(2,\) for 'a'"):
+        reduce.function(name="tests.own_functions.lose_a_parameter")(SUMS, COUNTS)
+    for name in ("nowhere.at_all", "tests.own_functions.absent", "mean", "tests.own_functions"):
+        with pytest.raises(ValueError, match=f"name={name}: .*"):
+            reduce.function(name=name)
+
+
+def test_uneven_parts_are_averaged_by_sample() -> None:
+    """Means over parts of 1 and 2 samples: (1 · 1 + 2 · 4) ÷ 3."""
+    parts = [({"loss": torch.tensor(1.0), "n": 1.0}, 1), ({"loss": torch.tensor(4.0), "n": 4.0}, 2)]
+    mean = reduce.weighted_mean_reducer(parts)
+    assert mean["loss"] == 3.0 == mean["n"]
+    assert reduce.mean_reducer([parts[0][0], parts[1][0]])["loss"] == 2.5
+    assert reduce.stack_reducer([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert reduce.stack_reducer(SUMS)["a"].shape == (3, 2)
+    with pytest.raises(ValueError, match="add up to 0"):
+        reduce.weighted_mean_reducer([(torch.tensor(1.0), 0)])
+    with pytest.raises(ValueError, match="nothing"):
+        reduce.weighted_mean_reducer([])

@@ -1,0 +1,371 @@
+"""Every yaml composes and builds; a wrong config ends with exit code 2 before anything is made."""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import train
+from distributed.strategies.common.work import Plan
+from metalearn.app.job import Job
+from metalearn.app.parts import assemble, make_work
+from metalearn.config import check, options
+from metalearn.config import compose as configs
+from metalearn.config.build import build
+from metalearn.config.help import help_text
+from metalearn.errors import ConfigError
+from tests.runs import ROOT, Start
+
+OPTIONS = [(group, option) for group, options in options.groups().items() for option in options]
+SUPERVISED = ["experiment=supervised_glyphs"]
+SUITABLE = {
+    ("model", "mlp"): ["dataset=sinusoid"],
+    ("dataset", "sinusoid"): ["model=mlp"],
+    ("algorithm", "supervised"): SUPERVISED,
+    ("dataset", "omniglot_characters"): SUPERVISED,
+    ("dataset", "glyph_characters"): SUPERVISED,
+    ("dataset", "mnist"): ["experiment=supervised_omniglot"],
+    ("dataset", "fashion_mnist"): ["experiment=supervised_omniglot"],
+    ("dataset", "cifar10"): ["experiment=supervised_omniglot"],
+    ("strategy", "split"): SUPERVISED,
+    ("experiment", "own_pictures"): ["model.weights=null", "model.frozen=false"],  # or the weights are downloaded
+    ("partitioner", "function"): ["partitioner.name=tests.own_functions.deal_backwards"],
+    ("reducer", "function"): ["reducer.name=tests.own_functions.mean"],
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over() -> Iterator[None]:
+    """Clears Hydra's global state before a test; after it, the environment and the log that `train` has set up."""
+    GlobalHydra.instance().clear()
+    before = dict(os.environ)
+    os.environ |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}  # for launch=sagemaker
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    for package in ("metalearn", "distributed"):
+        logging.getLogger(package).handlers.clear()
+
+
+@pytest.fixture(scope="module")
+def explained() -> str:
+    return help_text()
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=["=".join(pair) for pair in OPTIONS])
+def test_every_yaml_composes_and_builds_and_is_explained_by_help(group: str, option: str, explained: str) -> None:
+    if option in ("mlflow", "wandb", "ray") and importlib.util.find_spec(option) is None:
+        pytest.skip(f"the package {option} is not installed; test_loggers.py and test_ray.py have the message")
+    overrides = [*SUITABLE.get((group, option), []), f"{group}={option}"]
+    composed = configs.compose_config(overrides)
+    check.check_top_level(composed.config)
+    parts = assemble(Job(*composed, train.PROGRAM, overrides, 1))
+    assert parts.settings.steps == composed.config.trainer.steps
+    assert f"\n    {option} " in explained
+    if group not in ("experiment", "sweep"):  # which change keys of the other groups
+        for key in composed.config[group]:
+            named = f"  {group}.{key}=" in explained or f"  {group}.{key}." in explained
+            assert key == "_target_" or named, key
+
+
+def test_the_keys_of_no_group_are_explained_by_help(explained: str) -> None:
+    for key in ("seed", "run", "workers", "device", "threads", "precision", "resume", "init_from", "checkpoint.every"):
+        assert f"  {key}=" in explained
+
+
+WRONG_NAMES = [
+    ("trainer.stepps=3", "trainer.steps"),
+    ("+trainer.stepps=3", "trainer.steps"),
+    ("logger=[csv,tensorbord]", "logger=tensorbord: there is no such choice; did you mean tensorboard?"),
+    ("model=[conv4,mlp]", "model=[conv4,mlp]: takes one choice; type model=NAME"),
+    ("++algorithm.inner_lrr=0.1", "algorithm.inner_lr"),
+    ("inner_lr=0.1", "algorithm.inner_lr"),
+    ("sed=1", "seed"),
+    ("algorithm=mamll", "maml"),
+    ("experiment=maml_omniglt", "maml_omniglot"),
+    ("partitioner=bath", "batch"),
+    ("trainer.steps=[1", "trainer.steps"),
+    ("seed=${nowhere}", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("override", "named"), WRONG_NAMES)
+def test_wrong_keys_and_choices_are_reported_before_torch(override: str, named: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, train; code = train.main(sys.argv[1:]); "
+        "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, override],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+WRONG_VALUES = [
+    ("dataset.shots=0", "dataset.shots=0"),
+    ("dataset.ways=101", "the split 'val' has 100 classes"),
+    ("experiment=maml_omniglot dataset.ways=424", "the split 'val' has 100 classes"),
+    ("experiment=maml_omniglot dataset.split=papers", "paper, lake, vinyals"),
+    ("dataset.queries=20", "dataset.queries=20"),
+    ("dataset=fc100 dataset.ways=21", "type dataset.ways=20 or fewer"),
+    ("dataset=cifar_fs dataset.image_size=84", "type dataset.image_size=32"),
+    ("dataset=mini_imagenet dataset.train_ways=65", "type dataset.train_ways=64 or fewer"),
+    ("dataset=mini_imagenet dataset.root=nowhere", "dataset.root=nowhere: mini-ImageNet is not there"),
+    ("algorithm=reptile algorithm.meta_batch=7", "algorithm.meta_batch=7: must be trainer.meta_batch_size="),
+    ("dataset=image_folder dataset.split=[0.5,0.5]", "type dataset.split=[0.64,0.16,0.2]"),
+    ("dataset=image_folder dataset.root=nowhere", "dataset.root=nowhere: there is no such folder"),
+    ("dataset.ways=five", "dataset.ways='five'"),
+    ("trainer.steps=-1", "type trainer.steps=1 or more"),
+    ("algorithm.checkpoint_steps=often", "algorithm.checkpoint_steps='often': must be true, false or nested; type"),
+    ("checkpoint.keep_best=0", "checkpoint.keep_best=0: must be a whole number of at least 1"),
+    ("trainer.steps=1.5", "trainer.steps=1.5"),
+    ("trainer.meta_batch_size=0", "trainer.meta_batch_size=0"),
+    ("trainer.task_chunk=some", "trainer.task_chunk='some'"),
+    ("algorithm.inner_lr=-0.1", "algorithm.inner_lr=-0.1"),
+    ("algorithm.inner_lr=nan", "algorithm.inner_lr=nan"),
+    ("algorithm.inner_lr=inf", "algorithm.inner_lr=inf"),
+    ("algorithm.inner_steps=-1", "algorithm.inner_steps=-1"),
+    ("algorithm.first_order=maybe", "algorithm.first_order='maybe'"),
+    ("optimizer.lr=0", "optimizer.lr=0"),
+    ("optimizer.beta1=1.0", "optimizer.beta1=1.0"),
+    ("optimizer.schedule=stepwise", "type optimizer.schedule=constant"),
+    ("optimizer=sgd optimizer.momentum=1", "optimizer.momentum=1: must be below 1"),
+    ("algorithm=protonet inner=adam", "inner: metalearn.algorithms.protonet.protonet has no use for"),
+    ("inner=adam inner.beta2=1", "inner.beta2=1: must be below 1"),
+    ("inner=adm", "did you mean adam"),
+    ("dataset.train_ways=20", "type dataset.train_ways=null, or algorithm=protonet"),
+    ("dataset.train_ways=401", "dataset.train_ways=401: the split 'train' has 400 classes"),
+    ("dataset.train_queries=20", "dataset.train_queries=20: with shots=1 an episode needs 21"),
+    ("algorithm=reptile strategy=rpc_autograd", "no loss that a graph leads to; type strategy=rpc"),
+    ("algorithm=imaml strategy=rpc_autograd workers=2", "no loss that a graph leads to; type strategy=rpc"),
+    ("algorithm=imaml algorithm.strength=-1", "algorithm.strength=-1"),
+    ("algorithm=maml_pp algorithm.inner_steps=0", "algorithm.inner_steps=0: must be a whole number of at least 1"),
+    ("algorithm=anil model=torchvision model.name=squeezenet1_0", "come from one linear layer (nn.Linear)"),
+    ("experiment=maml_sinusoid algorithm=protonet", "experiment=maml_sinusoid sets it"),
+    ("algorithm=protonet model=mlp dataset=sinusoid", "targets are real numbers; type algorithm=maml"),
+    ("experiment=finetune_omniglot strategy=split workers=2", "algorithm=supervised and model=conv4"),
+    ("algorithm=finetune dataset=glyph_pretraining model.ways=400 algorithm.ways=4", "type model.ways=5"),
+    ("algorithm=finetune", "type dataset=omniglot_pretraining"),
+    ("model.filters=0", "model.filters=0"),
+    ("model.downsample=none", "stride, pool"),
+    ("checkpoint.every=0", "checkpoint.every=0"),
+    ("logger.every=0", "logger.every=0"),
+    ("strategy.timeout=0", "strategy.timeout=0"),
+    ("strategy=local workers=2", "strategy=rpc"),
+    ("strategy=rpc partitioner=dim partitioner.dim=1", "partitioner.dim=1"),
+    ("strategy=ddp workers=2 partitioner=dynamic", "type partitioner=batch"),
+    ("strategy=ddp workers=2 reducer=stack", "type reducer=mean or reducer=sum"),
+    ("strategy=ddp strategy.bucket_mb=0", "strategy.bucket_mb=0"),
+    ("strategy=ddp strategy.overlap=2", "strategy.overlap=2"),
+    ("strategy=split workers=2", "algorithm=supervised and model=conv4"),
+    ("experiment=split_omniglot workers=6", "5 stages (block1, block2, block3, block4, head)"),
+    ("experiment=split_omniglot workers=2 strategy.cuts=[block9]", "there is no stage 'block9'"),
+    ("experiment=split_omniglot workers=2 strategy.cuts=[block1]", "leave a shard empty"),
+    ("experiment=split_omniglot workers=3 strategy.cuts=[block3,block2]", "leave a shard empty"),
+    ("experiment=split_omniglot workers=2 strategy.cuts=[block2,head]", "make 3 shards for 2 workers"),
+    ("experiment=split_omniglot workers=2 strategy.cuts=half", "strategy.cuts='half'"),
+    ("experiment=split_omniglot workers=2 strategy.micro_batches=9", "strategy.micro_batches=9"),
+    ("experiment=split_omniglot workers=2 reducer=stack", "type reducer=mean or reducer=sum"),
+    ("experiment=split_omniglot workers=2 model=torchvision", "algorithm=supervised and model=conv4"),
+    ("experiment=supervised_glyphs trainer.test_tasks=2001", "has 2000 samples; type trainer.test_tasks=2000"),
+    ("experiment=supervised_glyphs dataset.ways=401", "dataset.ways=401"),
+    ("experiment=supervised_glyphs dataset.val_drawings=6", "dataset.val_drawings=6"),
+    ("experiment=supervised_glyphs dataset=glyphs", "it gives tasks, and this algorithm learns from plain samples"),
+    ("dataset=glyph_characters", "it gives plain samples, and this algorithm learns from tasks"),
+    ("algorithm=supervised", "type dataset=omniglot_characters"),
+    ("experiment=maml_omniglot algorithm=supervised", "experiment=maml_omniglot sets it"),
+    (
+        "experiment=supervised_glyphs model=torchvision trainer.meta_batch_size=9 trainer.task_chunk=4",
+        "type a trainer.task_chunk that leaves none over",
+    ),
+    (
+        "algorithm=finetune dataset=glyph_pretraining model.ways=400 dataset.image_size=16 trainer.meta_batch_size=1",
+        "or a larger trainer.meta_batch_size",
+    ),
+    (
+        "algorithm=supervised dataset=glyph_characters dataset.ways=8 model.ways=8 dataset.known=8 "
+        "dataset.image_size=16 trainer.meta_batch_size=4 trainer.val_tasks=4 trainer.test_tasks=5",
+        "(or other val_tasks and test_tasks)",
+    ),
+    (
+        "algorithm=supervised dataset=glyph_pretraining model.ways=400",
+        "it gives tasks, and this algorithm is evaluated on plain samples; type dataset=omniglot_characters",
+    ),
+    ("workers=0", "workers=0"),
+    ("workers=-2", "workers=-2"),
+    ("workers=3 launch.nnodes=2", "multiple of launch.nnodes=2"),
+    ("workers=2 launch.nnodes=2", "launch.interface"),
+    ("seed=-1", "seed=-1"),
+    ("threads=0", "threads=0"),
+    ("seed=99999999999999999999", "seed=99999999999999999999"),
+    ("launch.master_port=70000", "at most 65535"),
+    ("launch.isolate=maybe", "launch.isolate=maybe: must be auto, true or false"),
+    ("launch.isolate=1", "launch.isolate=1: must be auto, true or false"),
+    ("device=tpu", "auto, cpu, cuda"),
+    ("precision=float16", "float32, float64, tf32, bf16"),
+    ("precision=tf32 device=cpu", "type precision=float32, or precision=bf16"),
+    ("model=module model.network._target_=no.such.Net", "model.network._target_=no.such.Net: is not found"),
+    (
+        "model=module +model.network.width=3",
+        "model.network._target_=torchvision.models.resnet18: refuses its arguments",
+    ),
+    ("model=module +model.netwrk.width=3", "did you mean model.network"),
+    ("resume=nowhere", "resume=nowhere"),
+    ("resume=5", "resume=5"),
+    ("resume=null", "resume=None"),
+    ("init_from=nowhere", "init_from=nowhere"),
+    ("checkpoint=5", "type checkpoint.KEY=VALUE"),
+    ("model=mlp dataset=sinusoid model.hidden=40", "type model.hidden=[40,40]"),
+    ("strategy.max_lost=bogus", "type strategy.max_lost=auto"),
+    ("strategy.fan_out=1", "type strategy.fan_out=auto"),
+    ("dataset.image_size=big", "dataset.image_size='big'"),
+    ("model=mlp", "cannot take this dataset's inputs of shape (1, 28, 28)"),
+    ("model.ways=3", "type model.ways=5"),
+    ("model.channels=3", "cannot take this dataset's inputs"),
+    ("dataset=sinusoid", "do not fit together"),
+    (
+        "algorithm=protonet dataset=sinusoid",
+        "error: dataset=sinusoid has no key ways, which model=conv4 (model.ways=${dataset.ways}) needs: these options "
+        "do not fit together; type another model, such as model=mlp, or another dataset\n",
+    ),
+    ("model=conv4 dataset=sinusoid", "which model=conv4 (model.ways=${dataset.ways}) needs"),
+    ("model=module dataset=sinusoid", "which model=module (model.network.num_classes=${dataset.ways}) needs"),
+    (
+        "algorithm=finetune dataset=sinusoid",
+        "which algorithm=finetune (algorithm.ways=${dataset.ways}) and model=conv4 (model.ways=${dataset.ways}) need: "
+        "these options do not fit together; type another algorithm, such as algorithm=anil, and another model, such as "
+        "model=mlp, or another dataset\n",
+    ),
+    (
+        "experiment=finetune_omniglot dataset=omniglot",
+        "dataset=omniglot has no key train_classes, which experiment=finetune_omniglot "
+        "(model.ways=${dataset.train_classes}) needs: these options do not fit together; type another experiment",
+    ),
+    (
+        "model.ways=${dataset.wayz}",
+        "model.ways=${dataset.wayz}: there is no key dataset.wayz; did you mean dataset.ways?",
+    ),
+    ("dataset.shots=${.nowhere}", "'nowhere' not found; type ${KEY} with a key that exists"),
+    ("seed=1,2", "--multirun"),
+    ("--multirun seed=1,2 dataset.shots=0", "type dataset.shots=1 or more"),
+    ("--multirun experiment=glob(maml*)", "must list its values"),
+    ("--multirun seed=interval(0,1)", "must list its values"),
+    ("--multirun algorithm=maml,mamll", "did you mean maml"),
+    ("resume=.", "resume=.: holds no complete checkpoint; type resume=…/checkpoints/best"),
+    ("init_from=.", "init_from=.: holds no complete checkpoint; type init_from=…/checkpoints/best"),
+    ("run=a/b", "run='a/b'"),
+    ("model._target_=os.system", "metalearn."),
+    ("model._target_=metalearn.models.conv4.nothing", "metalearn.models.conv4.nothing"),
+    ("~optimizer.lr", "optimizer.lr"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("overrides", "named"), WRONG_VALUES, ids=[pair[0] for pair in WRONG_VALUES])
+def test_impossible_values_are_reported_before_anything_is_made(
+    overrides: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train.main(overrides.split(" ")) == 2
+    message = capsys.readouterr().err
+    assert named in message, message
+    assert message.count("error:") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError) as caught:
+        check.world_size(configs.compose_config(["workers=4"]).config, "train.py workers=4")
+    assert "torchrun --nproc_per_node=4 train.py" in str(caught.value)
+    assert "python train.py workers=4" in str(caught.value)
+    assert check.world_size(configs.compose_config(["workers=2"]).config, "") == 2
+
+
+@pytest.mark.thorough
+def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: Path) -> None:
+    outcome = start("dataset.shots=0", torchrun=2).wait()
+    assert outcome.code != 0
+    assert outcome.text.count("error: dataset.shots=0") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_the_jobs_of_a_grid_keep_the_signs_of_its_keys() -> None:
+    assert configs.sweep_jobs(["+model.network.width=1,2", "++seed=3,4", "run=a"]) == [
+        [f"+model.network.width={width}", f"++seed={seed}", "run=a"] for width in (1, 2) for seed in (3, 4)
+    ]
+
+
+def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert train.main(["--multirun", "seed=1,2"], train.PROGRAM) == 2
+    assert "python train.py --multirun workers=2 seed=1,2" in capsys.readouterr().err
+
+
+def test_an_experiment_with_an_unknown_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(options.CONF, tmp_path / "conf")
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nalgorithm:\n  inner_lrr: 0.1\n")
+    for module in (configs, options):
+        monkeypatch.setattr(module, "CONF", tmp_path / "conf")
+    with pytest.raises(ConfigError, match=r"algorithm\.inner_lrr.*algorithm\.inner_lr"):
+        configs.compose_config(["experiment=mine"])
+
+
+def test_several_hosts_need_a_named_interface(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert train.main([]) == 2
+    assert "launch.interface=null: workers on several hosts" in capsys.readouterr().err
+    assert train.main(["launch.interface=nope9"]) == 2
+    assert "launch.interface=nope9: this host has no such interface; it has lo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "folder"),
+    [
+        ("", "maml_glyphs/seed0"),
+        ("experiment=maml_glyphs trainer.steps=1 run=short", "maml_glyphs/short"),
+        ("algorithm=maml dataset=glyphs model=resnet12", "maml_glyphs/seed0"),
+        ("dataset=image_folder", "maml-image_folder/seed0"),
+        ("algorithm=anil seed=3", "anil-glyphs/seed3"),
+        ("algorithm=protonet dataset=omniglot", "protonet-omniglot/seed0"),
+        ("experiment=maml_omniglot", "maml_omniglot/seed0"),
+        ("experiment=maml_omniglot algorithm=anil", "maml_omniglot/seed0"),
+    ],
+)
+def test_a_run_folder_is_named_after_what_runs(overrides: str, folder: str) -> None:
+    assert configs.compose_config(overrides.split()).run_dir == Path("outputs") / folder
+
+
+def test_no_experiment_has_the_folder_of_another_run() -> None:
+    assert not [name for name in options.groups()["experiment"] if "-" in name]
+
+
+def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
+    overrides = ["strategy=rpc_autograd", "workers=2"]
+    composed = configs.compose_config(overrides)
+    parts = assemble(Job(*composed, train.PROGRAM, overrides, 2))
+    algorithm = parts.algorithm._replace(loss=None, outcome=None)
+    work = make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
+    plan = Plan(work, 2, build(composed.config, "partitioner"), parts.reduce)
+    with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
+        build(composed.config, "strategy", plan=plan)

@@ -1,0 +1,140 @@
+"""report.html: it needs nothing but itself, shows what the run did, and marks what was wrong."""
+
+import base64
+import io
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from metalearn.reporting.figures import costs_of
+from metalearn.reporting.report import Learned, ShownTask, write_report
+from metalearn.types import Batch, Episode
+from tests.runs import ROOT, Program
+
+LOADS = {"script", "link", "iframe", "object", "embed", "base", "form"}
+VOID = {"meta", "img", "br", "hr"}
+"""Tags that hold nothing, and so have no end."""
+
+NAME = "a<b>&c"
+
+
+class Page(HTMLParser):
+    """The tags of a page, its headings and its text. Every tag must end, inside the tag that it began in."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.headings, self.open = "", [], []
+        self.source = path.read_text()
+        self.feed(self.source)
+        self.close()
+        assert self.open == [], f"no end of {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"{tag}: an attribute twice"
+        self.tags.append((tag, dict(attrs)))
+        self.open += [tag] if tag not in VOID else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"line {self.getpos()[0]}: </{tag}> ends what has not begun here"
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.tags and self.tags[-1][0] == "h2" and data.strip():
+            self.headings.append(data.strip())
+
+    def images(self) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == "img"]
+
+
+def assert_stands_alone(page: Page) -> None:
+    assert not LOADS & {tag for tag, _ in page.tags}
+    policies = [tag["content"] for _, tag in page.tags if tag.get("http-equiv") == "Content-Security-Policy"]
+    assert len(policies) == 1 and "default-src 'none'" in str(policies[0])
+    assert not re.search(r"url\(|@import|https?://", page.source)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert page.source.isascii() and page.source.startswith("<!DOCTYPE html>")
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") or name == "href" for name in attributes), (tag, attributes)
+    for image in page.images():
+        kind, _, data = str(image["src"]).partition(",")
+        assert kind == "data:image/png;base64" and image["alt"]
+        Image.open(io.BytesIO(base64.b64decode(data, validate=True))).load()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the program, with a name that would break a page."""
+    folder = tmp_path_factory.mktemp("report")
+    overrides = [
+        "trainer.steps=4", "trainer.meta_batch_size=2", "trainer.val_every=2", "trainer.val_tasks=4",
+        "trainer.test_tasks=4", "model.filters=8", "logger.every=1", "logger=csv", f"run='{NAME}'",
+    ]  # fmt: skip
+    outcome = Program([sys.executable, str(ROOT / "train.py"), *overrides], folder).wait()
+    assert outcome.code == 0, outcome.text
+    return folder / "outputs/maml_glyphs" / NAME
+
+
+@pytest.mark.thorough
+def test_a_run_writes_a_page_that_stands_alone(run_dir: Path) -> None:
+    page = Page(run_dir / "report.html")
+    assert "<pre>python train.py trainer.steps=4 " in (run_dir / "report.html").read_text()
+    assert_stands_alone(page)
+    assert page.headings == [
+        "Learning curves", "After each inner step", "Test episodes", "Where the time went", "Gradient", "Config",
+    ]  # fmt: skip
+    result = json.loads((run_dir / "result.json").read_text())
+    assert f"{result['test']['accuracy']:.2%}" in page.text and f"maml_glyphs / {NAME}" in page.text
+    assert "python train.py trainer.steps=4" in page.text and "meta_batch_size: 2" in page.text
+    tiles = [str(image["class"]) for image in page.images() if "class" in image]
+    assert len(tiles) == 4 * 5 * (1 + 2)  # tasks, classes, support and queries
+    with_header = (run_dir / "metrics.csv").read_text().splitlines()
+    assert len(with_header) == 1 + len((run_dir / "metrics.jsonl").read_text().splitlines())
+
+
+def rows(path: Path, *lines: dict[str, float | str]) -> None:
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+RESULT = {
+    "experiment": "x", "run": "y", "steps": 1, "seconds": 2.0, "workers": 1, "seed": 0,
+    "val": {"accuracy": 0.5, "ci95": 0.1, "tasks": 4, "step": 1},
+    "test": {"accuracy": 0.5, "ci95": 0.1, "tasks": 4, "transductive": True, "by_step": {"0": 0.5},
+             "ci95_by_step": {"0": 0.1}},
+}  # fmt: skip
+
+
+def test_wrong_predictions_are_marked(tmp_path: Path) -> None:
+    rows(tmp_path, {"step": 1, "split": "val", "loss": 1.0, "accuracy": 0.5, "ci95": 0.1})
+    y = torch.tensor([[0, 0, 1, 1]])
+    episode = Episode(*(Batch(torch.rand(1, 4, 1, 9, 9), y) for _ in range(2)))
+    task = ShownTask("task 7", episode, torch.eye(2)[torch.tensor([[0, 1, 1, 1]])])
+    write_report(tmp_path, "python train.py", {"a": "</pre><script>"}, RESULT, [task], Learned(lambda *a: None, {}))
+    page = Page(tmp_path / "report.html")
+    assert_stands_alone(page)
+    shown = [(image["class"], image["title"]) for image in page.images() if "class" in image]
+    assert [title for style, title in shown if style == "tile wrong"] == ["class 0, predicted 1"]
+    assert len([style for style, _ in shown if style == "tile right"]) == 3
+    assert "task 7: 1 of 4 queries wrong" in page.text and "</pre><script>" in page.text
+    assert page.headings == ["Learning curves", "Test episodes", "Config"]  # there is nothing to say of the rest
+
+
+def test_the_time_of_each_worker_adds_up() -> None:
+    """Two workers of which the second waits; making the episodes takes 0.2 s in all."""
+    line = {
+        "split": "train", "data_seconds": 0.2, "update_seconds": 0.05,
+        "worker0/compute_seconds": 0.5, "worker0/waiting_seconds": 0.0, "worker0/communication_seconds": 0.1,
+        "worker1/compute_seconds": 0.3, "worker1/waiting_seconds": 0.2, "worker1/communication_seconds": 0.1,
+    }  # fmt: skip
+    first, second = costs_of([line, line, {"split": "val"}])
+    expected = {"data": 0.1, "compute": 0.4, "waiting": 0.0, "communication": 0.1, "update": 0.05}
+    assert first == pytest.approx(expected)
+    assert second == pytest.approx({"data": 0.1, "compute": 0.2, "waiting": 0.2, "communication": 0.1, "update": 0.0})

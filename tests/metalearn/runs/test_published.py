@@ -1,0 +1,467 @@
+"""What a run has learned leaves its run folder: scripts/export.py and scripts/adapt.py, and hostile model folders."""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import metalearn
+from metalearn.api.export import export
+from metalearn.api.learner import Prediction
+from metalearn.api.results import accuracy
+from metalearn.config.saved import changed_config
+from metalearn.errors import ConfigError
+from metalearn.tasks.glyphs import character
+from scripts import adapt, evaluate
+from scripts import export as export_script
+from tests.runs import ROOT, Outcome, Program
+from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
+
+Content = dict[str, Any]
+
+TINY = ("algorithm=protonet", "model.filters=8", "model.transductive=false")
+
+TEST = {"accuracy": 0.5, "ci95": 0.1, "tasks": 20, "transductive": False}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run, as if it were completed."""
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    saved_run(folder, *TINY)
+    result = {"status": "completed", "val": {"step": 0}, "test": TEST | {"loss": 1.0, "by_step": {"0": 0.5}}}
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_a_run_that_went_on_after_its_test_has_no_accuracy(run_dir: Path, tmp_path: Path) -> None:
+    """Its result is that of an earlier best checkpoint until it is complete again."""
+    shutil.copytree(run_dir, tmp_path / "run", symlinks=True)
+    path = tmp_path / "run/result.json"
+    result = json.loads(path.read_text())
+    for number, change in enumerate(({"val": {"step": 8}}, {"val": None})):
+        path.write_text(json.dumps(result | change))
+        assert export(str(tmp_path / "run"), tmp_path / f"model{number}")["test"] is None
+
+
+@pytest.fixture(scope="module")
+def published(run_dir: Path) -> Path:
+    """Its model."""
+    folder = run_dir.parent / "model"
+    assert export_script.main([str(run_dir), "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def model(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy to damage, in the working folder."""
+    with copy_to_damage(published, tmp_path, monkeypatch) as copy:
+        yield copy
+
+
+def content_of(model: Path) -> Content:
+    content: Content = json.loads((model / "model.json").read_text())
+    return content
+
+
+# Publishing
+
+
+def test_a_published_model_says_what_its_reader_needs(published: Path) -> None:
+    assert sorted(path.name for path in published.iterdir()) == ["model.json", "model.safetensors"]
+    content = content_of(published)
+    assert content["algorithm"] == {"kind": "protonet"} and content["inner"] == {"kind": "sgd"}
+    assert content["architecture"]["kind"] == "conv4" and content["architecture"]["filters"] == 8
+    assert (content["ways"], content["shots"], content["transductive"], content["any_ways"]) == (5, 1, False, True)
+    assert content["test"] == TEST
+    assert content["dataset"]["kind"] == "glyphs" and "Apache-2.0" in content["licence"]
+    assert content["versions"]["torch"] == torch.__version__
+    preprocessing = content["preprocessing"]
+    assert (preprocessing["image_size"], preprocessing["channels"], preprocessing["inverted"]) == (28, 1, True)
+
+
+def test_a_published_model_holds_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALEARN_DATA", str(tmp_path / SECRET))
+    lists = f"dataset.split={tmp_path / SECRET}/lists"
+    saved_run(tmp_path / "run", *TINY, "dataset=image_folder", "model.filters=4", lists)
+    export(tmp_path / "run", tmp_path / "model", licence="CC0")
+    text = (tmp_path / "model/model.json").read_text()
+    assert SECRET not in text and str(tmp_path) not in text and "_target_" not in text
+    content = json.loads(text)
+    assert content["licence"] == "CC0" and content["test"] is None and content["preprocessing"]["framing"] == "middle"
+
+
+def test_what_cannot_be_published_is_named(run_dir: Path, published: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        ((run_dir, run_dir), "is there already, and not an empty folder"),
+        ((published, tmp_path / "new"), "is published already; copy the folder"),
+        ((tmp_path, tmp_path / "new"), "holds no run"),
+        ((run_dir, published / "model.json/x"), "cannot be written"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            export(*arguments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_can_start_from_a_published_model(run_dir: Path, published: Path, tmp_path: Path) -> None:
+    parts = saved_run(tmp_path / "next", *TINY, "seed=1", f"init_from={published}")
+    for name, value in load_file(run_dir / "checkpoints/best/params.safetensors").items():
+        assert torch.equal(parts.start[name], value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["experiment=maml_sinusoid"],
+        ["algorithm=r2d2", "model=resnet12", "model.widths=[4,4,4,4]"],
+        ["algorithm=finetune", "dataset=glyph_pretraining", "model.ways=${dataset.train_classes}"],
+        ["algorithm=fomaml", "dataset=mini_imagenet", "dataset.image_size=32", "model.filters=4", "precision=float64"],
+        ["algorithm=protonet", "dataset.image_size=32", "model=torchvision", "model.name=shufflenet_v2_x0_5"],
+        ["algorithm=anil", "inner=momentum", "model=module", "model.network._target_=tests.own_network.Small"],
+    ],
+)
+def test_runs_of_every_kind_are_the_same_after_publishing(overrides: list[str], tmp_path: Path) -> None:
+    network = "tests.own_network.Small" if "model=module" in overrides else None
+    saved_run(tmp_path / "run", *overrides)
+    export(tmp_path / "run", tmp_path / "model", network=network)
+    before, after = (metalearn.load(tmp_path / name, network=network) for name in ("run", "model"))
+    for name in ("name", "ways", "trained_ways", "shots", "transductive", "form"):
+        assert getattr(before, name) == getattr(after, name)
+    if network:
+        with pytest.raises(ConfigError, match=r"it names the network tests\.own_network\.Small"):
+            metalearn.load(tmp_path / "model")
+    if before.form is None:
+        x = np.linspace(-3, 3, 10)
+        assert np.array_equal(*(learner.adapt(x, np.sin(x)).predict(x) for learner in (before, after)))
+        return
+    pictures = list(np.random.default_rng(0).integers(0, 256, (5, 30, 30), np.uint8))
+    first, second = (
+        learner.adapt(pictures, ["a", "b", "c", "d", "e"]).predict(pictures) for learner in (before, after)
+    )
+    assert first == second
+
+
+# Hostile and damaged model folders
+
+
+def with_content(change: Callable[[Content], object]) -> Callable[[Path], None]:
+    """Changes model.json."""
+
+    def damage(model: Path) -> None:
+        content = content_of(model)
+        change(content)
+        (model / "model.json").write_text(json.dumps(content))
+
+    return damage
+
+
+def with_part(part: str, **values: Any) -> Callable[[Path], None]:
+    return with_content(lambda content: content[part].update(values))
+
+
+def without(field: str) -> Callable[[Path], None]:
+    return with_content(lambda content: content.pop(field))
+
+
+def with_text(text: str) -> Callable[[Path], None]:
+    return lambda model: (model / "model.json").write_text(text) and None
+
+
+def with_parameters(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Changes model.safetensors, and makes the digest fit: whoever made the folder has made it too."""
+
+    def damage(model: Path) -> None:
+        params = load_file(model / "model.safetensors")
+        change(params)
+        with_bytes(None)(model) if not params else save_file(params, model / "model.safetensors")
+        seal(model)
+
+    return damage
+
+
+def with_bytes(data: bytes | None) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        path = model / "model.safetensors"
+        path.unlink() if data is None else path.write_bytes(data)
+
+    return damage
+
+
+def seal(model: Path) -> None:
+    digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    with_content(lambda content: content.update(sha256=digest))(model)
+
+
+def with_link(name: str) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        (model / name).rename(model.parent / name)
+        (model / name).symlink_to(f"../{name}")
+
+    return damage
+
+
+def with_pipe(model: Path) -> None:
+    (model / "model.json").unlink()
+    os.mkfifo(model / "model.json")
+
+
+def sealed(data: bytes) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        with_bytes(data)(model)
+        seal(model)
+
+    return damage
+
+
+LAUGHS = '{"a":' * 40 + "1" + "}" * 40
+COMMAND = {"_target_": "os.system", "command": f"touch {MARKER}"}
+
+MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "code": (with_content(lambda content: content.update(algorithm=COMMAND)), "has a _target_, which names code"),
+    "code in a list": (with_part("dataset", split=[COMMAND]), "has a _target_, which names code"),
+    "an option that is a path": (with_part("algorithm", kind="../../x"), "algorithm.kind='../../x' is no option"),
+    "an option of another group": (with_part("algorithm", kind="conv4"), "algorithm.kind='conv4' is no option"),
+    "an option that is no text": (with_part("dataset", kind=["glyphs"]), "is no option of conf/dataset"),
+    "a network": (
+        with_part("architecture", kind="module", network={"class": "os.system", "command": f"touch {MARKER}"}),
+        "os.system"),
+    "an environment variable": (with_part("dataset", split="${oc.env:SECRET}"), "is never resolved"),
+    "a key that does not exist": (with_part("architecture", filterz=8), "model.filterz: "),
+    "a wrong value": (with_part("architecture", filters="8"), "model.filters='8': must be a whole number"),
+    "a network without end": (with_part("architecture", filters=10**15), "the network cannot be made"),
+    "a wrong size": (with_part("architecture", filters=9), "holds parameters of another model: conv1.weight (here (9,"),
+    "a nested file": (with_text(LAUGHS), "model.json: is nested more than 32 deep"),
+    "a deep file": (with_text("[" * 500_000), "model.json: is nested more than 32 deep"),
+    "many values": (with_part("dataset", x=list(range(20_000))), "has more than 10,000 values"),
+    "a large file": (with_text("1" * 5_000_000), "model.json: has 5,000,000 bytes"),
+    "no JSON": (with_text("{"), "model.json: holds no JSON"),
+    "no object": (with_text("[]"), "model.json: holds no JSON object"),
+    "a pipe": (with_pipe, "model.json: is not a regular file"),
+    "a link": (with_link("model.json"), "model.json is a link"),
+    "a link to parameters": (with_link("model.safetensors"), "model.safetensors is a link"),
+    "no parameters": (with_bytes(None), "model.safetensors"),
+    "other parameters": (with_bytes(b"x" * 100), "model.safetensors differs from what was published"),
+    "parameters that are none": (sealed(b"\xff" * 100), "is no published model that can be used"),
+    "a wrong shape": (
+        with_parameters(lambda params: params.update({"norm1.bias": torch.zeros(9)})),
+        "norm1.bias (here (8,), there (9,))"),
+    "a missing parameter": (with_parameters(lambda params: params.pop("norm1.bias")), "there absent"),
+    "another format": (with_content(lambda content: content.update(format="x" * 1000)), "is not 'metalearn-model-1'"),
+    **{f"no {field}": (without(field), f"has no field {field}") for field in (
+        "format", "algorithm", "architecture", "dataset", "preprocessing", "ways", "transductive", "step", "sha256")},
+    "a step that is none": (with_content(lambda content: content.update(step="../x")), "step must be int, and is str"),
+}  # fmt: skip
+"""A damage to a model folder, and a part of the message."""
+
+PREPROCESSING: dict[str, tuple[Content, str]] = {
+    "no size": ({"image_size": None}, "image_size=None: must be a whole number"),
+    "a size without end": ({"image_size": 10**6}, "image_size=1000000: must be a whole number"),
+    "another framing": ({"framing": "x"}, "framing='x': must be one of whole, middle"),
+    "a text for true": ({"inverted": "yes"}, "inverted='yes': must be true or false"),
+    "two channels": ({"channels": 2}, "channels="),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_hostile_model_is_refused(name: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    damage, message = MODELS[name]
+    damage(model)
+    with pytest.raises(ConfigError) as caught:
+        metalearn.load(model)
+    assert message in str(caught.value) and SECRET not in str(caught.value) and len(str(caught.value)) < 1500
+    assert evaluate.main([f"checkpoint={model}", "output=out"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: ") and "Traceback" not in said and SECRET not in said
+
+
+@pytest.mark.parametrize("name", PREPROCESSING)
+def test_preprocessing_that_no_picture_can_have_is_refused(name: str, model: Path) -> None:
+    values, message = PREPROCESSING[name]
+    with_part("preprocessing", **values)(model)
+    with pytest.raises(ConfigError, match=message):
+        metalearn.load(model)
+
+
+def test_no_data_is_downloaded_to_where_a_model_says(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from metalearn.runs.published import read
+
+    monkeypatch.setenv("METALEARN_DATA", "here")
+    with_content(lambda content: content["dataset"].update(kind="omniglot", split="paper", root="/elsewhere"))(model)
+    assert changed_config(read("path", model).meta["config"], [], {}).dataset.root == "here"
+
+
+# Class folders in, a table out
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three characters of the test split as PNG files of another size: two of each to learn from, three to ask."""
+    root = tmp_path_factory.mktemp("folders")
+    for number, name in ((510, "alpha"), (520, "bet$a"), (530, "γ/c")):
+        for place, drawing in enumerate(character(number, 56)[:5]):
+            kind = "support" if place < 2 else "query"
+            for folder in (root / kind / name, root / "flat"):
+                folder.mkdir(parents=True, exist_ok=True)
+                if kind == "query" or folder != root / "flat":
+                    paper = Image.fromarray(255 - drawing).resize((64, 80))
+                    paper.save(folder / f"{name.replace('/', '_')}{place}.png")
+    return root
+
+
+def adapted(model: Path, folders: Path, out: Path, query: str = "query", *more: str) -> int:
+    arguments = {"--model": model, "--support": folders / "support", "--query": folders / query, "--out": out}
+    return adapt.main([*(str(text) for pair in arguments.items() for text in pair), *more])
+
+
+def test_class_folders_give_a_table_an_accuracy_and_two_pictures(
+    published: Path, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert adapted(published, folders, tmp_path / "out") == 0
+    with (tmp_path / "out/predictions.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["file", "label", "probability", "alpha", "bet$a", "γ/c"] and len(rows) == 9
+    right = 0
+    for row in rows:
+        shares = {name: float(row[name]) for name in ("alpha", "bet$a", "γ/c")}
+        assert row["label"] == max(shares, key=lambda name: shares[name]) and sum(shares.values()) == pytest.approx(
+            1, abs=1e-5
+        )
+        assert row["probability"] == row[row["label"]] and (folders / "query" / row["file"]).is_file()
+        right += row["file"].startswith(f"{row['label']}/")
+    figures = json.loads((tmp_path / "out/accuracy.json").read_text())
+    assert figures["correct"] == right and figures["pictures"] == 9 and figures["accuracy"] == right / 9
+    assert figures["in_support"] == 0
+    said = capfd.readouterr().out
+    assert f"accuracy {right / 9:.2%} (95% interval " in said and "support pictures among" not in said
+    with (tmp_path / "out/confusion.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.reader(file))
+    assert table[0] == ["true label", "alpha", "bet$a", "γ/c"]
+    assert [sum(map(int, row[1:])) for row in table[1:]] == [3, 3, 3]
+    assert sum(int(table[n][n]) for n in (1, 2, 3)) == right
+    for name in ("page.png", "confusion.png"):
+        with Image.open(tmp_path / "out" / name) as picture:
+            assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**20)) > 20
+
+
+def test_queries_without_class_folders_get_the_same_predictions(
+    published: Path, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for query in ("query", "flat"):
+        assert adapted(published, folders, tmp_path / query, query) == 0
+        said.append(capfd.readouterr().out)
+    tables = []
+    for query in ("query", "flat"):
+        with (tmp_path / query / "predictions.csv").open(newline="", encoding="utf-8") as file:
+            tables.append({Path(row["file"]).name: row["label"] for row in csv.DictReader(file)})
+    assert tables[0] == tables[1] and "no accuracy: its pictures lie in no class folders" in said[1]
+    assert sorted(path.name for path in (tmp_path / "flat").iterdir()) == ["page.png", "predictions.csv"]
+
+
+def test_queries_that_are_support_pictures_are_counted(
+    published: Path, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folders, tmp_path / "copy")
+    shutil.copy(folders / "support/alpha/alpha0.png", tmp_path / "copy/query/alpha/renamed.png")
+    for query, known in (("query", 1), ("support", 6)):
+        assert adapted(published, tmp_path / "copy", tmp_path / f"out_{query}", query) == 0
+        assert f"support pictures among the queries: {known};" in capfd.readouterr().out
+        assert json.loads((tmp_path / f"out_{query}/accuracy.json").read_text())["in_support"] == known
+
+
+def test_folders_that_cannot_be_used_are_named(
+    published: Path, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folders, copy)
+    (copy / "support/alpha/notes.txt").touch()
+    (copy / "query/alpha/broken.png").write_bytes(b"no picture")
+    cases = []
+
+    def refused(message: str, *more: str) -> None:
+        code = adapted(published, copy, tmp_path / "out", "query", *more)
+        said = capfd.readouterr().err
+        cases.append((code, said, message))
+        assert code == 2 and message in said and said.startswith("error: "), cases[-1]
+        assert not (tmp_path / "out").exists()
+
+    refused("1 files in class folders do not have the names of pictures: alpha/notes.txt")
+    (copy / "support/alpha/notes.txt").rename(copy / "support/loose.png")
+    refused("1 pictures lie in no class folder: loose.png")
+    (copy / "support/loose.png").unlink()
+    refused("broken.png: cannot be read: not recognised as a picture")
+    refused("--threads=5000: must be a whole number", "--threads", "5000")
+    (copy / "support/bet$a").rename(copy / "support/label")
+    refused("the class label has the name of a column")
+    shutil.rmtree(copy / "support")
+    refused(f"--support {copy}/support: there is no such folder; type --support /path/to/pictures")
+    assert adapted(published, folders, folders) == 2
+    assert "is there already, and not an empty folder" in capfd.readouterr().err
+
+
+def test_queries_of_classes_without_support_have_no_accuracy(
+    published: Path, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folders, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/support/alpha")
+    assert adapted(published, tmp_path / "copy", tmp_path / "out") == 0
+    assert "no accuracy: no support for alpha" in capfd.readouterr().out
+
+
+def test_a_learner_that_does_not_take_the_folders_says_so(
+    folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saved_run(tmp_path / "run", "model.filters=8")
+    assert adapted(tmp_path / "run", folders, tmp_path / "out") == 2
+    assert "labels: they name 3 classes, and this learner (algorithm=maml) has" in capfd.readouterr().err
+    saved_run(tmp_path / "waves", "experiment=maml_sinusoid")
+    assert adapted(tmp_path / "waves", folders, tmp_path / "out") == 2
+    assert "learns real numbers from real numbers; type a model of pictures" in capfd.readouterr().err
+
+
+def test_the_interval_is_wilsons() -> None:
+    """Its ends are the roots of (share − p)² = z² p (1 − p) / count."""
+    for correct, count in ((0, 5), (9, 10), (50, 50), (97, 100)):
+        truth = [0] * count
+        said = [Prediction(0 if number < correct else 1, {}) for number in range(count)]
+        reached, z = accuracy(said, truth), 1.959964
+        share = correct / count
+        low, high = np.roots([1 + z**2 / count, -(2 * share + z**2 / count), share**2])[::-1].real
+        assert (reached.low, reached.high) == pytest.approx((max(0, low), high), abs=1e-9)
+        assert (reached.correct, reached.pictures) == (correct, count)
+
+
+@pytest.mark.thorough
+def test_the_programs_take_a_real_run_all_the_way(folders: Path, tmp_path: Path) -> None:
+    def run(*command: object) -> Outcome:
+        return Program([sys.executable, *map(str, command)], tmp_path).wait()
+
+    short = ("trainer.steps=4", "trainer.val_every=4", "trainer.val_tasks=4", "trainer.test_tasks=20")
+    support, query = folders / "support", folders / "query"
+    adapting = (ROOT / "scripts/adapt.py", "--model", "model", "--support", support, "--query", query, "--out", "out")
+    for command in (
+        (ROOT / "train.py", *TINY, *short, "hydra.run.dir=run"),
+        (ROOT / "scripts/export.py", "run", "--out", "model"),
+        (ROOT / "scripts/evaluate.py", "checkpoint=model", "output=evaluated"),
+        adapting,
+    ):
+        outcome = run(*command)
+        assert outcome.code == 0, outcome.text
+    of_run, again = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "evaluated"))
+    assert again["test"] == of_run["test"]
+    assert again["params"] == hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()
+    assert content_of(tmp_path / "model")["test"]["accuracy"] == of_run["test"]["accuracy"]
+    outcome = run(*adapting)
+    assert outcome.code == 2 and outcome.text.startswith("error: --out=out: is there already"), outcome.text

@@ -1,0 +1,350 @@
+"""CIFAR-FS, FC100 and mini-ImageNet: their lists of classes, and episodes from files like the published ones."""
+
+import csv
+import hashlib
+import os
+import pickle
+import shutil
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from numpy.typing import NDArray
+from PIL import Image
+
+from metalearn.cli.shard import groups
+from metalearn.errors import DataError
+from metalearn.tasks import cifar100 as cifar100_module
+from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
+from metalearn.tasks.common.episodes import HoldsClasses
+from metalearn.tasks.common.shards import Form, write_shards
+from metalearn.tasks.mini_imagenet import mini_imagenet, published_splits
+from metalearn.types import Batch, TaskSource
+from tests.metalearn.flat import Make, source_of
+from tests.runs import slow
+
+SPLITS = ("train", "val", "test")
+GIVEN: dict[str, Any] = {
+    "ways": 5, "shots": 1, "queries": 2, "channels": 3, "rotations": False, "seed": 0, "eval_seed": 1,
+}  # fmt: skip
+CIFAR: dict[str, Any] = GIVEN | {"image_size": 32, "download": False}
+MINI: dict[str, Any] = GIVEN | {"image_size": 8}
+
+# The lists
+
+
+def rows() -> list[dict[str, str]]:
+    with Path(cifar100_module.__file__).with_name("cifar100_classes.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def members(division: str) -> dict[str, set[str]]:
+    names = [row["class"] for row in rows()]
+    return {split: {names[number] for number in classes_of(division, split)} for split in SPLITS}
+
+
+def test_cifar_100_has_20_superclasses_of_5() -> None:
+    names = [row["class"] for row in rows()]
+    assert len(set(names)) == 100 and names == sorted(names)
+    assert Counter(row["superclass"] for row in rows()) == dict.fromkeys({row["superclass"] for row in rows()}, 5)
+    assert len({row["superclass"] for row in rows()}) == 20
+
+
+@pytest.mark.parametrize(("division", "sizes"), [("cifar_fs", (64, 16, 20)), ("fc100", (60, 20, 20))])
+def test_cifar_100_is_divided_as_published(division: str, sizes: tuple[int, ...]) -> None:
+    parts = members(division)
+    assert tuple(len(parts[split]) for split in SPLITS) == sizes
+    assert len(set().union(*parts.values())) == 100
+
+
+def test_cifar_fs_is_evaluated_on_the_classes_of_its_paper() -> None:
+    parts = members("cifar_fs")
+    val = (
+        "beaver beetle butterfly camel cattle crab crocodile flatfish lamp maple_tree motorcycle otter sea shark "
+        "television tractor"
+    )
+    test = (
+        "baby bed bicycle chimpanzee fox leopard man pickup_truck plain poppy rocket rose snail sweet_pepper table "
+        "telephone wardrobe whale woman worm"
+    )
+    assert parts["val"] == set(val.split()) and parts["test"] == set(test.split())
+
+
+def test_fc100_divides_superclasses_by_the_numbers_of_its_paper() -> None:
+    superclasses = sorted({row["superclass"] for row in rows()})  # their numbers follow the alphabet
+    numbers = {"train": {1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19}, "val": {8, 11, 13, 16}, "test": {0, 7, 12, 14}}
+    for split, classes in members("fc100").items():
+        assert classes == {row["class"] for row in rows() if superclasses.index(row["superclass"]) in numbers[split]}
+
+
+def test_mini_imagenet_is_divided_as_published() -> None:
+    parts = {split: {name for name, part in published_splits().items() if part == split} for split in SPLITS}
+    assert [len(parts[split]) for split in SPLITS] == [64, 16, 20]
+    assert parts["val"] == {
+        f"n{number:08}"
+        for number in (
+            1855672, 2091244, 2114548, 2138441, 2174001, 2950826, 2971356, 2981792, 3075370, 3417042, 3535780, 3584254,
+            3770439, 3773504, 3980874, 9256479,
+        )
+    }  # fmt: skip
+    assert parts["test"] == {
+        f"n{number:08}"
+        for number in (
+            1930112, 1981276, 2099601, 2110063, 2110341, 2116738, 2129165, 2219486, 2443484, 2871525, 3127925, 3146219,
+            3272010, 3544143, 3775546, 4146614, 4149813, 4418357, 4522168, 7613480,
+        )
+    }  # fmt: skip
+
+
+# CIFAR-100's files
+
+
+class Files(NamedTuple):
+    """The folder of the files, and the name of each picture's class."""
+
+    root: Path
+    names: NDArray[np.str_]
+
+
+@pytest.fixture(scope="module")
+def cifar_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
+    """Files in full size, in which picture number n carries n, big-endian, in its first four bytes."""
+    root = tmp_path_factory.mktemp("cifar")
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    names = [row["class"] for row in rows()][::-1]  # not the published numbers, so the names must be read
+    rng = np.random.default_rng(0)
+    all_labels = []
+    for name, first, count in (("train", 0, 50_000), ("test", 50_000, 10_000)):
+        labels = rng.permutation(np.arange(count) % 100)
+        pictures = np.zeros((count, 3072), np.uint8)
+        pictures[:, :4] = np.arange(first, first + count, dtype=">u4").view(np.uint8).reshape(-1, 4)
+        with (folder / name).open("wb") as file:
+            pickle.dump({"data": pictures, "fine_labels": labels.tolist()}, file)
+        all_labels.append(labels)
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
+    yield Files(root, np.array(names)[np.concatenate(all_labels)])
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def cifar(cifar_files: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Files:
+    """The files, and an empty cache; torchvision is patched to take the files for the published ones."""
+    published = torchvision.datasets.CIFAR100
+    folder = cifar_files.root / "cifar-100-python"
+    digests = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in ("train", "test", "meta")}
+    monkeypatch.setattr(published, "meta", published.meta | {"md5": digests["meta"]})
+    monkeypatch.setattr(published, "train_list", [["train", digests["train"]]])
+    monkeypatch.setattr(published, "test_list", [["test", digests["test"]]])
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    return cifar_files
+
+
+def numbers_of(batch: Batch) -> NDArray[np.int64]:
+    """The numbers of all pictures [t, n]; a picture is red, green and blue planes in the file, as in a batch."""
+    first = batch.x[:, :, 0, 0, :4].mul(255).round().to(torch.uint8).numpy()
+    return np.ascontiguousarray(first).view(">u4")[..., 0].astype(np.int64)
+
+
+def test_cifar_episodes_are_of_the_classes_of_their_split(cifar: Files) -> None:
+    for make, division in ((cifar_fs, "cifar_fs"), (fc100, "fc100")):
+        tasks = source_of(make, root=str(cifar.root), **CIFAR)
+        for split, classes in members(division).items():
+            support, query = tasks.episodes(split, torch.arange(150))
+            assert support.x.shape == (150, 5, 3, 32, 32) and query.x.shape == (150, 10, 3, 32, 32)
+            assert support.x[:, :, 1:].max() == 0
+            given, asked = numbers_of(support), numbers_of(query)
+            assert all(len(set(both)) == 15 for both in np.concatenate([given, asked], axis=1).tolist())
+            names = cifar.names[given]
+            assert all(len(set(task)) == 5 for task in names.tolist()) and set(names.flat) == classes
+            assert (np.repeat(names, 2, axis=1) == cifar.names[asked]).all()
+            assert given.min() < 50_000 <= given.max()
+    assert len(list(Path(os.environ["METALEARN_CACHE"]).glob("*.npy"))) == 1
+    turning = source_of(cifar_fs, root=str(cifar.root), **CIFAR | {"rotations": True})
+    turned = turning.episodes("val", torch.arange(20))
+    seen = turned.support.x[:, :, 0].amax(dim=(0, 1))
+    last_bytes = ((0, 3), (28, 0), (31, 28), (3, 31))  # of a number: upright, and turned by one to three quarters
+    assert all(seen[place] > 0 for place in last_bytes)
+
+
+@pytest.mark.parametrize("make", [cifar_fs, fc100])
+def test_missing_cifar_files_are_named_with_their_place(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise urllib.error.URLError("there is no network here")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    for download, said in ((False, "dataset.download=true"), (True, "no network here")):
+        with pytest.raises(DataError) as caught:
+            source_of(make, root=str(tmp_path), **CIFAR | {"download": download}).episodes("train", torch.tensor([0]))
+        for part in (f"dataset.root={tmp_path}: ", "train, test and meta", str(tmp_path / "cifar-100-python"), said):
+            assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [
+        (cifar_fs, {"ways": 17}, "ways=17: the split 'val' has 16 classes; type ways=16 or fewer"),
+        (fc100, {"ways": 21}, "ways=21: the split 'val' has 20 classes"),
+        (fc100, {"train_ways": 61}, "train_ways=61: the split 'train' has 60 classes"),
+        (cifar_fs, {"queries": 600}, "queries=600: .*; type queries=599 or fewer"),
+        (cifar_fs, {"image_size": 28}, "image_size=28: .*type image_size=32"),
+        (cifar_fs, {"channels": 1}, "channels=1: .*type channels=3"),
+        (fc100, {"download": "no"}, "download='no'"),
+        (fc100, {"rotations": 1}, "rotations=1"),
+        (mini_imagenet, {"ways": 17, "image_size": 84}, "ways=17: the split 'val' has 16 classes"),
+        (mini_imagenet, {"train_ways": 65, "image_size": 84}, "train_ways=65: the split 'train' has 64 classes"),
+        (mini_imagenet, {"image_size": 7}, "image_size=7"),
+        (mini_imagenet, {"image_size": 84, "channels": 2}, "channels=2: "),
+    ],
+)
+def test_bad_arguments_are_named(make: Make, given: dict[str, Any], message: str) -> None:
+    usual = GIVEN if make is mini_imagenet else CIFAR
+    with pytest.raises(ValueError, match=f"^{message}"):
+        source_of(make, root="nowhere", **usual | given)
+
+
+# mini-ImageNet's folders
+
+WORDNET_IDS = sorted(published_splits())
+PER_CLASS = 3
+
+
+def photograph(number: int) -> Image.Image:
+    """A picture whose grey is the number of its class."""
+    return Image.new("RGB", (10, 9), (2 * number,) * 3)
+
+
+def write_published(root: Path) -> None:
+    """`images` and the three lists."""
+    (root / "images").mkdir(parents=True)
+    lines = {split: ["filename,label"] for split in SPLITS}
+    for number, name in enumerate(WORDNET_IDS):
+        for picture in range(PER_CLASS):
+            file = f"{name}{picture * 7 + 1:08}.jpg"
+            photograph(number).save(root / "images" / file, quality=95)
+            lines[published_splits()[name]].append(f"{file},{name}")
+    for split, listed in lines.items():
+        (root / f"{split}.csv").write_text("\n".join(listed) + "\n")
+
+
+def write_folders(root: Path, *, by_split: bool) -> None:
+    for number, name in enumerate(WORDNET_IDS):
+        folder = root / published_splits()[name] / name if by_split else root / name
+        folder.mkdir(parents=True)
+        for picture in range(PER_CLASS):
+            photograph(number).save(folder / f"{name}_{picture}.JPEG", quality=95)
+
+
+@pytest.fixture(autouse=True)
+def own_mini_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+
+
+def mini(root: Path, **given: Any) -> TaskSource:
+    return source_of(mini_imagenet, root=str(root), **MINI | given)
+
+
+def shown(batch: Batch) -> NDArray[np.str_]:
+    """The classes of all pictures [t, n], read from their grey."""
+    grey = batch.x.mul(255 / 2).round().to(torch.int64)
+    assert (grey == grey[:, :, :1, :1, :1]).all()
+    return np.array(WORDNET_IDS)[grey[:, :, 0, 0, 0].numpy()]
+
+
+@pytest.mark.parametrize("layout", ["published", "flat", "by split", "below images"])
+def test_every_layout_gives_the_classes_of_the_split(layout: str, tmp_path: Path) -> None:
+    root = tmp_path / "data" / "deep"
+    if layout == "published":
+        write_published(root)
+    else:
+        write_folders(root / "images" if layout == "below images" else root, by_split=layout == "by split")
+        for split in SPLITS:
+            (root / f"{split}.csv").write_text("filename,label\n")  # is not read where there are class folders
+    (tmp_path / "data" / "n99999999").mkdir()
+    for split in SPLITS:
+        support, query = mini(tmp_path / "data").episodes(split, torch.arange(150))
+        assert support.x.shape == (150, 5, 3, 8, 8)
+        names = shown(support)
+        assert all(len(set(task)) == 5 for task in names.tolist())
+        assert set(names.flat) == {name for name, part in published_splits().items() if part == split}
+        assert (np.repeat(names, 2, axis=1) == shown(query)).all()
+
+
+def refusal(root: Path, **given: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        mini(root, **given).episodes("train", torch.tensor([0]))
+    return str(caught.value)
+
+
+def test_missing_classes_and_pictures_are_named(tmp_path: Path) -> None:
+    message = refusal(tmp_path / "no")
+    assert "is not there" in message and "METALEARN_DATA=" in message and "n01532829" in message
+    write_folders(tmp_path / "data", by_split=True)
+    assert "type dataset.train_queries=1 or fewer" in refusal(tmp_path / "data", queries=1, shots=2, train_queries=2)
+    for name in ("n01532829", "n04418357"):
+        shutil.rmtree(tmp_path / "data" / published_splits()[name] / name)
+    assert "2 of the 100 classes of mini-ImageNet are missing: n01532829, n04418357" in refusal(tmp_path / "data")
+
+
+def test_a_class_in_two_folders_is_refused(tmp_path: Path) -> None:
+    write_folders(tmp_path / "data", by_split=True)
+    (tmp_path / "data" / "more" / "n01532829").mkdir(parents=True)
+    message = refusal(tmp_path / "data")
+    assert "1 classes have several folders" in message and "data/more/n01532829" in message
+
+
+def test_lists_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> None:
+    write_published(tmp_path / "data")
+    lists = {split: (tmp_path / "data" / f"{split}.csv").read_text() for split in SPLITS}
+    (tmp_path / "data" / "val.csv").write_text(lists["test"])
+    assert "does not list the published classes of the split 'val': 36 " in refusal(tmp_path / "data")
+    (tmp_path / "data" / "val.csv").write_text("name,class\na,b\n")
+    assert "val.csv is not a list of filename,label" in refusal(tmp_path / "data")
+    (tmp_path / "data" / "val.csv").write_text(lists["val"])
+    (tmp_path / "data" / "images" / "n0153282900000008.jpg").unlink()
+    message = refusal(tmp_path / "data")
+    assert "1 pictures" in message and "n0153282900000008.jpg" in message
+    write_published(tmp_path / "data" / "again")
+    message = refusal(tmp_path / "data")
+    assert "several times" in message and "again" in message
+
+
+# Shards
+
+
+def assert_same_from_shards(make: Make, source: TaskSource, folder: Path, **given: Any) -> None:
+    """The source's tasks are the same from shards, with nothing at its root."""
+    assert isinstance(source, HoldsClasses)
+    train = source.classes_of("train")
+    folder.mkdir()
+    write_shards(folder, Form(train.decoder, train.pictures(0).shape[1:]), groups(source, 7))
+    other = source_of(make, root="absent", shards=str(folder), **given)
+    for split in SPLITS:
+        drawn = [tasks.episodes(split, torch.arange(20)) for tasks in (source, other)]
+        for one, two in zip(*drawn, strict=True):
+            assert torch.equal(one.x, two.x) and torch.equal(one.y, two.y)
+
+
+def test_mini_imagenet_is_the_same_from_shards(tmp_path: Path) -> None:
+    write_folders(tmp_path / "data", by_split=False)
+    assert_same_from_shards(mini_imagenet, mini(tmp_path / "data"), tmp_path / "shards", **MINI)
+    with pytest.raises(DataError, match=r"dataset.queries=3: .*This is dataset.shards="):
+        shards = str(tmp_path / "shards")
+        source_of(mini_imagenet, root="absent", shards=shards, **MINI | {"queries": 3}).episodes("val", torch.arange(1))
+
+
+@slow
+def test_cifar_100_is_the_same_from_shards(cifar: Files, tmp_path: Path) -> None:
+    assert_same_from_shards(cifar_fs, source_of(cifar_fs, root=str(cifar.root), **CIFAR), tmp_path / "shards", **CIFAR)
+    other = source_of(fc100, root="absent", shards=str(tmp_path / "shards"), **CIFAR)
+    assert other.episodes("test", torch.arange(1)).support.x.shape == (1, 5, 3, 32, 32)

@@ -1,0 +1,211 @@
+"""Shards of decoded pictures: the same numbers as without them, only what is needed mapped, and damage named early."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from metalearn.cli import shard
+from metalearn.config.compose import compose_config
+from metalearn.config.saved import changed_config
+from metalearn.config.values import to_container
+from metalearn.errors import DataError
+from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds
+from metalearn.tasks.common.place import DataPlace
+from metalearn.tasks.common.shards import INDEX, Form, Shards, digest_of, shard_name, write_shards
+from metalearn.tasks.glyphs import glyph_characters, glyph_pretraining, glyphs
+from metalearn.tasks.omniglot import omniglot, omniglot_characters
+from metalearn.types import TaskSource
+from tests.runs import ROOT, Start, assert_same_bytes
+
+SIZE = 16
+SEEDS = Seeds(0, 1)
+FORM = Form("letters-v1", (2, 3))
+CLASSES = {f"class{number}": np.full((4 + number, 2, 3), number, np.uint8) for number in range(6)}
+GROUPS = [dict(list(CLASSES.items())[first : first + 2]) for first in (0, 2, 4)]
+RUN = (
+    f"dataset.image_size={SIZE}", "trainer.steps=3", "trainer.meta_batch_size=4", "trainer.val_tasks=4",
+    "trainer.test_tasks=4", "logger.plots=false", "logger.report=false",
+    "logger.tensorboard=false",
+)  # fmt: skip
+
+
+INDICES = torch.arange(40)
+
+
+def script(*arguments: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "shard.py"), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run
+
+
+@pytest.fixture(scope="module")
+def glyph_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The glyphs, 30 classes a shard."""
+    folder = tmp_path_factory.mktemp("shards") / "glyphs"
+    script("dataset=glyphs", f"dataset.image_size={SIZE}", "--out", str(folder), "--classes", "30")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three shards of two classes each."""
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    assert write_shards(folder, FORM, GROUPS) == 3
+    return folder
+
+
+def assert_same(source: TaskSource, other: TaskSource, *splits: str) -> None:
+    for split in splits:
+        for one, two in zip(source.episodes(split, INDICES), other.episodes(split, INDICES), strict=True):
+            assert torch.equal(one.x, two.x) and torch.equal(one.y, two.y)
+
+
+# The same numbers
+
+
+def test_glyphs_from_shards_are_those_that_are_drawn(glyph_shards: Path) -> None:
+    common: dict[str, Any] = {"image_size": SIZE, "channels": 1, "seeds": SEEDS}
+    cases: list[tuple[Callable[..., TaskSource], dict[str, Any]]] = [
+        (glyphs, {"episode": EpisodeSpec(5, 1, 2), "rotations": True}),
+        (glyph_characters, {"ways": 200, "train_drawings": 14, "val_drawings": 1, "known": 16}),
+        (glyph_pretraining, {"train_classes": 100, "episode": EpisodeShape(5, 1, 2), "rotations": True}),
+    ]
+    for factory, arguments in cases:
+        drawn = factory(**arguments, **common)
+        assert_same(drawn, factory(**arguments, **common, shards=str(glyph_shards)), "train", "val", "test")
+
+
+def test_a_run_with_shards_has_the_bits_of_a_run_without(glyph_shards: Path, start: Start, tmp_path: Path) -> None:
+    given = (f"dataset.shards={glyph_shards}", "workers=2")
+    for name, extra in (("without", ("workers=1",)), ("with", given)):
+        outcome = start(*RUN, *extra, f"hydra.run.dir={tmp_path / name}").wait()
+        assert outcome.code == 0, outcome.text
+    assert_same_bytes(tmp_path / "without", tmp_path / "with")
+
+
+def test_every_split_list_of_omniglot_reads_the_same_shards(omniglot_root: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "omniglot")
+    assert shard.main(["dataset=omniglot", "dataset.split=vinyals", f"dataset.root={omniglot_root}", "--out", out]) == 0
+    places = DataPlace(str(omniglot_root), download=False), DataPlace("absent", download=False, shards=out)
+    for split in ("paper", "lake", "vinyals"):
+        given: dict[str, Any] = {
+            "split": split, "episode": EpisodeSpec(5, 1, 1), "image_size": 28, "channels": 1, "rotations": True,
+        }  # fmt: skip
+        tasks = [omniglot(place=place, seeds=SEEDS, **given) for place in places]
+        assert_same(tasks[0], tasks[1], "train", "val", "test")
+    plain: dict[str, Any] = {
+        "split": "paper", "ways": 1100, "train_drawings": 14, "val_drawings": 1, "image_size": 28, "channels": 1,
+        "known": 16,
+    }  # fmt: skip
+    samples = [omniglot_characters(place=place, seeds=SEEDS, **plain) for place in places]
+    assert_same(samples[0], samples[1], "train", "val", "test")
+
+
+def test_an_evaluation_takes_the_shards_of_the_training_where_they_are(folder: Path) -> None:
+    for place, taken in ((folder, str(folder)), (folder / "absent", None)):
+        saved = to_container(compose_config([f"dataset.shards={place}"]).config)
+        assert changed_config(saved, [], {}).dataset.shards == taken
+
+
+# Only what is needed
+
+
+def test_a_shard_is_mapped_when_a_class_in_it_is_asked_for(folder: Path) -> None:
+    shards = Shards(str(folder), FORM, list(CLASSES))
+    assert shards.counts == [4, 5, 6, 7, 8, 9] and not mapped(folder)
+    pictures = shards.pictures(3)
+    assert mapped(folder) == {shard_name(1)}
+    np.testing.assert_array_equal(pictures, np.full((7, 2, 3), 3))
+    assert not pictures.flags.writeable
+
+
+def mapped(folder: Path) -> set[str]:
+    """The names of the files in a folder that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {Path(line.split()[-1]).name for line in lines if str(folder) in line}
+
+
+# Bad input
+
+
+def rewrite(**changes: Any) -> Callable[[Path], None]:
+    """Changes fields of the index, as somebody would who computes its digest too."""
+
+    def change(folder: Path) -> None:
+        index = json.loads((folder / INDEX).read_text()) | changes
+        (folder / INDEX).write_text(json.dumps(index | {"sha256": digest_of(index)}))
+
+    return change
+
+
+def flip(folder: Path) -> None:
+    data = bytearray((folder / shard_name(1)).read_bytes())
+    data[-1] ^= 1
+    (folder / shard_name(1)).write_bytes(data)
+
+
+def pipe(folder: Path) -> None:
+    (folder / shard_name(1)).unlink()
+    os.mkfifo(folder / shard_name(1))
+
+
+def edit(folder: Path) -> None:
+    (folder / INDEX).write_text((folder / INDEX).read_text().replace("class1", "class9"))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "index.json cannot be read": lambda folder: (folder / INDEX).unlink(),
+    "holds no JSON": lambda folder: (folder / INDEX).write_text("{"),
+    "has format='shards 0'": rewrite(format="shards 0"),
+    "wrong fields: classes": rewrite(classes=[]),
+    "wrong fields: more than it should": rewrite(code="x"),
+    "wrong fields (ValueError": rewrite(classes={name: [0, 3, 10] for name in CLASSES}),
+    "wrong fields (IndexError": rewrite(classes={name: [3, 0, 1] for name in CLASSES}),
+    "wrong fields (TypeError": rewrite(classes={name: [0, 1] for name in CLASSES}),
+    "index.json is damaged (another SHA-256)": edit,
+    "these are shards of glyphs-v1, and the dataset is letters-v1": rewrite(decoder="glyphs-v1"),
+    "a picture has shape [2, 4], and the dataset's [2, 3]": rewrite(picture=[2, 4]),
+    "5 of the dataset's 6 classes are not there": rewrite(classes={"class0": [0, 0, 4]}),
+    "1 of the 3 shards are missing: shard-00002.npy": lambda folder: (folder / shard_name(2)).unlink(),
+    "shard-00001.npy is damaged (20 bytes of": lambda folder: os.truncate(folder / shard_name(1), 20),
+    "shard-00001.npy is damaged (another SHA-256)": flip,
+    "shard-00001.npy: is not a regular file": pipe,
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_damage_is_named_before_anything_is_mapped(message: str, folder: Path) -> None:
+    DAMAGE[message](folder)
+    with pytest.raises(DataError) as caught:
+        Shards(str(folder), FORM, list(CLASSES))
+    assert str(caught.value).startswith(f"dataset.shards={folder}: ") and message in str(caught.value)
+    assert not mapped(folder)
+
+
+def test_shards_with_another_number_of_drawings_are_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match="its classes have 4 to 9 pictures of 20"):
+        Shards(str(folder), FORM, list(CLASSES), drawings=20)
+
+
+def test_a_run_ends_before_it_starts_if_its_shards_are_of_another_dataset(
+    folder: Path, start: Start, tmp_path: Path
+) -> None:
+    outcome = start(*RUN, f"dataset.shards={folder}", f"hydra.run.dir={tmp_path / 'run'}").wait()
+    assert outcome.code == 2 and "these are shards of letters-v1, and the dataset is glyphs-v1" in outcome.text
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("keys", [["dataset=glyph_characters"], ["dataset=image_folder", "dataset.root=x"]])
+def test_what_cannot_be_cut_is_refused(keys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shard.main([*keys, "--out", str(tmp_path / "out")]) == 2
+    assert "cannot be cut into shards; type dataset=omniglot" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,113 @@
+"""The rule of the house: imports point one way, and only named files may call what is dangerous."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT
+
+FILES = sorted([*ROOT.glob("distributed/**/*.py"), *ROOT.glob("metalearn/**/*.py")])
+SEARCH = sorted([*ROOT.glob("sweeps/**/*.py"), *ROOT.glob("hydra_plugins/**/*.py")])
+
+MAY_IMPORT = {
+    "metalearn/types.py": set(),
+    "metalearn/errors.py": set(),
+    "metalearn/checks.py": set(),
+    "metalearn/storage": {"storage", "errors"},
+    "metalearn/nn": {"nn", "storage"},
+    "metalearn/tasks": {"tasks.common", "types", "checks", "errors", "storage"},
+    "metalearn/models": {"models.common", "nn", "types", "checks"},
+    "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
+    "metalearn/config": {"config", "checks", "errors", "storage"},
+    "metalearn/runs": {"config", "runs", "types", "checks", "errors", "storage"},
+    "metalearn/reporting": {"reporting", "runs", "config", "types", "checks", "errors", "storage"},
+    "metalearn/training": {"training", "reporting", "runs", "algorithms.common", "types", "checks", "errors"},
+}
+"""What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""
+
+JOINS = ("metalearn/app/", "metalearn/cli/", "metalearn/api/", "metalearn/__init__.py")
+"""The rooms of metalearn that bring it and distributed together, and the file that says where users' names come from."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    name = name_of(path)
+    modules = set(imported(path))
+    if name.startswith("distributed/"):
+        assert not {m for m in modules if m.split(".")[0] in ("metalearn", "hydra", "omegaconf")}
+    elif not name.startswith(JOINS):
+        assert not {m for m in modules if m.startswith(("torch.distributed", "distributed", "metalearn.app"))}
+    for room, allowed in MAY_IMPORT.items():
+        if name.startswith(room):
+            own = {m.removeprefix("metalearn.") for m in modules if m.startswith("metalearn.")}
+            assert all(any(m == a or m.startswith(f"{a}.") for a in allowed) for m in own), own
+
+
+@pytest.mark.parametrize("path", SEARCH, ids=name_of)
+def test_sweeps_know_neither_torch_nor_what_is_trained(path: Path) -> None:
+    assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "metalearn", "distributed")}
+
+
+def test_the_plugin_and_the_first_files_of_a_sweep_import_no_optuna() -> None:
+    """Hydra loads every plugin at every start; and a nursery is forked before optuna may start threads."""
+    names = ("hydra_plugins.async_sweeper.async_sweeper", "sweeps.sweep", "sweeps.islands", "sweeps.report")
+    program = f"import sys, {', '.join(names)}; print(sorted({{'optuna', 'torch', 'matplotlib'}} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "[]\n", run.stdout + run.stderr
+
+
+def test_training_imports_neither_what_draws_nor_what_compiles(tmp_path: Path) -> None:
+    """matplotlib takes half a second, torch._dynamo one: longer than torch itself."""
+    overrides = ["experiment=maml_sinusoid", "trainer.steps=1", "trainer.val_tasks=2", "trainer.test_tasks=2",
+                 "logger.plots=false", "logger.report=false", f"hydra.run.dir={tmp_path}/run"]  # fmt: skip
+    program = (
+        f"import sys; from metalearn.cli.train import main; code = main({overrides}); "
+        "print(code, sorted({'torch._dynamo', 'sympy', 'matplotlib'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines()[-1:] == ["0 []"], run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    "room", ["metalearn/algorithms", "metalearn/tasks", "metalearn/models", "distributed/strategies"]
+)
+def test_siblings_do_not_import_each_other(room: str) -> None:
+    package = room.replace("/", ".")
+    for path in (ROOT / room).glob("*.py"):
+        if path.name != "__init__.py":
+            siblings = {m for m in imported(path) if m.startswith(package)}
+            assert not {m for m in siblings if not f"{m}.".startswith(f"{package}.common.")}, path
+
+
+def test_objects_are_looked_up_by_name_in_two_places_and_nothing_unsafe_is_called_anywhere() -> None:
+    lookups = []
+    for path in [*FILES, *SEARCH, ROOT / "train.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called.rpartition(".")[2] == "get_object":
+                    lookups.append(name_of(path))
+                assert called.rpartition(".")[2] != "instantiate", path
+                assert called not in ("eval", "exec", "pickle.load", "pickle.loads"), path
+                for keyword in node.keywords:
+                    value = ast.unparse(keyword.value)
+                    assert (keyword.arg, value) not in (("weights_only", "False"), ("shell", "True")), path
+    assert lookups == ["metalearn/config/build.py", "metalearn/models/module.py"]
