@@ -11,7 +11,7 @@ from metalearn.app.job import installed, to_job
 from metalearn.app.parts import assemble, evaluation_chunk, training_chunk
 from metalearn.app.process import set_up_torch
 from metalearn.config.compose import compose_config
-from metalearn.reporting.metrics import main_metric, summary
+from metalearn.runs.metrics import main_metric, summary
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.loop import Learner, tasks_in_chunks, update
 

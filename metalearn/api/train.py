@@ -27,8 +27,8 @@ from metalearn.models.common.adapter import model_of
 from metalearn.nn.precision import computing_with
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import SILENT, bar_log
-from metalearn.reporting.metrics import summary
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
+from metalearn.runs.metrics import summary
 from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions

@@ -31,10 +31,10 @@ from metalearn.config.saved import changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.reporting.logging import log_to_terminal
-from metalearn.reporting.metrics import summary, write_table
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, refuse_links, write_result
+from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import creating, is_folder
 from metalearn.training.compatibility import check_evaluation

@@ -16,11 +16,11 @@ from metalearn.nn.native import describe
 from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window
 from metalearn.reporting.logging import SILENT, RunLog
-from metalearn.reporting.metrics import summary, write_table
 from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, Learned, ShownTask, write_report
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
+from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.training.loop import (

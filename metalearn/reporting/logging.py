@@ -23,8 +23,8 @@ from metalearn.reporting.loggers.to_csv import csv_logger
 from metalearn.reporting.loggers.to_mlflow import mlflow_logger
 from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
 from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
-from metalearn.reporting.metrics import describe, jsonable
 from metalearn.reporting.to_stderr import ToStderr
+from metalearn.runs.metrics import describe, jsonable
 from metalearn.storage.files import logged_lines, write_atomically, writing
 
 _PACKAGES = ("metalearn", "distributed")

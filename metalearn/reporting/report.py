@@ -11,7 +11,7 @@ from torch import Tensor
 from metalearn.config.values import Config
 from metalearn.reporting import episode_pictures, figures
 from metalearn.reporting.loggers.protocol import as_yaml
-from metalearn.reporting.metrics import describe, main_metric
+from metalearn.runs.metrics import describe, main_metric
 from metalearn.storage.files import write_atomically
 from metalearn.types import Adapt, Episode, Params
 

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from metalearn.checks import whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, RunError
-from metalearn.reporting.metrics import better, main_metric
+from metalearn.runs.metrics import better, main_metric
 from metalearn.runs.state import is_validation, load_state
 from metalearn.storage.files import LARGEST_JSON, STANDS, open_regular, read_object, real, writing
 from metalearn.types import Params

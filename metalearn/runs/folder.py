@@ -17,8 +17,8 @@ from metalearn.config.foreign import read_config
 from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
 from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
-from metalearn.reporting.metrics import describe, from_json, jsonable, main_metric
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
+from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
     creating,

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from metalearn.reporting.metrics import main_metric
+from metalearn.runs.metrics import main_metric
 
 _ZIP = b"PK\x03\x04"
 """How a zip archive begins."""

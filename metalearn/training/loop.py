@@ -10,8 +10,8 @@ from torch import Tensor
 from metalearn.checks import whole_number
 from metalearn.errors import DivergedError, RunError
 from metalearn.reporting.logging import RunLog
-from metalearn.reporting.metrics import better, main_metric, summary
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
+from metalearn.runs.metrics import better, main_metric, summary
 from metalearn.runs.signals import Interrupted, Stops
 from metalearn.training.averaging import Average
 from metalearn.training.chunks import DATA_SECONDS

@@ -30,7 +30,7 @@ MAY_IMPORT = {
 """What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""
 
 JOINS = ("metalearn/app/", "metalearn/cli/", "metalearn/api/", "metalearn/__init__.py")
-"""The rooms of metalearn that bring it and distributed together, and the file that says where users' names come from."""
+"""The rooms that bring metalearn and distributed together, and the file that says where users' names come from."""
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -18,8 +18,8 @@ from metalearn.app.parts import Parts, connect, other_algorithm
 from metalearn.config.compose import compose_config, parsed
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
-from metalearn.reporting.metrics import task_list_id
 from metalearn.runs.checkpoint import Snapshot
+from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.omniglot import omniglot
