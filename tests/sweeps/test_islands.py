@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from benchmarks.search_functions import PROBLEMS
 from sweeps.islands import (
     Finished,
     Individual,
@@ -25,6 +24,7 @@ from sweeps.islands import (
     suggest,
 )
 from sweeps.space import Category, Number, Params, Space, Value
+from tests.sweeps.minima import FUNCTIONS
 
 RECORDINGS: dict[str, Any] = json.loads(Path(__file__).with_name("propulate.json").read_text())
 
@@ -121,14 +121,14 @@ def test_a_whole_search_on_islands_is_propulates(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", RECORDINGS["breeding"], ids=name_of)
-def test_the_functions_of_the_benchmark_are_propulates(case: dict[str, Any]) -> None:
-    problem = PROBLEMS.get(case["name"])
-    assert problem or case["name"] in ("mixed", "whole")
-    if problem:
-        assert list(problem.limits) == [tuple(limit) for limit in case["limits"].values()]
+def test_the_functions_are_propulates(case: dict[str, Any]) -> None:
+    function = FUNCTIONS.get(case["name"])
+    assert function or case["name"] in ("mixed", "whole")
+    if function:
+        assert list(function.limits) == [tuple(limit) for limit in case["limits"].values()]
         for params, loss in recorded(case):
-            assert problem.loss([float(value) for value in params.values()]) == pytest.approx(loss, rel=1e-9, abs=1e-9)
-            assert loss > problem.minimum - 1e-6
+            assert function.loss([float(value) for value in params.values()]) == pytest.approx(loss, rel=1e-9, abs=1e-9)
+            assert loss > function.minimum - 1e-6
 
 
 def test_a_child_differs_from_both_parents_by_what_was_drawn_alone() -> None:

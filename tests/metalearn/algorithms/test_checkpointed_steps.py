@@ -1,12 +1,14 @@
 """Checkpointed inner steps: the same bits, and memory that grows by the parameters alone."""
 
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Generator
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.inner_steps import LivePeak
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import functional, inner
@@ -81,6 +83,29 @@ def test_nested_checkpoints_of_steps_that_do_not_halve_evenly(optimizer: inner.I
         grads.append(learner.meta_grad(start_of(learner), tasks(3), 1).grads)
     for key, value in grads[0].items():
         torch.testing.assert_close(grads[1][key], value, rtol=0, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
+
+
+class LivePeak(TorchDispatchMode):
+    """The most bytes of tensors, made inside, that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(result, torch.Tensor) and result.untyped_storage() not in self._known:
+                storage = result.untyped_storage()
+                self._known.add(storage)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._freed, storage.nbytes())
+        return results
+
+    def _freed(self, count: int) -> None:
+        self.now -= count
 
 
 def peak_of(model: Model, steps: int, *, optimizer: inner.InnerOptimizer = inner.SGD, checkpoint: Checkpoint) -> int:
