@@ -1,8 +1,15 @@
 """Types of the options that commands take: they refuse a value with what is allowed."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+
+def command_name(command: str) -> str:
+    """What users have typed to start a command: its script in a checkout, or `metalearn COMMAND`."""
+    started = Path(sys.argv[0]).name
+    return started if started == f"{command.replace('-', '_')}.py" else f"metalearn {command}"
 
 
 def names(text: str) -> list[str]:

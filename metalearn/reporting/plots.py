@@ -1,7 +1,7 @@
 """Plots of runs as files: the learning curve, the adaptation to a regression task, and a comparison of runs."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,47 +97,6 @@ _LONGER = 10
 _LEGEND_WIDTH = 48
 """Characters in a line of the legend."""
 
-
-class Panel(NamedTuple):
-    """Lines of one plot, by name: the values of a metric after inner steps. A learner without inner steps has one."""
-
-    title: str
-    lines: Mapping[str, Mapping[int, float]]
-
-
-def by_inner_step(panels: Sequence[Panel], metric: str, path: Path) -> Path:
-    """Draws tests against inner steps, the panels side by side. A dashed line has the value of a learner without inner
-    steps. The axis of steps is linear up to 1, and logarithmic behind it; errors above twice the largest one before any
-    step are out of the picture."""
-    figure, places = new_axes(4.6 * len(panels), 4.8, columns=len(panels), sharey=True)
-    places = [places] if len(panels) == 1 else list(places)
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    last = max(max(values) for panel in panels for values in panel.lines.values())
-    ticks = [step for step in _STEPS if step <= last]
-    for panel, axes in zip(panels, places, strict=True):
-        for name, values in panel.lines.items():
-            style = {"color": f"C{names.index(name) % 10}", "label": _folded(name), "linewidth": 1.4}
-            if len(values) == 1:
-                axes.axhline(*values.values(), linestyle="--", **style)
-            else:
-                axes.plot(list(values), list(values.values()), marker=".", markersize=4, **style)
-        axes.set_title(panel.title)
-        axes.set_xscale("symlog", linthresh=1, linscale=0.5)
-        axes.set_xticks(ticks, [str(step) for step in ticks])
-        axes.set_xticks([], minor=True)
-        axes.set_xlim(-0.1, 1.1 * last + 0.1)
-        axes.set_xlabel("inner steps")
-        axes.set_yscale("log" if metric == "mse" else "linear")
-        axes.grid(alpha=0.3)
-    if metric == "mse":
-        starts = [values[0] for panel in panels for values in panel.lines.values() if 0 in values]
-        places[0].set_ylim(top=2 * max(starts))
-    places[0].set_ylabel("test accuracy" if metric == "accuracy" else "test: mean squared error")
-    figure.legend(*places[-1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    return save(figure, path)
-
-
-_STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 _ACCURACIES = (0.0, 0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.9999)
 

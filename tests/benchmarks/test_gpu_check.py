@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import environment
 from benchmarks.gpu_check.agreement import layers
 from benchmarks.gpu_check.check import PARTS, report, rows_in, rows_of
 from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
@@ -63,6 +64,14 @@ def test_rounded_products_are_wrong_layers() -> None:
 def test_memory_that_grows_fails() -> None:
     assert row_of("recipe", "memory", lambda: growth(10, 10 + GROWTH)).state == PASSED
     assert row_of("recipe", "memory", lambda: growth(10, 11 + GROWTH)).state == FAILED
+
+
+def test_a_machine_is_named_with_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+        (tmp_path / f"0000:0{number}:00.0/information").write_text("Model: \t\t NVIDIA H100\nIRQ:   \t\t 38\n")
+    monkeypatch.setattr(environment, "_GPUS", tmp_path)
+    assert ", NVIDIA H100, NVIDIA H100, torch 2" in environment.machine_name()
 
 
 def test_a_value_that_is_no_number_is_too_large() -> None:

@@ -13,8 +13,9 @@ from PIL import Image
 
 import metalearn
 import train
+from benchmarks import reproduce
 from metalearn.api.export import export as publish
-from scripts import adapt, cache, compare, evaluate, export, join, leave, reproduce
+from scripts import adapt, cache, compare, evaluate, export, join, leave
 from tests.saved import saved_run
 
 Main = Callable[[list[str]], int]
@@ -124,7 +125,7 @@ CASES: list[tuple[Main, str, str]] = [
     (reproduce.main, "--tables no_yaml --list", "table.yaml: does not describe a table (ParserError: "),
     (reproduce.main, "--tables no_number --render", "(ValueError: a='high': must be a finite number"),
     (reproduce.main, "--output file --render", "file: cannot be written: File exists; type another --output"),
-    (reproduce.main, "--jobs two", "argument --jobs: 'two': must be a whole number of at least 1; type 1"),
+    (reproduce.main, "--seeds two", "argument --seeds: 'two': must be a whole number of at least 0; type 1"),
 ]  # fmt: skip
 """A command, its arguments, and a part of its message."""
 

@@ -1,0 +1,354 @@
+"""Trains and evaluates rows of RESULTS.md anew, and draws its tables.
+
+    metalearn reproduce --only maml_5w1s --output again      one row, in the folder `again`
+    metalearn reproduce --only maml_5w1s anil_5w1s --seeds 3
+    metalearn reproduce                                      every row that has no result yet, but for photographs
+    metalearn reproduce --list                               the rows, and which have results
+    metalearn reproduce --render                             draw RESULTS.md from results/ alone
+
+It may be stopped at any time: the run under way saves, and the same command goes on with it. The rows are those of
+conf/reproduce/*.yaml; --tables FOLDER takes others. A row is one command for each seed: a training, or an evaluation of
+another row's checkpoints. Runs are in outputs/reproduce/ROW/seedN, and results in results/ROW_seedN.json. To run a row
+again, remove both, or give another folder by --output.
+
+Exit codes: 0 all done; 1 a run failed (the others were run); 2 bad usage; 130 or 143 stopped by a signal.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from benchmarks.environment import machine_name
+from metalearn.checks import real_number
+from metalearn.cli.arguments import command_name, whole
+from metalearn.config.foreign import read_config
+from metalearn.config.options import CONF
+from metalearn.errors import ConfigError
+from metalearn.reporting.plots import curve_of
+from metalearn.storage.files import creating, read_json, read_object, write_atomically
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = CONF / "reproduce"
+LAST = "last"
+OK, FAILED, BAD_USAGE = 0, 1, 2
+
+Result = dict[str, Any]
+"""The result of a run, as a file in `results/` holds it; see `result_of`."""
+
+
+class ResultRow(NamedTuple):
+    """One line of a table, from a yaml. `run` has overrides of train.py. With `of`, they are those of an evaluation of
+    the checkpoints of the row that `of` names: each by itself or, as an `ensemble`, those of all its seeds together.
+    `papers` has the paper's figures by the number of inner steps, or `last`; `ci95` is their interval."""
+
+    name: str
+    metric: str
+    overrides: list[str]
+    papers: dict[str, float | None]
+    seeds: list[int]
+    method: str
+    of: str | None = None
+    ensemble: bool = False
+    ci95: float | None = None
+    source: str = ""
+    note: str = ""
+
+
+class ResultTable(NamedTuple):
+    """Rows that are compared with each other. `by_shots`: its columns are numbers of shots. Rows of a table that is
+    `on_request` run only if they are named."""
+
+    title: str
+    rows: list[ResultRow]
+    by_shots: bool = False
+    on_request: bool = False
+
+
+def read_tables(folder: Path) -> list[ResultTable]:
+    """All tables, in the order of their yaml files' names.
+
+    Raises:
+        ConfigError: a file does not describe a table, or `of` names no row that trains.
+    """
+    tables = [_table(path) for path in sorted(folder.glob("*.yaml"))]
+    rows = [row for table in tables for row in table.rows]
+    trained = [row.name for row in rows if row.of is None]
+    for row in rows:
+        if row.of not in (None, *trained):
+            raise ConfigError(f"{row.name}: of={row.of}: must name a row that trains; allowed: {', '.join(trained)}")
+    return tables
+
+
+def _table(path: Path) -> ResultTable:
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        metric, common = content.pop("metric", "accuracy"), content.pop("all", "").split()
+        rows = [_row(name, metric, common, **fields) for name, fields in content.pop("rows").items()]
+        return ResultTable(rows=rows, **content)
+    except (AttributeError, KeyError, TypeError, ValueError, OmegaConfBaseException, YAMLError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"{path}: does not describe a table ({reason}); see the other files beside it") from error
+
+
+def _row(name: str, metric: str, common: Sequence[str], *, run: str, paper: Any = None, **fields: Any) -> ResultRow:
+    """The row that a yaml describes. It may override what its table says in `all`."""
+    papers = {str(after): value for after, value in (paper if isinstance(paper, Mapping) else {LAST: paper}).items()}
+    for value in papers.values():
+        if value is not None:
+            real_number(name, value)
+    own = {override.partition("=")[0] for override in run.split()}
+    overrides = [*run.split(), *(override for override in common if override.partition("=")[0] not in own)]
+    fields.setdefault("seeds", [0] if fields.get("ensemble") else [0, 1])
+    return ResultRow(name, metric, overrides, papers, **fields)
+
+
+# Runs
+
+
+class RowRun(NamedTuple):
+    """One run of a row: its command, its folder and its result's file. An evaluation has the trainings `of` whose
+    checkpoints it takes."""
+
+    row: ResultRow
+    seed: int
+    folder: Path
+    result: Path
+    command: list[str]
+    of: "list[RowRun]"
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name} seed {self.seed}"
+
+    @property
+    def command_line(self) -> str:
+        return shlex.join(["python", *self.command])
+
+
+def run_of(row: ResultRow, seed: int, rows: Mapping[str, ResultRow], output: Path) -> RowRun:
+    """The run of a row; `rows` has the row that it evaluates, and `output` is the folder of `--output`, or empty."""
+    runs = output / ("outputs/reproduce" if output == Path() else "runs")
+    folder, result = runs / row.name / f"seed{seed}", output / "results" / f"{row.name}_seed{seed}.json"
+    if row.of is None:
+        command = ["train.py", *row.overrides, f"seed={seed}", f"hydra.run.dir={folder}"]
+        return RowRun(row, seed, folder, result, command, [])
+    of = [run_of(rows[row.of], each, rows, output) for each in (rows[row.of].seeds if row.ensemble else [seed])]
+    first, *others = [str(run.folder / "checkpoints/best") for run in of]
+    members = [f"ensemble=[{','.join(others)}]"] if row.ensemble else []
+    command = ["scripts/evaluate.py", f"checkpoint={first}", *members, *row.overrides, f"output={folder}"]
+    return RowRun(row, seed, folder, result, command, of)
+
+
+def is_done(run: RowRun) -> bool:
+    """Whether there is a result of this very command; for an evaluation, of the present trainings."""
+    if not run.result.exists() or not all(map(is_done, run.of)):
+        return False
+    found = read_result(run.result)
+    of_these = not run.of or found["seconds"] == math.fsum(read_result(of.result)["seconds"] for of in run.of)
+    return found["command"] == run.command_line and of_these
+
+
+def is_trained(run: RowRun) -> bool:
+    """Whether the folder holds a complete training that can be evaluated: a result may come from elsewhere."""
+    complete = read_json(run.folder / "result.json").get("status") == "completed"
+    return complete and (run.folder / "checkpoints/best").exists()
+
+
+def run_all(runs: Sequence[RowRun]) -> int:
+    """Trains, then evaluates; returns the exit code. After a signal the run under way saves, and no other starts."""
+    processes, signals, failed = list[subprocess.Popen[bytes]](), list[int](), False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        for process in processes[-1:]:
+            process.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    for run in sorted(runs, key=lambda run: bool(run.of)):
+        is_needed = any(run in other.of and not is_done(other) for other in runs)
+        if is_done(run) and (is_trained(run) or not is_needed):
+            continue
+        if undone := [of.name for of in run.of if not is_done(of) or not is_trained(of)]:
+            failed = True
+            print(f"{run.name}: left out: it evaluates {undone[0]}, which is not done", file=sys.stderr)
+            continue
+        log = run.folder.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{run.name}: {run.command_line}\n  tail -f {log}", flush=True)
+        if not run.of and not is_trained(run):
+            (run.folder / "result.json").unlink(missing_ok=True)  # or train.py would find the run complete
+        with log.open("wb") as output:
+            command = [sys.executable, *run.command]
+            # In a session of its own, a run sees no Ctrl-C of the terminal: `stop` ends it, once.
+            processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
+            code = processes[-1].wait()
+        if signals:
+            return 128 + signals[0]
+        failed = not _recorded(run, code, log) or failed
+    return FAILED if failed else OK
+
+
+def _recorded(run: RowRun, code: int, log: Path) -> bool:
+    """Writes the result of a run that has ended with a code; whether there is one."""
+    if code != OK:
+        last = log.read_text(errors="replace").splitlines()[-5:]
+        print("\n  ".join([f"{run.name}: failed with exit code {code}", *last]), file=sys.stderr, flush=True)
+        return False
+    try:
+        result = result_of(run)
+    except ConfigError as error:
+        print(f"{run.name}: no result: {error}", file=sys.stderr, flush=True)
+        return False
+    run.result.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.result, json.dumps(result, indent=2) + "\n")
+    metric = run.row.metric
+    print(f"{run.name}: {metric} {result[metric]:.4f} ± {result['ci95']:.4f}; {run.result}", flush=True)
+    return True
+
+
+def result_of(run: RowRun) -> Result:
+    """The result of a complete run. An evaluation has the steps, seconds and workers of its training (an ensemble the
+    seconds of all) and, if the row names no others, its algorithm and dataset.
+
+    Raises:
+        ConfigError: its test has not what the row asks for.
+    """
+    row, found = run.row, read_object(run.folder / "result.json")
+    test = found.get("test") or {}
+    if test.get(row.metric) is None:
+        raise ConfigError(f"{run.folder}: its test has no {row.metric}; type the metric of its dataset in the table")
+    missing = [after for after in row.papers if after not in (LAST, *test["by_step"])]
+    if missing:
+        steps = ", ".join(test["by_step"])
+        raise ConfigError(f"paper: the test has inner steps {steps}, and not {missing[0]}; type algorithm.eval_steps")
+    if run.of:
+        trained = [read_result(of.result) for of in run.of]
+        chosen = dict(override.split("=", 1) for override in row.overrides)
+        choices = {key: chosen.get(key, trained[0][key]) for key in ("algorithm", "dataset")}
+        took = trained[0] | {"seconds": math.fsum(result["seconds"] for result in trained)}
+        config, validation = run.folder / "config.yaml", None
+    else:
+        choices = read_config(run.folder / ".hydra/hydra.yaml")["hydra"]["runtime"]["choices"]
+        took, config, curve = found, run.folder / ".hydra/config.yaml", curve_of(run.folder)
+        seconds = [round(value, 1) for value in curve.seconds or []]
+        values = [round(value, 5) for value in curve.values]
+        validation = {"steps": curve.steps, "seconds": seconds, "values": values}
+    dataset = read_config(config)["dataset"]
+    return {
+        "row": row.name,
+        **{key: choices[key] for key in ("algorithm", "dataset")},
+        **{key: dataset.get(key) for key in ("split", "ways", "shots")},
+        "queries": dataset.get("eval_queries", dataset.get("queries")),
+        **{key: test.get(key) for key in (row.metric, "ci95", "tasks", "task_list", "transductive")},
+        **{key: test[key] for key in ("by_step", "ci95_by_step", "seen_classes") if key in test},
+        **{key: took[key] for key in ("steps", "seconds")},
+        "seed": run.seed,
+        "workers": took["workers"],
+        "command": run.command_line,
+        "date": datetime.date.today().isoformat(),
+        "commit": _commit(),
+        "machine": machine_name(),
+        "validation": validation,
+    }
+
+
+def read_result(path: Path) -> Result:
+    """The result in a file.
+
+    Raises:
+        ConfigError: it holds something else, such as the marks of a merge.
+    """
+    try:
+        result = read_object(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); mend it, or remove it to run the row again") from error
+    if not result.keys() >= {"row", "seed", "seconds", "command"}:
+        raise ConfigError(f"{path}: is not the result of a run; remove it to run the row again")
+    return result
+
+
+def _commit() -> str | None:
+    """The checked-out commit, with a + if its code has changed since; None if there is no git."""
+    code = ("train.py", "metalearn", "distributed", "conf")
+    try:
+        commit, changes = [
+            subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S607
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *code])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + "+" * bool(changes)
+
+
+# The command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        command_name("reproduce"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list shows all")
+    parser.add_argument("--seeds", nargs="+", type=whole(0), metavar="SEED", help="instead of the row's")
+    parser.add_argument("--output", type=Path, default=ROOT, metavar="FOLDER", help="folder of runs, results and page")
+    parser.add_argument("--tables", type=Path, default=TABLES, metavar="FOLDER", help="other tables")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="show the runs, and run nothing")
+    instead.add_argument("--render", action="store_true", help="draw the page, and run nothing")
+    options = parser.parse_args(arguments)
+    options.tables, options.output = options.tables.absolute(), options.output.absolute()
+    os.chdir(ROOT)  # so that commands can be repeated there
+    try:
+        return _reproduce(options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_USAGE
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from benchmarks.results_page import page  # it imports this module
+
+    tables, output = read_tables(options.tables), Path() if options.output == ROOT else options.output
+    rows = {row.name: row for table in tables for row in table.rows}
+    if unknown := [name for name in options.only or [] if name not in rows]:
+        raise ConfigError(f"--only {' '.join(unknown)}: no such row; allowed: {', '.join(rows)}")
+    usual = [row.name for table in tables if options.list or not table.on_request for row in table.rows]
+    runs = [
+        run_of(rows[name], seed, rows, output)
+        for name in options.only or usual
+        for seed in (rows[name].seeds if rows[name].ensemble else options.seeds or rows[name].seeds)
+    ]
+    runs = list({run.folder: run for each in runs for run in (*each.of, each)}.values())
+    if options.list:
+        print("\n".join(f"{run.name:50} {'done' if is_done(run) else 'not run'}" for run in runs))
+        return OK
+    with creating("--output", output):
+        output.mkdir(parents=True, exist_ok=True)
+    code = OK if options.render else run_all(runs)
+    found = {name: [read_result(path) for path in sorted(output.glob(f"results/{name}_seed*.json"))] for name in rows}
+    for run in [run_of(rows[name], result["seed"], rows, output) for name in rows for result in found[name]]:
+        if not is_done(run):
+            reason = "its result was made by another command than that of its row, or from another training"
+            print(f"{run.name}: {reason}; to run it again, remove {run.result} and {run.folder}", file=sys.stderr)
+    write_atomically(output / "RESULTS.md", page(tables, found))
+    print(output / "RESULTS.md")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,166 @@
+"""The text of RESULTS.md, from the rows of the tables and their results alone."""
+
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from benchmarks.reproduce import LAST, Result, ResultRow, ResultTable
+from metalearn.errors import ConfigError
+
+Results = Mapping[str, Sequence[Result]]
+"""The results of every row by its name: one of each seed, or none."""
+
+MOST_MINUTES = 120
+"""Minutes of one core that the training of a table's best row may take: an hour on two."""
+
+_HOW_TO_READ = """
+*Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
+the paper's figure compares it with the mean of our seeds: *within* means that they differ by at most √(a² + b²), where
+a is the mean interval of our seeds and b that of the paper (0 if it gives none), *above* that ours is better, *below*
+that ours is worse. **Bold** is the best of ours, as chosen by this test itself, for each number of shots, among
+transductive and among inductive tests, within 120 minutes of one core. In one table, rows with the same numbers of
+shots and queries have the same test tasks. *Split* is the division of the characters ([docs/data.md](docs/data.md)). A
+*transductive* evaluation normalises, or predicts, all queries of a task together; an inductive one normalises them by
+the statistics of the support set. *Minutes* are those of training and validation, with one core for each worker; a mean
+of several networks has those of all of them. Many runs had other work beside them, or were paused in between, so
+minutes say little about the speeds of two rows: see [docs/performance.md](docs/performance.md).
+[docs/recipes.md](docs/recipes.md) says how the settings were chosen. `metalearn reproduce --only ROW --output FOLDER`
+runs a row again, in that folder. The command, date, commit and machine of a figure are in `results/ROW_seedN.json`;
+`metalearn reproduce --render` draws this page from these files."""
+
+
+def page(tables: Sequence[ResultTable], results: Results) -> str:
+    """The tables of the rows that have results; then the other rows, and the sources of the papers' figures."""
+    rows = [row for table in tables for row in table.rows]
+    sources = sorted({row.source for row in rows if row.source})
+    lines = ["# Results", "", " ".join(_HOW_TO_READ.split())]
+    for table in tables:
+        if shown := [row for row in table.rows if results[row.name]]:
+            body = _by_shots if table.by_shots else _by_row
+            lines += ["", f"## {table.title}", "", *body(shown, results, sources)]
+    if missing := [row for row in rows if not results[row.name]]:
+        named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
+        lines += ["", f"Not run yet (photographs need a folder, see [docs/data.md](docs/data.md)): {'; '.join(named)}."]
+    numbered = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
+    lines += ["", f"Figures of the papers: {'; '.join(numbered)}."] if sources else []
+    return "\n".join(lines) + "\n"
+
+
+def _by_row(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:
+    """A line for each figure that is compared with a paper's."""
+    unit = "" if rows[0].metric == "accuracy" else ", mean squared error"
+    facts = "split | queries | tasks | transductive | steps | minutes | workers"
+    yield f"| row | method | ours{unit} | paper | | {facts} | note |"
+    yield "| --- " * 13 + "|"
+    best = _best(rows, results)
+    for row in rows:
+        first = results[row.name][0]
+        for after, ours, paper, word in _figures(row, results, sources, best):
+            yield _line(
+                f"`{row.name}`", row.method + (after and f", {after}") + _seen(first), ours, paper, word,
+                first["split"] or "–", first["queries"], first["tasks"], "yes" if first["transductive"] else "no",
+                first["steps"], _minutes(results[row.name]), first["workers"], row.note,
+            )  # fmt: skip
+
+
+def _by_shots(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:
+    """A line for each training, whose checkpoints are tested with several numbers of shots."""
+    shots = sorted({results[row.name][0]["shots"] for row in rows})
+    yield f"| rows | algorithm | {' | '.join(_counted(k, 'shot') for k in shots)} | steps | minutes | note |"
+    yield "| --- " * (len(shots) + 5) + "|"
+    best = _best(rows, results)
+    for name in dict.fromkeys(row.of or row.name for row in rows):
+        group = {results[row.name][0]["shots"]: row for row in rows if name in (row.of, row.name)}
+        cells = dict.fromkeys(shots, "")
+        for k, row in group.items():
+            figures = _figures(row, results, sources, best)
+            cells[k] = "; ".join(
+                ours + (after and f" after {after}") + (word and f", {word} {paper}")
+                for after, ours, paper, word in figures
+            )
+        names = ", ".join(f"`{row.name.replace(name, '…') if row.of else name}`" for row in group.values())
+        found = results[next(iter(group.values())).name]
+        notes = " ".join(row.note for row in group.values() if row.note)
+        yield _line(names, found[0]["algorithm"], *cells.values(), found[0]["steps"], _minutes(found), notes)
+
+
+def _figures(
+    row: ResultRow, results: Results, sources: Sequence[str], best: Collection[tuple[str, str]]
+) -> Iterator[tuple[str, str, str, str]]:
+    """For each figure of a row's papers: the inner steps if there is a choice, our figures, the paper's, and the word
+    that compares them."""
+    found = results[row.name]
+    for (after, value), paper in zip(row.papers.items(), _papers(row, sources), strict=True):
+        figures = [_at(result, row, after) for result in found]
+        mean, ci95 = map(statistics.fmean, zip(*figures, strict=True))
+        mark = "**" * ((row.name, after) in best)
+        ours = mark + ", ".join(_with_interval(row.metric, *figure) for figure in figures) + mark
+        word = "" if value is None else f"*{comparison_with_paper(row.metric, (mean, ci95), (value, row.ci95 or 0.0))}*"
+        yield "" if after == LAST else _counted(int(after), "step"), ours, paper, word
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def comparison_with_paper(metric: str, ours: tuple[float, float], paper: tuple[float, float]) -> str:
+    """`above` if our figure is better than the paper's, `below` if it is worse; `within` if they differ by no more than
+    both intervals allow, √(ours² + theirs²). A figure is a value and its interval."""
+    lead = ours[0] - paper[0] if metric == "accuracy" else paper[0] - ours[0]
+    return "within" if abs(lead) <= math.hypot(ours[1], paper[1]) else "above" if lead > 0 else "below"
+
+
+def _best(rows: Sequence[ResultRow], results: Results) -> set[tuple[str, str]]:
+    """The names and inner steps of the best figures, for each number of shots and either kind of test."""
+    best: dict[tuple[int, bool], tuple[float, str, str]] = {}
+    for row in rows:
+        found = results[row.name]
+        if max(result["seconds"] / 60 * result["workers"] for result in found) <= MOST_MINUTES:
+            for after in row.papers:
+                mean = statistics.fmean(_at(result, row, after)[0] for result in found)
+                kind, score = (found[0]["shots"], found[0]["transductive"]), mean if row.metric == "accuracy" else -mean
+                if kind not in best or score > best[kind][0]:
+                    best[kind] = score, row.name, after
+    return {(name, after) for _, name, after in best.values()}
+
+
+def _at(result: Result, row: ResultRow, after: str) -> tuple[float, float]:
+    """A result's figure after so many inner steps, and its interval."""
+    if after == LAST:
+        return result[row.metric], result["ci95"]
+    if after not in result["by_step"]:
+        steps = ", ".join(result["by_step"])
+        raise ConfigError(
+            f"paper: the result of {row.name}, seed {result['seed']}, has inner steps {steps}, and not {after}; remove "
+            "the result to run the row again"
+        )
+    return result["by_step"][after], result["ci95_by_step"][after]
+
+
+def _papers(row: ResultRow, sources: Sequence[str]) -> list[str]:
+    """The paper's figures with the number of their source."""
+    number = f" [{sources.index(row.source) + 1}]" if row.source else ""
+    return [_with_interval(row.metric, v, row.ci95) + number if v is not None else "–" for v in row.papers.values()]
+
+
+def _with_interval(metric: str, value: float, ci95: float | None) -> str:
+    # Where a task diverges, its error has no bound.
+    form = "{:.2%}" if metric == "accuracy" else "{:.3f}" if value < 1000 else "{:.1e}"
+    return form.format(value) + (f" ± {form.format(ci95)}" if ci95 is not None else "")
+
+
+def _minutes(found: Sequence[Result]) -> str:
+    return ", ".join(f"{result['seconds'] / 60:.1f}" for result in found)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _seen(result: Result) -> str:
+    """What follows the method if classes of the test may have been seen before it; see `seen_classes=report`."""
+    counted = result.get("seen_classes") or {"complete": True}
+    if seen := (counted.get("trained_on") or 0) + (counted.get("validated_on") or 0):
+        least = "" if counted["complete"] else "at least "
+        return f"; **trained or validated on {least}{seen} of {counted['classes']} test classes**"
+    return "" if counted["complete"] else "; **not known which test classes it was trained on**"
