@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import strategies
-from benchmarks.strategies import Case, Way
+from benchmarks.strategies import RunWay, Workload
 
 WAYS = (
-    Way("local", ("strategy=local",), 1),
-    Way("local, two independent at once", ("strategy=local",), 1, at_once=2),
-    Way("rpc", ("strategy=rpc",), 1),
-    Way("rpc", ("strategy=rpc",), 2),
-    Way("ddp", ("strategy=ddp",), 2),
+    RunWay("local", ("strategy=local",), 1),
+    RunWay("local, two independent at once", ("strategy=local",), 1, at_once=2),
+    RunWay("rpc", ("strategy=rpc",), 1),
+    RunWay("rpc", ("strategy=rpc",), 2),
+    RunWay("ddp", ("strategy=ddp",), 2),
 )
 """The speeds of two independent processes are added: two workers can reach this at best."""
 
@@ -29,7 +29,7 @@ def measure(experiment: str, rounds: int, *, short: bool) -> dict[str, Any]:
         rounds: runs of every way.
         short: few tasks, and two of the ways only.
     """
-    case = Case(experiment, (f"experiment={experiment}",), strategies.WARM_UP + (10 if short else 60))
+    case = Workload(experiment, (f"experiment={experiment}",), strategies.WARM_UP + (10 if short else 60))
     ways = [way._replace(overrides=(*way.overrides, *FEW)) for way in WAYS[1:4:2]] if short else list(WAYS)
     speeds = [[strategies.run(case, way).speed for way in ways] for _ in range(rounds)]
     by_way = [
@@ -53,7 +53,7 @@ def ratios(rows: Sequence[dict[str, Any]], row: dict[str, Any], *, at_once: int)
 def project(experiment: str) -> dict[str, Any]:
     """The hours of the published number of steps on a GPU, from 500 measured steps after the warm-up."""
     steps = 500
-    case = Case(experiment, (f"experiment={experiment}", "device=cuda"), strategies.WARM_UP + steps)
-    figures = strategies.run(case, Way("local", ("strategy=local", "logger.every=1"), 1))
+    case = Workload(experiment, (f"experiment={experiment}", "device=cuda"), strategies.WARM_UP + steps)
+    figures = strategies.run(case, RunWay("local", ("strategy=local", "logger.every=1"), 1))
     seconds = STEPS_A_RUN * figures.means["step_seconds"]
     return {"experiment": experiment, "measured_steps": steps, "steps": STEPS_A_RUN, "hours": seconds / 3600}

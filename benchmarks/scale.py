@@ -45,7 +45,7 @@ WAYS = ("hub", "tree", "ddp")
 TIMEOUT = 120.0
 
 
-class Figures(NamedTuple):
+class StepCost(NamedTuple):
     """Medians over the steps of one world.
 
     Attributes:
@@ -75,7 +75,7 @@ def main() -> int:
     if options.rank:
         way, link = options.rank
         return run_rank(way, int(link))
-    link = None if options.latency_ms is None else Link(options.latency_ms / 1000, options.mbit * 1e6 / 8)
+    link = None if options.latency_ms is None else EmulatedLink(options.latency_ms / 1000, options.mbit * 1e6 / 8)
     print_table(options.ranks, options.ways, options.rounds, link)
     return 0
 
@@ -83,21 +83,21 @@ def main() -> int:
 # The law
 
 
-class Link(NamedTuple):
+class EmulatedLink(NamedTuple):
     """Every rank's link: latency in seconds, one way, and rate in bytes a second, in each direction."""
 
     latency: float
     rate: float
 
 
-def predict(way: str, ranks: int, link: Link, size: float) -> float:
+def predict(way: str, ranks: int, link: EmulatedLink, size: float) -> float:
     """Seconds of a step that sends `size` bytes each way, by latency and rate alone."""
     if way == "ddp":
         return _ddp_seconds(ranks, link, size)
     return _branch_seconds(tree_of(way, ranks), link, size / link.rate)
 
 
-def _branch_seconds(branch: Branch, link: Link, transfer: float) -> float:
+def _branch_seconds(branch: Branch, link: EmulatedLink, transfer: float) -> float:
     """From when a worker has its message until it has the sum of its branch. Messages leave one after the other, the
     answers come in one after the other."""
     arrivals = []
@@ -110,7 +110,7 @@ def _branch_seconds(branch: Branch, link: Link, transfer: float) -> float:
     return ended
 
 
-def _ddp_seconds(ranks: int, link: Link, size: float) -> float:
+def _ddp_seconds(ranks: int, link: EmulatedLink, size: float) -> float:
     """Two times an `all_to_all`. In gloo the receiver tells the sender first that it is ready."""
     return 2 * ((ranks - 1) / ranks * size / link.rate + 2 * link.latency)
 
@@ -126,14 +126,14 @@ def fan_out_of(way: str, ranks: int) -> int:
 # The measurement
 
 
-def print_table(sizes: Sequence[int], ways: Sequence[str], rounds: int, link: Link | None) -> None:
+def print_table(sizes: Sequence[int], ways: Sequence[str], rounds: int, link: EmulatedLink | None) -> None:
     size = ELEMENTS * 4
     print(
         "| ranks | way | ms a step | by the law | CPU ms of rank zero | of the busiest other | kB sent by rank zero | "
         "sockets | threads |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for ranks in sizes:
-        measured: dict[str, list[Figures]] = {way: [] for way in ways}
+        measured: dict[str, list[StepCost]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way in ways:
                 measured[way].append(run_world(way, ranks, link))
@@ -148,11 +148,11 @@ def print_table(sizes: Sequence[int], ways: Sequence[str], rounds: int, link: Li
             )
 
 
-def _flat(figures: Figures) -> tuple[float, ...]:
+def _flat(figures: StepCost) -> tuple[float, ...]:
     return (figures.seconds, *figures.cpu, figures.sent, figures.sockets, figures.threads)
 
 
-def run_world(way: str, ranks: int, link: Link | None) -> Figures:
+def run_world(way: str, ranks: int, link: EmulatedLink | None) -> StepCost:
     """Starts the ranks of a world, and waits."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -174,11 +174,11 @@ def run_world(way: str, ranks: int, link: Link | None) -> Figures:
             for process in processes:
                 process.kill()
     first, *_ = (json.loads(output) for output in outputs if output)
-    return Figures(**first)
+    return StepCost(**first)
 
 
 @contextmanager
-def switch(ranks: int, link: Link | None) -> Iterator[list[int]]:
+def switch(ranks: int, link: EmulatedLink | None) -> Iterator[list[int]]:
     """A switch that joins the ranks' links; gives the descriptors by which the ranks hand it their links."""
     if link is None:
         yield []
@@ -224,7 +224,7 @@ def _work() -> Work:
     return Work(gradient, nothing, nothing, None, nothing, torch.device("cpu"))
 
 
-def _take_steps(strategy: Strategy, way: str, ranks: int) -> Figures:
+def _take_steps(strategy: Strategy, way: str, ranks: int) -> StepCost:
     params = {"weight": torch.zeros(ELEMENTS)}
     chunks = [torch.tensor([number]) for number in range(ranks)]
     for step in range(WARM_UP):
@@ -237,7 +237,7 @@ def _take_steps(strategy: Strategy, way: str, ranks: int) -> Figures:
         durations.append(time.perf_counter() - began)
     sent = (tcp_bytes_sent() or 0) - sent
     spent = [(after - start) / STEPS for after, start in zip(_cpu_seconds(way, ranks), before, strict=True)]
-    return Figures(
+    return StepCost(
         statistics.median(durations), (spent[0], max(spent[1:], default=0.0)), sent / STEPS, _sockets(), _threads()
     )
 

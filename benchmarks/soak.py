@@ -38,7 +38,7 @@ LAST_LINES = 6
 """Lines of the output of a run that has failed."""
 
 
-class Way(NamedTuple):
+class SoakWay(NamedTuple):
     """A way to run it: its overrides, and the number of ranks."""
 
     name: str
@@ -47,13 +47,13 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("local", (*TASKS, "strategy=local"), 1),
-    Way("rpc", (*TASKS, "strategy=rpc"), 2),
-    Way("rpc, dynamic", (*TASKS, "strategy=rpc", "partitioner=dynamic"), 2),
-    Way("rpc_autograd", (*TASKS, "strategy=rpc_autograd"), 2),
-    Way("ddp", (*TASKS, "strategy=ddp"), 2),
-    Way("ddp, samples", (*SAMPLES, "strategy=ddp"), 2),
-    Way("split", (*SAMPLES, "strategy=split"), 2),
+    SoakWay("local", (*TASKS, "strategy=local"), 1),
+    SoakWay("rpc", (*TASKS, "strategy=rpc"), 2),
+    SoakWay("rpc, dynamic", (*TASKS, "strategy=rpc", "partitioner=dynamic"), 2),
+    SoakWay("rpc_autograd", (*TASKS, "strategy=rpc_autograd"), 2),
+    SoakWay("ddp", (*TASKS, "strategy=ddp"), 2),
+    SoakWay("ddp, samples", (*SAMPLES, "strategy=ddp"), 2),
+    SoakWay("split", (*SAMPLES, "strategy=split"), 2),
 )
 
 
@@ -105,7 +105,7 @@ def main() -> int:
     return int(failed)
 
 
-def run(way: Way, steps: int) -> tuple[Look, Look, int]:
+def run(way: SoakWay, steps: int) -> tuple[Look, Look, int]:
     """Runs it. Returns the looks at 10% and at the end, and how many of its steps were logged.
 
     Raises:

@@ -38,7 +38,7 @@ SHORT = ("trainer.val_every=100000", "trainer.val_tasks=64", "trainer.test_tasks
          "logger.every=10", "logger.tensorboard=false", "logger.report=false")  # fmt: skip
 
 
-class Case(NamedTuple):
+class Workload(NamedTuple):
     """A training: its overrides, and the number of steps."""
 
     name: str
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     steps: int
 
 
-class Way(NamedTuple):
+class RunWay(NamedTuple):
     """A way to run it: the strategy, its workers, how many such runs there are at once, and the program's folder."""
 
     name: str
@@ -57,22 +57,22 @@ class Way(NamedTuple):
 
 
 CASES = (
-    Case("supervised, 128 samples", ("experiment=supervised_omniglot",), 120),
-    Case("supervised, 512 samples", ("experiment=supervised_omniglot", "trainer.meta_batch_size=512"), 50),
-    Case("MAML, 32 tasks", ("experiment=maml_omniglot",), 50),
+    Workload("supervised, 128 samples", ("experiment=supervised_omniglot",), 120),
+    Workload("supervised, 512 samples", ("experiment=supervised_omniglot", "trainer.meta_batch_size=512"), 50),
+    Workload("MAML, 32 tasks", ("experiment=maml_omniglot",), 50),
 )
 WAYS = (
-    Way("local", ("strategy=local",), 1),
-    Way("local, twice at once", ("strategy=local",), 1, at_once=2),
-    Way("rpc", ("strategy=rpc",), 2),
-    Way("rpc_autograd", ("strategy=rpc_autograd",), 2),
-    Way("ddp", ("strategy=ddp",), 2),
-    Way("ddp, added in order", ("strategy=ddp", "strategy.overlap=false"), 2),
-    Way("split", ("strategy=split",), 2),
+    RunWay("local", ("strategy=local",), 1),
+    RunWay("local, twice at once", ("strategy=local",), 1, at_once=2),
+    RunWay("rpc", ("strategy=rpc",), 2),
+    RunWay("rpc_autograd", ("strategy=rpc_autograd",), 2),
+    RunWay("ddp", ("strategy=ddp",), 2),
+    RunWay("ddp, added in order", ("strategy=ddp", "strategy.overlap=false"), 2),
+    RunWay("split", ("strategy=split",), 2),
 )
 
 
-class Figures(NamedTuple):
+class RunFigures(NamedTuple):
     """The figures of a run: samples or tasks a second, and the mean of every figure of its steps."""
 
     speed: float
@@ -103,7 +103,7 @@ def main() -> int:
     return 0
 
 
-def chosen_ways(names: Sequence[str] | None, workers: Sequence[int], beside: Path | None) -> list[Way]:
+def chosen_ways(names: Sequence[str] | None, workers: Sequence[int], beside: Path | None) -> list[RunWay]:
     """The ways with these names for these numbers of workers, each also with the program in `beside`."""
     ways = []
     for way in WAYS:
@@ -115,12 +115,12 @@ def chosen_ways(names: Sequence[str] | None, workers: Sequence[int], beside: Pat
     return ways
 
 
-def suits(case: Case, way: Way) -> bool:
+def suits(case: Workload, way: RunWay) -> bool:
     plain = case.name.startswith("supervised")
     return plain or not (way.name.startswith("split") or "strategy.overlap=false" in way.overrides)
 
 
-def run(case: Case, way: Way) -> Figures:
+def run(case: Workload, way: RunWay) -> RunFigures:
     """One run, or several at once; their speeds are added."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(i) for i in range(way.at_once)]
@@ -138,26 +138,26 @@ def run(case: Case, way: Way) -> Figures:
             for process in processes:
                 process.kill()
         figures = [figures_of(path) for path in paths]
-    return Figures(sum(figure.speed for figure in figures), figures[0].means)
+    return RunFigures(sum(figure.speed for figure in figures), figures[0].means)
 
 
-def command(case: Case, way: Way, folder: Path) -> list[str]:
+def command(case: Workload, way: RunWay, folder: Path) -> list[str]:
     return [
         sys.executable, str(way.program / "train.py"), *case.overrides, *SHORT, *way.overrides,
         f"workers={way.workers}", f"trainer.steps={case.steps}", f"hydra.run.dir={folder}",
     ]  # fmt: skip
 
 
-def figures_of(folder: Path) -> Figures:
+def figures_of(folder: Path) -> RunFigures:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steady = [row for row in rows if row["split"] == "train" and row["step"] > WARM_UP]
     means = {name: statistics.mean(row[name] for row in steady) for name in steady[0] if name != "split"}
     unit = "samples_per_second" if "samples_per_second" in means else "tasks_per_second"
     batch = steady[0][unit] * steady[0]["step_seconds"]
-    return Figures(batch / means["step_seconds"], means)
+    return RunFigures(batch / means["step_seconds"], means)
 
 
-def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -> str:
+def row(case: Workload, way: RunWay, runs: Sequence[RunFigures], alone: Sequence[float]) -> str:
     """A line of the table: medians over the rounds, with the figures of all workers side by side."""
 
     def workers(name: str, scale: float) -> list[float]:
@@ -177,7 +177,7 @@ def row(case: Case, way: Way, runs: Sequence[Figures], alone: Sequence[float]) -
     ])  # fmt: skip
 
 
-def computed_bytes(case: Case, way: Way) -> list[float]:
+def computed_bytes(case: Workload, way: RunWay) -> list[float]:
     """The bytes that each worker must send in a step, computed from the sizes of parameters and activations."""
     overrides = [*case.overrides, *way.overrides, f"workers={way.workers}"]
     job = to_job(*compose_config(overrides), script(ROOT / "train.py"), overrides)

@@ -47,8 +47,8 @@ VMAP_IMAGES = 160
 """The support and query images that vmap takes at once on a CPU. With it, every recipe runs within a tenth of the
 fastest of 1, 2, 4, … and 32 tasks at once. Sine waves go all at once."""
 
-Way = Callable[[], list[Tensor]]
-Make = Callable[["Problem"], Way]
+GradientWay = Callable[[], list[Tensor]]
+Make = Callable[["MetaBatch"], GradientWay]
 TaskLoss = Callable[..., Any]
 """The query loss of one task: a function of parameters, support x, support y, query x and query y."""
 
@@ -101,7 +101,7 @@ def shortened(recipe: Recipe) -> Recipe:
     return recipe._replace(tasks=2)
 
 
-class Problem(NamedTuple):
+class MetaBatch(NamedTuple):
     """The input of every way: the parameters, the meta-batch, and the activation of the network."""
 
     recipe: Recipe
@@ -113,7 +113,7 @@ class Problem(NamedTuple):
     def names(self) -> tuple[str, ...]:
         return tuple(self.params)
 
-    def to(self, where: torch.dtype | torch.device) -> "Problem":
+    def to(self, where: torch.dtype | torch.device) -> "MetaBatch":
         """The problem on another device, or in another precision; classes stay integers."""
 
         def moved(value: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Problem(NamedTuple):
         episode = Episode(*(Batch(*map(moved, batch)) for batch in self.episode))
         return self._replace(params={name: moved(p) for name, p in self.params.items()}, episode=episode)
 
-    def part(self, first: int, last: int) -> "Problem":
+    def part(self, first: int, last: int) -> "MetaBatch":
         """The tasks from `first` to `last` - 1."""
         episode = Episode(*(Batch(*(value[first:last] for value in batch)) for batch in self.episode))
         return self._replace(episode=episode)
@@ -180,10 +180,10 @@ def data_root() -> Path:
     return Path(os.environ.get("METALEARN_DATA", ROOT / "data"))
 
 
-def problem(recipe: Recipe, activation: str) -> Problem:
+def problem(recipe: Recipe, activation: str) -> MetaBatch:
     """Parameters and meta-batch of a recipe: the same at every call, in float32 on the CPU."""
     params = model_of(recipe, activation).init(torch.Generator().manual_seed(SEED))
-    return Problem(recipe, params, episodes_of(recipe)(torch.arange(recipe.tasks)), activation)
+    return MetaBatch(recipe, params, episodes_of(recipe)(torch.arange(recipe.tasks)), activation)
 
 
 def episodes_of(recipe: Recipe) -> Callable[[Tensor], Episode]:
@@ -219,7 +219,7 @@ def added(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return total
 
 
-def ours(given: Problem) -> Way:
+def ours(given: MetaBatch) -> GradientWay:
     """Our algorithm, on chunks of the size of `task_chunk=auto`."""
     recipe = given.recipe
     algorithm = algorithm_of(recipe, given.activation)
@@ -233,11 +233,11 @@ def ours(given: Problem) -> Way:
     return gradient
 
 
-def in_chunks(given: Problem, size: int) -> list[Problem]:
+def in_chunks(given: MetaBatch, size: int) -> list[MetaBatch]:
     return [given.part(first, first + size) for first in range(0, len(given.episode.query.y), size)]
 
 
-def loop(given: Problem) -> Way:
+def loop(given: MetaBatch) -> GradientWay:
     """`torch.autograd.grad` for one task after the other, with `create_graph` in the inner steps."""
     recipe, names = given.recipe, given.names
     ops = torch_ops(given.activation)
@@ -278,7 +278,7 @@ def task_loss(recipe: Recipe, net: Network, loss: Loss, grad: Callable[..., Any]
     return of_one_task
 
 
-def vmap(given: Problem) -> Way:
+def vmap(given: MetaBatch) -> GradientWay:
     """`torch.func.vmap` of `torch.func.grad`, over some tasks at once; on a GPU, over all tasks."""
     ops = torch_ops(given.activation, written_out=True)
     of_one_task = task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, torch.func.grad)
@@ -307,7 +307,7 @@ class _Module(nn.Module):
         return self._net(dict(zip(self._names, self._parameters.values(), strict=True)), x)
 
 
-def torchopt_loop(given: Problem) -> Way:
+def torchopt_loop(given: MetaBatch) -> GradientWay:
     """The loop of TorchOpt's few-shot example: `MetaSGD`, with its state restored for each task, and one backward pass.
 
     Raises:
@@ -335,7 +335,7 @@ def torchopt_loop(given: Problem) -> Way:
     return gradient
 
 
-def jax_loop(given: Problem) -> Way:
+def jax_loop(given: MetaBatch) -> GradientWay:
     """The gradient of one task compiled by JAX's jit, one task after the other, in float32.
 
     Raises:

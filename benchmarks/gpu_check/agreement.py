@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
-from benchmarks.gpu_check.rows import Row, at_most, row_of
+from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
 from benchmarks.ways import RECIPES, SEED, SMOOTH, Recipe, error, loop, ours, problem, shortened
 from metalearn.nn.layers import (
     ChannelsLast,
@@ -35,7 +35,7 @@ TASKS, SAMPLES, CHANNELS, SIZE = 2, 6, 8, 14
 IMAGES = (TASKS, SAMPLES, CHANNELS, SIZE, SIZE)
 
 
-class Case(NamedTuple):
+class LayerCase(NamedTuple):
     """Layers on images, with the shapes of their parameters; `known` samples give the statistics of norms (0: all)."""
 
     layers: tuple[Layer, ...]
@@ -46,27 +46,27 @@ class Case(NamedTuple):
 NORM = {"scale": (CHANNELS,), "shift": (CHANNELS,)}
 
 CASES = {
-    "convolution 3×3": Case((ChannelsLast(), Convolution("w", padding=1)), {"w": (64, CHANNELS, 3, 3)}),
-    "convolution 3×3, stride 2": Case(
+    "convolution 3×3": LayerCase((ChannelsLast(), Convolution("w", padding=1)), {"w": (64, CHANNELS, 3, 3)}),
+    "convolution 3×3, stride 2": LayerCase(
         (ChannelsLast(), Convolution("w", stride=2, padding=1)), {"w": (64, CHANNELS, 3, 3)}
     ),
-    "convolution 1×1": Case((ChannelsLast(), Convolution("w")), {"w": (64, CHANNELS, 1, 1)}),
-    "batch norm, leaky ReLU": Case((ChannelsLast(), Norm("scale", "shift", slope=0.1)), NORM),
-    "batch norm by the support set": Case((ChannelsLast(), Norm("scale", "shift")), NORM, known=4),
-    "max pooling": Case((ChannelsLast(), MaxPool())),
-    "mean": Case((ChannelsLast(), Mean())),
-    "linear": Case((Flatten(), Linear("w", "b")), {"w": (5, CHANNELS * SIZE * SIZE), "b": (5,)}),
+    "convolution 1×1": LayerCase((ChannelsLast(), Convolution("w")), {"w": (64, CHANNELS, 1, 1)}),
+    "batch norm, leaky ReLU": LayerCase((ChannelsLast(), Norm("scale", "shift", slope=0.1)), NORM),
+    "batch norm by the support set": LayerCase((ChannelsLast(), Norm("scale", "shift")), NORM, known=4),
+    "max pooling": LayerCase((ChannelsLast(), MaxPool())),
+    "mean": LayerCase((ChannelsLast(), Mean())),
+    "linear": LayerCase((Flatten(), Linear("w", "b")), {"w": (5, CHANNELS * SIZE * SIZE), "b": (5,)}),
 }
 
 
-def layers(device: str, *, short: bool) -> Iterator[Row]:
+def layers(device: str, *, short: bool) -> Iterator[CheckRow]:
     """Outputs, first and second derivatives of every kind of layer, with parameters of their own for every task."""
     for name, case in CASES.items():
         for dtype in ALLOWED:
             yield row_of("layers", f"{name}, {_short(dtype)}", partial(_layer_errors, case, device, dtype))
 
 
-def _layer_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def _layer_errors(case: LayerCase, device: str, dtype: torch.dtype) -> dict[str, Any]:
     exact, computed = _derivatives(case, "cpu", torch.float64), _derivatives(case, device, dtype)
     allowed = ALLOWED[dtype]
     return {
@@ -77,7 +77,7 @@ def _layer_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, Any]
     }
 
 
-def _derivatives(case: Case, device: str, dtype: torch.dtype) -> tuple[Sequence[Tensor], ...]:
+def _derivatives(case: LayerCase, device: str, dtype: torch.dtype) -> tuple[Sequence[Tensor], ...]:
     """The output; the gradient of a smooth function of it; and the gradient of the square of that gradient."""
     generator = Generator().manual_seed(SEED)
 
@@ -93,7 +93,7 @@ def _derivatives(case: Case, device: str, dtype: torch.dtype) -> tuple[Sequence[
     return [output.detach()], [value.detach() for value in first], second
 
 
-def gradients(device: str, *, short: bool) -> Iterator[Row]:
+def gradients(device: str, *, short: bool) -> Iterator[CheckRow]:
     """Our MAML beside a loop of `torch.autograd.grad` on networks of every kind; then every algorithm's meta-gradient
     beside its own on the CPU."""
     recipes = [shortened(recipe) for recipe in RECIPES if not short or recipe.name in ("5w1s-5steps", "sinusoid")]

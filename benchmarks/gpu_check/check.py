@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.gpu_check.rows import FAILED, Row, last_lines
+from benchmarks.gpu_check.rows import FAILED, CheckRow, last_lines
 from metalearn.nn.precision import compute_with
 
 
-class Part(NamedTuple):
+class CheckPart(NamedTuple):
     """A part of the check: the module whose function of the part's name gives its rows, and its limit in seconds."""
 
     module: str
@@ -25,13 +25,13 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "machine": Part("machine", 30),
-    "layers": Part("agreement", 40),
-    "gradients": Part("agreement", 80),
-    "algorithms": Part("training", 90),
-    "speed": Part("speed", 70),
-    "recipe": Part("training", 70),
-    "worlds": Part("worlds", 90),
+    "machine": CheckPart("machine", 30),
+    "layers": CheckPart("agreement", 40),
+    "gradients": CheckPart("agreement", 80),
+    "algorithms": CheckPart("training", 90),
+    "speed": CheckPart("speed", 70),
+    "recipe": CheckPart("training", 70),
+    "worlds": CheckPart("worlds", 90),
 }
 """All limits together are less than eight minutes."""
 
@@ -39,7 +39,7 @@ PACKAGES = {"hydra": "hydra-core"}
 """The packages of modules that have another name."""
 
 
-def rows_in(part: str, device: str, *, short: bool) -> Iterator[Row]:
+def rows_in(part: str, device: str, *, short: bool) -> Iterator[CheckRow]:
     """The rows of a part, computed in this process. A missing package ends the part in a failed row."""
     compute_with("float32")
     try:
@@ -47,7 +47,7 @@ def rows_in(part: str, device: str, *, short: bool) -> Iterator[Row]:
     except ModuleNotFoundError as error:
         package = PACKAGES.get(error.name or "", error.name)
         missing = f"needs {error.name}, which is not installed; type pip install {package}"
-        yield Row(part, "the whole part", FAILED, 0.0, {}, missing)
+        yield CheckRow(part, "the whole part", FAILED, 0.0, {}, missing)
     else:
         yield from getattr(module, part)(device, short=short)
 
@@ -59,7 +59,7 @@ def write_rows(part: str, device: str, path: Path, *, short: bool) -> None:
             print(json.dumps(row._asdict()), file=file, flush=True)
 
 
-def rows_of(part: str, command: Sequence[str], limit: float) -> list[Row]:
+def rows_of(part: str, command: Sequence[str], limit: float) -> list[CheckRow]:
     """The rows that a part writes to the path that is added to its command. A part that crashes, or takes longer than
     `limit` seconds, has a failed row at the end."""
     began = time.perf_counter()
@@ -76,10 +76,10 @@ def rows_of(part: str, command: Sequence[str], limit: float) -> list[Row]:
         finally:
             _end(process)
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        rows = [Row(**json.loads(line)) for line in lines if line.endswith("\n")]
+        rows = [CheckRow(**json.loads(line)) for line in lines if line.endswith("\n")]
         if error:
             error = last_lines(f"{said.read_text().rstrip()}\n{error}")
-            rows.append(Row(part, "the whole part", FAILED, time.perf_counter() - began, {}, error))
+            rows.append(CheckRow(part, "the whole part", FAILED, time.perf_counter() - began, {}, error))
     return rows
 
 
@@ -95,7 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def check(parts: Sequence[str], device: str, folder: Path, *, program: Path, short: bool) -> bool:
     """Runs the parts; writes gpu_check.json and gpu_check.md to the folder after each. Returns whether none failed."""
-    found: list[Row] = []
+    found: list[CheckRow] = []
     for part in parts:
         print(f"{part}: at most {PARTS[part].limit:.0f} s", file=sys.stderr, flush=True)
         command = [sys.executable, str(program), "--device", device, *["--short"] * short, "--only", part, "--child"]
@@ -112,7 +112,7 @@ def check(parts: Sequence[str], device: str, folder: Path, *, program: Path, sho
 # The table
 
 
-def report(rows: Sequence[Row], device: str, *, short: bool) -> list[str]:
+def report(rows: Sequence[CheckRow], device: str, *, short: bool) -> list[str]:
     """The lines of the page: what failed, then a table for each part, in Markdown."""
     failed = [row for row in rows if row.state == FAILED]
     lines = [f"# Check of device {device}", "", f"{len(rows)} rows, {len(failed)} failed"]
@@ -124,7 +124,7 @@ def report(rows: Sequence[Row], device: str, *, short: bool) -> list[str]:
     return lines
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[CheckRow]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row.figures))
     head = ["what", "result", "seconds", *names]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]

@@ -74,7 +74,7 @@ ON_SAMPLES = ("finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot", 
 """The algorithms that are trained on samples."""
 
 
-class Training(NamedTuple):
+class CheckedTraining(NamedTuple):
     """An algorithm, the source of its training tasks or samples, and how many of them a step takes."""
 
     algorithm: Algorithm
@@ -82,11 +82,11 @@ class Training(NamedTuple):
     batch: int
 
 
-def training_of(name: str) -> Training:
+def training_of(name: str) -> CheckedTraining:
     """The training of an algorithm of the table."""
     classes = CHARACTERS if name in ON_SAMPLES else WAYS
     model = conv4(ways=classes, channels=1, image_size=IMAGE_SIZE, filters=FILTERS, activation=ACTIVATION)
-    return Training(ALGORITHMS[name](model), *((_samples(), 32) if name in ON_SAMPLES else (_tasks(), 4)))
+    return CheckedTraining(ALGORITHMS[name](model), *((_samples(), 32) if name in ON_SAMPLES else (_tasks(), 4)))
 
 
 def _tasks() -> TaskSource:

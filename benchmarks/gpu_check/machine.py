@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from benchmarks.environment import cpu_name, versions
-from benchmarks.gpu_check.rows import Row, row_of
+from benchmarks.gpu_check.rows import CheckRow, row_of
 
 
-def machine(device: str, *, short: bool) -> Iterator[Row]:
+def machine(device: str, *, short: bool) -> Iterator[CheckRow]:
     """What is measured on."""
     yield row_of("machine", "CPU", lambda: {"name": cpu_name(), "cores": os.cpu_count(), **versions()})
     if device == "cuda":

@@ -11,7 +11,7 @@ ERROR_LINES = 20
 """The last lines of an error that a row keeps: one screen."""
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """One item of a part: its state, its figures by name, and the error or the reason why it was left out."""
 
     part: str
@@ -30,7 +30,7 @@ class LeftOutError(Exception):
     """The item needs what this machine does not have."""
 
 
-def row_of(part: str, name: str, work: Callable[[], dict[str, Any]]) -> Row:
+def row_of(part: str, name: str, work: Callable[[], dict[str, Any]]) -> CheckRow:
     """The row of an item whose `work` returns its figures. An exception ends in the row."""
     began = time.perf_counter()
     state, figures, error = FAILED, {}, ""
@@ -42,7 +42,7 @@ def row_of(part: str, name: str, work: Callable[[], dict[str, Any]]) -> Row:
         state, error = FAILED, str(wrong)
     except Exception:
         state, error = FAILED, last_lines(traceback.format_exc())
-    return Row(part, name, state, time.perf_counter() - began, figures, error)
+    return CheckRow(part, name, state, time.perf_counter() - began, figures, error)
 
 
 def last_lines(text: str) -> str:

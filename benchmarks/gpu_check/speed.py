@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.rows import Row, row_of
+from benchmarks.gpu_check.rows import CheckRow, row_of
 from benchmarks.meta_gradients import measure
 from benchmarks.ways import RECIPES, Recipe, shortened
 
 MEASURED = ("5w1s", "5w1s-5steps", "5w1s-15queries", "20w1s", "sinusoid")
 
 
-def speed(device: str, *, short: bool) -> Iterator[Row]:
+def speed(device: str, *, short: bool) -> Iterator[CheckRow]:
     """Our meta-gradient of every recipe beside a loop over tasks and vmap."""
     for recipe in RECIPES:
         if recipe.name in (("sinusoid",) if short else MEASURED):

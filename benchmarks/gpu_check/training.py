@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu_check.agreement import ALLOWED, error_of_all
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
-from benchmarks.gpu_check.rows import Row, at_most, row_of
+from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
 from benchmarks.machine import finish
 from benchmarks.processes import STEPS_A_RUN
 from benchmarks.soak import held_by
@@ -34,7 +34,7 @@ GROWTH = 64 * 2**20
 """The bytes by which memory may grow after the first tenth of the steps: 0.15 MB a step are noticed."""
 
 
-def algorithms(device: str, *, short: bool) -> Iterator[Row]:
+def algorithms(device: str, *, short: bool) -> Iterator[CheckRow]:
     """Every algorithm: finite steps in float32; and in float64 the CPU's parameters after them."""
     for name in ALGORITHMS:
         yield row_of("algorithms", name, partial(_algorithm, name, device, 2 if short else STEPS))
@@ -60,7 +60,7 @@ def _trained(name: str, device: str, dtype: torch.dtype, steps: int) -> tuple[li
     return [figures(take_step(run, learner, step))["loss"] for step in range(1, steps + 1)], learner
 
 
-def recipe(device: str, *, short: bool) -> Iterator[Row]:
+def recipe(device: str, *, short: bool) -> Iterator[CheckRow]:
     """The speed of the paper's recipe with the hours of a whole run, and memory after a tenth and after all steps."""
     steps, batch = (10, 2) if short else (RECIPE_STEPS, 32)
     held: list[dict[str, int]] = []

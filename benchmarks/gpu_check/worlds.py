@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.gpu_check.agreement import error_of_all
-from benchmarks.gpu_check.rows import LeftOutError, Row, WrongError, at_most, last_lines, row_of
+from benchmarks.gpu_check.rows import CheckRow, LeftOutError, WrongError, at_most, last_lines, row_of
 from benchmarks.gpu_check.training import PARTED
 from benchmarks.ways import ROOT
 
@@ -27,7 +27,7 @@ OVERRIDES = (
 )  # fmt: skip
 
 
-def worlds(device: str, *, short: bool) -> Iterator[Row]:
+def worlds(device: str, *, short: bool) -> Iterator[CheckRow]:
     """Remote calls, and all-reduce (NCCL on GPUs), beside `strategy=local`."""
     steps = 2 if short else STEPS
     with tempfile.TemporaryDirectory() as name:

@@ -15,7 +15,7 @@ from benchmarks import environment
 from benchmarks.gpu_check.agreement import layers
 from benchmarks.gpu_check.check import PARTS, report, rows_in, rows_of
 from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
-from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, Row, at_most, row_of
+from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, CheckRow, at_most, row_of
 from benchmarks.gpu_check.training import GROWTH, growth
 from benchmarks.gpu_check.worlds import worlds
 from metalearn.nn.precision import compute_with
@@ -37,7 +37,7 @@ def gpu_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT)
 
 
-def on_cpu(part: str) -> list[Row]:
+def on_cpu(part: str) -> list[CheckRow]:
     return list(rows_in(part, "cpu", short=True))
 
 
@@ -80,7 +80,7 @@ def test_a_value_that_is_no_number_is_too_large() -> None:
 
 
 def test_a_part_that_crashes_keeps_its_rows_and_the_end_of_what_it_said() -> None:
-    row = Row("layers", "first", PASSED, 0.1, {"error": 0.0})
+    row = CheckRow("layers", "first", PASSED, 0.1, {"error": 0.0})
     program = (
         "import os, sys; print(*range(1000), sep='\\n', flush=True); "
         f"open(sys.argv[1], 'w').write({json.dumps(row._asdict())!r} + '\\n'); os.abort()"
@@ -161,9 +161,9 @@ def test_all_parts_pass_on_the_cpu(tmp_path: Path) -> None:
 
 def test_the_page_has_a_table_for_each_part() -> None:
     rows = [
-        Row("layers", "linear", PASSED, 1.0, {"error": 1.25e-7}),
-        Row("worlds", "ddp, 2 workers", LEFT_OUT, 0.0, {}, "needs 2 GPUs"),
-        Row("layers", "mean", FAILED, 2.0, {}, "two\nlines"),
+        CheckRow("layers", "linear", PASSED, 1.0, {"error": 1.25e-7}),
+        CheckRow("worlds", "ddp, 2 workers", LEFT_OUT, 0.0, {}, "needs 2 GPUs"),
+        CheckRow("layers", "mean", FAILED, 2.0, {}, "two\nlines"),
     ]
     page = "\n".join(report(rows, "cuda", short=False))
     assert "3 rows, 1 failed" in page and "Failed: layers, mean\n\n```\ntwo\nlines\n```" in page
