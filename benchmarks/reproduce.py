@@ -348,7 +348,3 @@ def _reproduce(options: argparse.Namespace) -> int:
     write_atomically(output / "RESULTS.md", page(tables, found))
     print(output / "RESULTS.md")
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,12 @@ COMMANDS = {
     "shard": "metalearn.cli.shard",
     "join": "metalearn.cli.join",
     "leave": "metalearn.cli.leave",
+    "compare": "metalearn.cli.compare",
+    "doctor": "metalearn.cli.doctor",
+    "cache": "metalearn.cli.cache",
+    "bench": "metalearn.cli.bench",
+    "reproduce": "metalearn.cli.reproduce",
+    "gpu-check": "metalearn.cli.gpu_check",
 }
 """Sub-commands, and the modules whose `main(argv)` runs them. Without one, `train` runs."""
 

@@ -1,60 +1,11 @@
-"""Draws the validations of several runs in one plot: against wall-clock time, and against meta-steps.
+"""Draws the validations of several runs in one plot: `python scripts/compare.py --help`."""
 
-    python scripts/compare.py outputs/maml_omniglot/seed0 outputs/protonet_omniglot/seed0
-    python scripts/compare.py first=outputs/maml_omniglot/seed0 second=outputs/maml_omniglot/fast --output both.png
-
-NAME=FOLDER gives a run a name in the plot; without NAME it is the folder's path. Runs may still be running. Exit codes:
-0 drawn; 2 a folder holds no validated run, or the runs cannot be compared.
-"""
-
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from metalearn.reporting.plots import Curve, comparison, curve_of  # noqa: E402
-from metalearn.storage.files import creating  # noqa: E402 (the path comes first)
-
-OK, BAD_USAGE = 0, 2
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or NAME=FOLDER")
-    parser.add_argument("--output", type=Path, default=Path("compare.png"), help="the plot (default: compare.png)")
-    options = parser.parse_args(arguments)
-    try:
-        curves = [named_curve(run) for run in options.runs]
-        metrics = {curve.metric for curve in curves}
-        if len(metrics) > 1:
-            names = " and ".join(sorted(metrics))
-            raise ValueError(f"{' '.join(options.runs)}: have different metrics, {names}; draw each by itself")
-        with creating("--output", options.output):
-            drawn = comparison(curves, options.output)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_USAGE
-    for curve in curves:
-        if curve.seconds is None:
-            print(f"{curve.name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
-    print(drawn)
-    return OK
-
-
-def named_curve(run: str) -> Curve:
-    """The curve of `FOLDER` or `NAME=FOLDER`.
-
-    Raises:
-        FileNotFoundError: the folder holds no metrics.jsonl.
-        ValueError: the run has not been validated yet.
-    """
-    name, equals, folder = run.partition("=")
-    return curve_of(Path(folder if equals else run))._replace(name=name if equals else run)
-
+from metalearn.cli.compare import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

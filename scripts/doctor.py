@@ -1,81 +1,12 @@
-"""Checks the world that it is started in: operations, latency, bandwidth, listeners, versions, threads, GPUs.
+"""Checks the world that it is started in: `python scripts/doctor.py --help`."""
 
-    python scripts/doctor.py                              a world of one
-    python scripts/doctor.py --workers 2                  two workers, started as `train.py workers=2` starts them
-    torchrun --nproc_per_node=2 scripts/doctor.py         the world that torchrun makes
-
-Exit code 0 if all is well, 1 if anything is wrong.
-"""
-
-import argparse
-import json
-import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.cluster.launch import LaunchConfig, launch  # noqa: E402
-from distributed.doctor import Check, Report, diagnose  # noqa: E402 (the path and the threads come first)
-from metalearn.app.process import end_with_starter  # noqa: E402
-from metalearn.cli.arguments import real, whole  # noqa: E402
-
-
-def main() -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=whole(1), default=1, help="ranks to start on this host")
-    parser.add_argument("--timeout", type=real, default=30.0, help="seconds that one operation may take")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    options = parser.parse_args()
-    if "RANK" not in os.environ and options.workers > 1:
-        command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
-        return launch(command, LaunchConfig(options.workers), say=lambda text: print(text, file=sys.stderr))
-    end_with_starter()
-    try:
-        report = diagnose(timeout=options.timeout)
-    except (RuntimeError, ConnectionError) as error:
-        print(f"error: rank {os.environ.get('RANK', 0)}: {error}", file=sys.stderr)
-        return 1
-    if report is None:
-        return 0
-    print(as_json(report) if options.json else as_text(report))
-    return 0 if report.ok else 1
-
-
-def as_json(report: Report) -> str:
-    return json.dumps(
-        {
-            "ok": report.ok,
-            "checks": [check._asdict() for check in report.checks],
-            "workers": report.workers,
-            "listening": report.listening,
-        },
-        indent=2,
-    )
-
-
-def as_text(report: Report) -> str:
-    lines = [f"{'operation':24} {'':8} {'latency':>10} {'bandwidth':>12}", *map(_row, report.checks), ""]
-    for name, worker in report.workers.items():
-        gpus = ", ".join(worker["gpus"]) or "no GPU"
-        lines.append(
-            f"{name}: {worker['host']}, process {worker['pid']}, Python {worker['python']}, torch {worker['torch']}, "
-            f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
-        )
-    return "\n".join([*lines, report.listening_line, "all is well" if report.ok else "something is wrong"])
-
-
-def _row(check: Check) -> str:
-    state = {True: "ok", False: "WRONG", None: "-"}[check.ok]
-    latency = f"{check.latency * 1e6:.0f} µs" if check.latency is not None else ""
-    bandwidth = f"{check.bandwidth / 1e6:.0f} MB/s" if check.bandwidth is not None else ""
-    return f"{check.name:24} {state:8} {latency:>10} {bandwidth:>12}  {check.note}".rstrip()
-
+from metalearn.app.job import script
+from metalearn.cli.doctor import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:], script(Path(__file__))))

@@ -71,7 +71,7 @@ def run(program: Path) -> Learned:
     finally:
         workers = children_of(process.pid) if process.poll() is None else []  # each in a session of its own
         process.kill()
-        process.wait()
+        process.communicate()
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)

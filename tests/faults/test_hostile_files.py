@@ -18,6 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 from metalearn.api.export import export
+from metalearn.cli import compare
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
@@ -25,7 +26,7 @@ from metalearn.errors import ConfigError, RunError
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import run_log
 from metalearn.runs import folder
-from scripts import compare, evaluate
+from scripts import evaluate
 from sweeps.settings import _recorded as recorded_rounds
 from sweeps.space import Number, SpaceError
 from tests.runs import ROOT, Program

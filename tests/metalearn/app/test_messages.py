@@ -15,7 +15,8 @@ import metalearn
 import train
 from benchmarks import reproduce
 from metalearn.api.export import export as publish
-from scripts import adapt, cache, compare, evaluate, export, join, leave
+from metalearn.cli import cache, compare
+from scripts import adapt, evaluate, export, join, leave
 from tests.saved import saved_run
 
 Main = Callable[[list[str]], int]

@@ -76,7 +76,8 @@ SCRIPTS = [command for command in ALL if any(word.startswith("scripts/") for wor
 def test_every_script_has_these_options(command: tuple[str, ...]) -> None:
     place = next(place for place, word in enumerate(command) if word.startswith("scripts/"))
     name = Path(command[place]).stem
-    sources = (ROOT / command[place], ROOT / f"metalearn/cli/{name}.py")
+    modules = (f"metalearn/cli/{name}", f"benchmarks/{name}", f"benchmarks/{name}/command")
+    sources = (ROOT / command[place], *(ROOT / f"{module}.py" for module in modules))
     text = "".join(path.read_text() for path in sources if path.exists())
     assert (ROOT / command[place]).is_file()
     missing = [word for word in command[place + 1 :] if word.startswith("--") and f'"{word}"' not in text]

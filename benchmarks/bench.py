@@ -1,0 +1,185 @@
+"""Measures how fast meta-gradients are, ours and those of other libraries, in one run; gives table, JSON and chart.
+
+    METALEARN_DATA=/path/to/data metalearn bench
+    metalearn bench --only 5w1s resnet12 --threads 1
+    metalearn bench --short
+
+Every way computes the same second-order gradient of the same episodes from the same parameters. Each number of threads
+has its own process, which keeps freed memory as train.py does. There, every round runs every way in its turn: a call
+that takes less than 0.1 s is repeated for so long, as in training, and its mean counts. The error of a way is the
+largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The limit is the
+time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution reaches in the
+same process. The budget is that of a step of our training loop: milliseconds in the kernels, between them, and outside
+the gradient (episodes, additions, update). TorchOpt and JAX are measured if they are installed. `processes` are runs of
+train.py under the strategies.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.chart import chart
+from benchmarks.environment import cpu_name, versions
+from benchmarks.meta_gradients import Numbers, quartiles, table
+from benchmarks.meta_gradients import measure as measure_gradients
+from benchmarks.processes import measure as measure_processes
+from benchmarks.processes import project, ratios
+from benchmarks.ways import RECIPES, ROOT, Recipe, character_source, shortened
+from distributed.cluster.processes import share_arena
+from metalearn.app.process import keep_freed_memory
+from metalearn.cli.arguments import command_name, make_output, whole
+from metalearn.nn.precision import compute_with
+
+sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchopt torchopt` puts it
+
+PROCESSES = "processes"
+NAMES = (*(recipe.name for recipe in RECIPES), PROCESSES)
+QUICK = ("5w1s", "5w1s-5steps", "5w1s-15queries", "sinusoid", "resnet12", PROCESSES)
+"""The recipes of the short mode."""
+
+NO_MEASUREMENT = "short mode: the times are no measurement"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    options = options_of(arguments)
+    if options.child is not None:
+        options.child.write_text(json.dumps(measure(options)))
+        return 0
+    characters, _ = character_source(ways=5, queries=1)
+    threads = options.threads if options.device == "cpu" else options.threads[:1]
+    measurements = [in_child(options, number) for number in threads] if recipes_of(options) else []
+    results = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "short": options.short, "characters": characters,
+        "cpu": cpu_name(), "cores": os.cpu_count(), "gpu": gpu_name(options.device), "versions": versions(),
+        "rounds": options.rounds, "measurements": measurements, **of_processes(options, characters),
+    }  # fmt: skip
+    (options.output / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
+    print("\n".join(report(results)))
+    if measurements:
+        note = NO_MEASUREMENT if options.short else ""
+        print(f"\n{chart(measurements, options.output / 'bench.png', note)}")
+    print(options.output / "bench.json")
+    return 0
+
+
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        command_name("bench"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--short", action="store_true", help="few tasks and rounds: checks that all works")
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--rounds", type=whole(1), help="runs of every way (7; in short mode 2)")
+    parser.add_argument("--threads", type=whole(1), nargs="+", default=[1, 2], help="numbers of threads (1 2)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours, loop and vmap on a GPU")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of ours; float32 if unset")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "bench", help="folder of the results")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: torch finds no GPU here; type --device cpu")
+    if options.child is None:
+        make_output(parser, options.output)
+    options.only = options.only or (QUICK if options.short else NAMES)
+    options.rounds = options.rounds or (2 if options.short else 7)
+    return options
+
+
+def recipes_of(options: argparse.Namespace) -> list[Recipe]:
+    chosen = [recipe for recipe in RECIPES if recipe.name in options.only]
+    return [shortened(recipe) for recipe in chosen] if options.short else chosen
+
+
+def in_child(options: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """The result of `measure` in a process that has so many threads from its start."""
+    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC", "PJRT_NPROC")}
+    if threads == 1:
+        environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    if options.short:
+        environment["OMP_WAIT_POLICY"] = "passive"  # a waiting thread that spins would slow down other programs
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        command = [
+            sys.executable, str(ROOT / "scripts/bench.py"), "--child", str(path),
+            "--threads", str(threads), "--device", options.device,
+            "--rounds", str(options.rounds), "--precision", options.precision, "--only", *options.only,
+            *["--short"] * options.short,
+        ]  # fmt: skip
+        if code := subprocess.run(command, env=os.environ | environment, check=False).returncode:
+            raise SystemExit(f"error: {' '.join(command)}: exit code {code}")
+        results: dict[str, Any] = json.loads(path.read_text())
+    return results
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures the meta-gradients with so many threads."""
+    (threads,) = options.threads
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    share_arena()
+    compute_with(options.precision)
+    seconds = 0.02 if options.short else 0.3
+    return measure_gradients(recipes_of(options), options.rounds, options.device, threads, seconds)
+
+
+def of_processes(options: argparse.Namespace, characters: str) -> dict[str, Any]:
+    """Measures runs of train.py: the strategies on a CPU; on a GPU, the steps for a projection."""
+    experiment = f"maml_{characters}"
+    results: dict[str, Any] = {"processes": None, "projection": None}
+    if PROCESSES in options.only and options.device == "cpu":
+        rounds = 1 if options.short else min(options.rounds, 3)
+        results["processes"] = measure_processes(experiment, rounds, short=options.short)
+    elif PROCESSES in options.only:
+        results["projection"] = project(experiment)
+    return results
+
+
+def gpu_name(device: str) -> str | None:
+    return torch.cuda.get_device_name() if device == "cuda" else None
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """The lines of the tables, in Markdown."""
+    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in results["versions"].items())
+    lines = [f"{results['cpu']}, {results['cores']} cores; {versions}",
+             f"characters: {results['characters']}; GPU: {results['gpu'] or 'not measured on a GPU'}"]  # fmt: skip
+    lines += [NO_MEASUREMENT] * results["short"]
+    for measured in results["measurements"]:
+        lines += ["", *table(measured)]
+    if results["processes"] is not None:
+        lines += ["", *processes_table(results["processes"])]
+    if results["projection"] is not None:
+        projected = results["projection"]
+        lines += ["", f"{projected['steps']} steps of {projected['experiment']} on this GPU: {projected['hours']:.2f} "
+                  f"hours, from {projected['measured_steps']} measured steps"]  # fmt: skip
+    return lines
+
+
+def processes_table(measured: dict[str, Any]) -> list[str]:
+    rows = measured["rows"]
+    lines = [f"train.py experiment={measured['experiment']}, one thread a process", "",
+             "| strategy | workers | tasks a second | quartiles | of one worker | of two independent |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for row in rows:
+        speeds = row["tasks_per_second"]
+        low, high = quartiles(speeds)
+        of_one, of_two = (ratios(rows, row, at_once=number) for number in (1, 2))
+        lines.append(
+            f"| {row['strategy']} | {row['workers'] * row['at_once']} | {statistics.median(speeds):.0f} | "
+            f"{low:.0f}–{high:.0f} | {median_or_dash(of_one, '.2f')} | {median_or_dash(of_two, '.0%')} |"
+        )
+    return lines
+
+
+def median_or_dash(values: Numbers, style: str) -> str:
+    return format(statistics.median(values), style) if values else "–"

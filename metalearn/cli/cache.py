@@ -1,0 +1,146 @@
+"""Shows what the cache holds, and removes what is no longer wanted.
+
+    metalearn cache                                        every file: kind, size, age, last use
+    metalearn cache --clean --older-than 30                shows what has not been used for 30 days
+    metalearn cache --clean --older-than 30 --yes          removes it
+    metalearn cache --clean --older-than 7 --larger-than 1 --yes    not used for 7 days, and larger than 1 GB
+
+The folder is METALEARN_CACHE, and metalearn in the user's cache folder. Every --clean takes what killed processes have
+left unfinished a day ago or longer. Only files that this program has made and that belong to this user are removed;
+processes that use them go on, and the next start makes them again. Exit codes: 0; 1 a file could not be removed; 2
+wrong arguments.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from metalearn.cli.arguments import command_name
+from metalearn.storage import cache
+
+OK, FAILED = 0, 1
+DAY, MEGABYTE, GIGABYTE = 24 * 3600.0, 1e6, 1e9
+
+WITHOUT_RECORD = re.compile(
+    r"kernels-(float|double)-[0-9a-f]{16}\.so|"
+    r"(omniglot-v\d+-\d+|cifar100-v\d+|(image_folder|mini_imagenet)-[0-9a-f]{24})\.npy"
+)
+"""The names of files that were made before files had records."""
+
+
+class CacheEntry(NamedTuple):
+    """A file of the cache. `age` and `unused` are the seconds since it was made and since its last use."""
+
+    name: str
+    kind: str
+    size: int
+    age: float
+    unused: float
+
+    @property
+    def leftover(self) -> bool:
+        """Whether a killed process has not finished it."""
+        return cache.LEFTOVER.fullmatch(self.name) is not None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        command_name("cache"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clean", action="store_true", help="choose files to remove; --yes removes them")
+    parser.add_argument("--older-than", type=amount, metavar="DAYS", help="those that were not used for so long")
+    parser.add_argument("--larger-than", type=amount, metavar="GB", help="those that are larger")
+    parser.add_argument("--yes", action="store_true", help="remove; without it, only show what --clean would remove")
+    options = parser.parse_args(arguments)
+    if not options.clean and (options.yes or options.older_than is not None or options.larger_than is not None):
+        parser.error("--older-than, --larger-than and --yes: choose what --clean removes; type --clean too")
+    return max([show(path, options) for path in cache.cache_folders()], default=OK)
+
+
+def amount(text: str) -> float:
+    """A number that is not negative."""
+    number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else -1.0
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number that is not negative; type 30")
+    return number
+
+
+def show(path: Path, options: argparse.Namespace) -> int:
+    """Shows a folder, or what is chosen in it, and removes that if it is asked for; returns the exit code."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        print(f"{path}: {error.strerror}")
+        return OK
+    try:
+        folder = cache.Folder(path, fd)
+        why = cache.foreign(os.fstat(fd))
+        print(f"{path}:{f' is not used, since it {why}' if why else ''}")
+        found = sorted(entries(folder), key=lambda entry: -entry.unused)
+        if options.clean:
+            found = [entry for entry in found if is_chosen(entry, options.older_than, options.larger_than)]
+        results = [take(folder, entry, options) for entry in found]
+    finally:
+        os.close(fd)
+    total = f"{len(found)} files, {sum(entry.size for entry in found) / MEGABYTE:.1f} MB"
+    dry = options.clean and not options.yes
+    print(f"  {total}{'; nothing is removed without --yes' if dry else ''}")
+    return OK if all(results) else FAILED
+
+
+def entries(folder: cache.Folder) -> Iterator[CacheEntry]:
+    """What this program has made in a folder and this user owns, without records and locks."""
+    for name in os.listdir(folder.fd):  # noqa: PTH208 (by its descriptor)
+        with contextlib.suppress(FileNotFoundError):  # another process removes it
+            status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            used = time_of_use(folder, name, status)
+            if used is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                kind = "leftover" if cache.LEFTOVER.fullmatch(name) else Path(name).stem.partition("-")[0]
+                now = time.time()
+                yield CacheEntry(name, kind, status.st_size, now - status.st_mtime, now - used)
+
+
+def time_of_use(folder: cache.Folder, name: str, status: os.stat_result) -> float | None:
+    """When a file was last used; None if this program has not made it."""
+    if name.endswith((".so", ".npy")) and cache.read_record(folder, name):
+        return os.stat(cache.record_name(name), dir_fd=folder.fd).st_mtime
+    if cache.LEFTOVER.fullmatch(name) or WITHOUT_RECORD.fullmatch(name):
+        return max(status.st_atime, status.st_mtime)
+    return None
+
+
+def is_chosen(entry: CacheEntry, days: float | None, gigabytes: float | None) -> bool:
+    """Whether --clean takes a file."""
+    if entry.leftover:
+        return entry.age > cache.STALE_SECONDS
+    if days is None and gigabytes is None:
+        return False
+    return entry.unused > (days or 0) * DAY and entry.size > (gigabytes or 0) * GIGABYTE
+
+
+def take(folder: cache.Folder, entry: CacheEntry, options: argparse.Namespace) -> bool:
+    """Prints a file's line, and removes it if that is asked for; False if that fails."""
+    done = ""
+    if options.clean and options.yes:
+        try:
+            done = "removed" if remove(folder, entry) else "is being made: stays"
+        except OSError as error:
+            done = f"cannot be removed: {error.strerror}"
+    days = f"{entry.age / DAY:6.1f} days old, used {entry.unused / DAY:6.1f} days ago"
+    print(f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {days}  {entry.name}  {done}".rstrip())
+    return not done.startswith("cannot")
+
+
+def remove(folder: cache.Folder, entry: CacheEntry) -> bool:
+    """Removes a file; False if a process is making it."""
+    if not entry.leftover:
+        return cache.remove(folder, entry.name)
+    os.unlink(entry.name, dir_fd=folder.fd)
+    return True
