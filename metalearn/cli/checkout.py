@@ -3,8 +3,9 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from metalearn.app.job import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = {
     "bench": "benchmarks.bench",
