@@ -4,7 +4,7 @@ from setuptools import find_namespace_packages, setup
 
 setup(
     packages=[
-        *find_namespace_packages(include=["metalearn*", "distributed*", "sweeps*", "hydra_plugins*"]),
+        *find_namespace_packages(include=["metalearn*", "distributed*"]),
         *(name.replace("conf", "metalearn.conf", 1) for name in find_namespace_packages(include=["conf*"])),
     ],
     package_dir={"metalearn.conf": "conf"},

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from sweeps import islands, report  # noqa: E402 (the path comes first)
-from sweeps.ranking import best_trials, results_of  # noqa: E402
-from sweeps.settings import PBT  # noqa: E402
-from sweeps.space import from_plain  # noqa: E402
-from sweeps.terms import ONE_LANE, Finished, Lanes  # noqa: E402
+from hydra_async_sweeper import islands, report  # noqa: E402 (the path comes first)
+from hydra_async_sweeper.ranking import best_trials, results_of  # noqa: E402
+from hydra_async_sweeper.settings import PBT  # noqa: E402
+from hydra_async_sweeper.space import from_plain  # noqa: E402
+from hydra_async_sweeper.terms import ONE_LANE, Finished, Lanes  # noqa: E402
 
 if TYPE_CHECKING:
     import optuna
@@ -103,7 +103,7 @@ def identity_of(study: "optuna.Study") -> Mapping[str, Any]:
 
 def rebuild(folder: Path, study: "optuna.Study", identity: Mapping[str, Any]) -> list[Path]:
     """Writes the tables and plots; returns their files."""
-    from sweeps.study import finished_of
+    from hydra_async_sweeper.study import finished_of
 
     frozen = study.get_trials(deepcopy=False)
     trials = [finished_of(trial) for trial in frozen if trial.state.is_finished()]

@@ -70,7 +70,7 @@ def has_one_thread() -> bool:
 
 def log_sweep() -> None:
     """Sends the log messages of a sweep to stderr."""
-    logger = logging.getLogger("sweeps")
+    logger = logging.getLogger("hydra_async_sweeper")
     if not any(isinstance(handler, ToStderr) for handler in logger.handlers):
         logger.addHandler(ToStderr())
     logger.setLevel(logging.INFO)

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydra_async_sweeper.plan import Plan, plan_of
+from hydra_async_sweeper.settings import settings_of
+from hydra_async_sweeper.space import SpaceError, ends_of
+from hydra_async_sweeper.trial import share_import_path
 from metalearn.app.job import Job, Program, to_job
 from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.app.process import log_sweep, set_up_process
@@ -26,10 +30,6 @@ from metalearn.config.values import quoted
 from metalearn.errors import ConfigError
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json
-from sweeps.plan import Plan, plan_of
-from sweeps.settings import settings_of
-from sweeps.space import SpaceError, ends_of
-from sweeps.trial import share_import_path
 
 OURS = "hydra_plugins.async_sweeper."
 """Where the sweepers are that search."""

@@ -19,7 +19,7 @@ _TARGET = re.compile(r"^_target_: *(\S+)", re.MULTILINE)
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
 """Parts that some objects have no use for, and the `_target_` of each part's default."""
 
-_NO_PLUGINS = {"metalearn", "distributed", "sweeps", *sys.stdlib_module_names}
+_NO_PLUGINS = {"metalearn", "distributed", "hydra_async_sweeper", *sys.stdlib_module_names}
 """Packages that no message advises to admit."""
 
 Parameters = Mapping[str, inspect.Parameter]

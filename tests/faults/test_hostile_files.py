@@ -17,6 +17,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from hydra_async_sweeper.settings import _recorded as recorded_rounds
+from hydra_async_sweeper.space import Number, SpaceError
 from metalearn.api.export import export
 from metalearn.cli import compare
 from metalearn.config.compose import compose_config
@@ -27,8 +29,6 @@ from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import run_log
 from metalearn.runs import folder
 from scripts import evaluate
-from sweeps.settings import _recorded as recorded_rounds
-from sweeps.space import Number, SpaceError
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 

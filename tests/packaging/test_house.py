@@ -11,7 +11,7 @@ import pytest
 from tests.runs import ROOT
 
 FILES = sorted([*ROOT.glob("distributed/**/*.py"), *ROOT.glob("metalearn/**/*.py")])
-SEARCH = sorted([*ROOT.glob("sweeps/**/*.py"), *ROOT.glob("hydra_plugins/**/*.py")])
+SEARCH = sorted([*ROOT.glob("hydra_async_sweeper/src/**/*.py")])
 
 MAY_IMPORT = {
     "metalearn/types.py": set(),
@@ -68,7 +68,12 @@ def test_sweeps_know_neither_torch_nor_what_is_trained(path: Path) -> None:
 
 def test_the_plugin_and_the_first_files_of_a_sweep_import_no_optuna() -> None:
     """Hydra loads every plugin at every start; and a nursery is forked before optuna may start threads."""
-    names = ("hydra_plugins.async_sweeper.async_sweeper", "sweeps.sweep", "sweeps.islands", "sweeps.report")
+    names = (
+        "hydra_plugins.async_sweeper.async_sweeper",
+        "hydra_async_sweeper.sweep",
+        "hydra_async_sweeper.islands",
+        "hydra_async_sweeper.report",
+    )
     program = f"import sys, {', '.join(names)}; print(sorted({{'optuna', 'torch', 'matplotlib'}} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.stdout == "[]\n", run.stdout + run.stderr

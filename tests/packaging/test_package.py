@@ -19,7 +19,7 @@ TINY = [
     "logger.plots=false",
 ]  # fmt: skip
 
-FOLDERS = ("metalearn", "distributed", "sweeps", "hydra_plugins", "conf")
+FOLDERS = ("metalearn", "distributed", "conf")
 """What a wheel holds."""
 
 

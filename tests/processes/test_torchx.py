@@ -23,7 +23,7 @@ def test_a_run_by_torchx_has_the_bits_of_our_launcher(tmp_path: Path, start: Sta
     path = os.pathsep.join([str(own), os.environ["PATH"]])
     if shutil.which("torchrun", path=path) is None:
         pytest.skip("torchrun is not on the path")
-    for name in ("train.py", "metalearn", "distributed", "conf", "sweeps", "hydra_plugins"):
+    for name in ("train.py", "metalearn", "distributed", "conf"):
         (tmp_path / name).symlink_to(ROOT / name)  # local_cwd runs in the folder where it is typed
     command = ["run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", "train.py", "--", *TINY, "run=torchx"]
     outcome = Program([sys.executable, "-m", "torchx.cli.main", *command], tmp_path, {"PATH": path}).wait()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from sweeps.islands import Finished
-from sweeps.population import decide, lineage, population
-from sweeps.space import Number
+from hydra_async_sweeper.islands import Finished
+from hydra_async_sweeper.population import decide, lineage, population
+from hydra_async_sweeper.space import Number
 from tests.runs import metrics
 from tests.sweeps.programs import completed, params, rows, run_until_killed, sweep
 

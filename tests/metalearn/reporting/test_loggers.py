@@ -52,13 +52,13 @@ def in_two_sessions(path: Path, **chosen: bool) -> None:
 
 
 @pytest.mark.parametrize("others", [logging.NullHandler, RichHandler])
-@pytest.mark.parametrize(("begin", "package"), [(log_to_terminal, "metalearn"), (log_sweep, "sweeps")])
+@pytest.mark.parametrize(("begin", "package"), [(log_to_terminal, "metalearn"), (log_sweep, "hydra_async_sweeper")])
 def test_messages_go_to_what_stderr_is_now(
     begin: Callable[[], None], package: str, others: type[logging.Handler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another program, such as pytest, has a handler of its own for them, which keeps its level."""
     theirs = others(logging.ERROR)
-    for name in ("metalearn", "distributed", "sweeps"):
+    for name in ("metalearn", "distributed", "hydra_async_sweeper"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [theirs])
         monkeypatch.setattr(logging.getLogger(name), "propagate", False)
     for message in ("first", "second"):

@@ -353,7 +353,7 @@ def test_a_file_system_without_locks_is_named(folder: Path, place: Path) -> None
         "from metalearn import cache",
         "from metalearn.errors import ConfigError",
         "from metalearn.runs import folder",
-        "from sweeps.study import StudyError, _hold",
+        "from hydra_async_sweeper.study import StudyError, _hold",
         f"Path('{folder}/.x-0123456789abcdef.tmp').touch()",  # another process may be writing it
         "print(cache.get('x.npy', lambda: [b'x']).file.read())",
         f"for hold in (lambda: folder.lock(Path('{place}')), lambda: _hold(Path('{place}/journal'))):",

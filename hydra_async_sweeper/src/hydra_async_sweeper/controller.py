@@ -1,0 +1,199 @@
+"""The controller of a sweep: keeps every slot busy, gives the study each result, and never waits for a batch."""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from hydra_async_sweeper.outcome import RETRY, STOPPED, Result, result_of
+from hydra_async_sweeper.pruning import Watch
+from hydra_async_sweeper.report import View
+from hydra_async_sweeper.samplers import Search
+from hydra_async_sweeper.slots import Ended, Slots
+from hydra_async_sweeper.study import Study
+from hydra_async_sweeper.terms import FAILED, Finished, Trial
+
+LOOK_SECONDS = 0.25
+"""How long the controller waits for a trial to end before it looks at the others' metrics."""
+
+log = logging.getLogger("hydra_async_sweeper")
+
+
+class Limits(NamedTuple):
+    """How many trials run at once; how often a trial that was killed or crashed is run again; and whether the search
+    needs values."""
+
+    n_jobs: int
+    max_retries: int
+    searching: bool
+
+
+class Controller:
+    """Runs the trials of a study.
+
+    Args:
+        study: which trials there are.
+        slots: where they run.
+        overrides_of: from a trial to its overrides.
+        search: chooses the parameters.
+        objective: the fields that are searched for; None: the value that the task returns, or its validation metric.
+        limits: see `Limits`.
+        watch: prunes trials by their metrics; None: no pruning.
+        view: what a person sees.
+        record: writes tables; called after every trial.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        slots: Slots,
+        *,
+        overrides_of: Callable[[Trial], list[str]],
+        search: Search,
+        objective: Sequence[str] | None,
+        limits: Limits,
+        watch: Watch | None,
+        view: View,
+        record: Callable[[], None],
+    ) -> None:
+        self._study, self._slots, self._overrides_of, self._search = study, slots, overrides_of, search
+        self._objective, self._limits, self._watch, self._view, self._record = objective, limits, watch, view, record
+        self._free = deque(range(limits.n_jobs))
+        self._running: dict[int, tuple[Trial, int]] = {}
+        self._ready: deque[Trial] = deque()
+        self._twins: list[Trial] = []
+        self._stop = 0
+        self.returned: dict[int, Any] = {}
+
+    def run(self) -> int:
+        """Runs all trials that have not ended; returns the number of the signal that stopped the sweep, or 0."""
+        self._ready.extend(filter(None, map(self._begin, self._study.interrupted())))
+        with self._signals():
+            self._fill()
+            while self._running:
+                ends = self._slots.wait(LOOK_SECONDS)
+                for ended in ends:
+                    self._end(ended)
+                if ends:  # what can start changes with a result only
+                    self._fill()
+                if self._watch is not None:
+                    self._watch.look(self._running)
+                self._view.refresh()
+        return self._stop
+
+    # Starting
+
+    def _fill(self) -> None:
+        while self._free and not self._stop:
+            trial = self._next()
+            if trial is None or self._stop:  # the signal may come while parameters are drawn
+                return
+            twin = self._twin(trial)
+            if twin is not None:
+                self._copy(trial, twin)
+            elif self._is_running(trial):
+                self._twins.append(trial)
+            else:
+                self._start(trial)
+
+    def _next(self) -> Trial | None:
+        for trial in self._twins:
+            if not self._is_running(trial):
+                self._twins.remove(trial)
+                return trial
+        if self._ready:
+            return self._ready.popleft()
+        return next(filter(None, map(self._begin, self._study.waiting())), None)
+
+    def _begin(self, number: int) -> Trial | None:
+        """Gives a trial its parameters; None if they are not known yet."""
+        choice = self._search.choose(number)
+        return None if choice is None else self._study.begin(number, *choice)
+
+    def _twin(self, trial: Trial) -> Finished | None:
+        """A trial that has ended with the same parameters; its values need not be computed again."""
+        if self._search.repeats:
+            return None
+        same = (t for t in self._study.finished() if t.params == trial.params and t.outcome != FAILED)
+        return next(same, None)
+
+    def _is_running(self, trial: Trial) -> bool:
+        """Whether a trial with the same values is under way."""
+        same = any(other.params == trial.params for other, _ in self._running.values())
+        return same and not self._search.repeats
+
+    def _copy(self, trial: Trial, twin: Finished) -> None:
+        self._study.tell(trial.number, twin.outcome, twin.values, same_as=twin.number)
+        self._told(trial.number)
+
+    def _start(self, trial: Trial) -> None:
+        slot = self._free.popleft()
+        self._running[trial.number] = trial, slot
+        self._slots.start(trial.number, self._overrides_of(trial), slot)
+        if self._stop:  # the signal's handler may have missed this trial
+            self._slots.signal(signal.SIGTERM, [trial.number])
+        if self._watch is not None:
+            self._watch.start(trial.number)
+        self._view.start(trial)
+
+    # Ending
+
+    def _end(self, ended: Ended) -> None:
+        trial, slot = self._running.pop(ended.number)
+        self._free.appendleft(slot)
+        result = result_of(
+            ended, self._objective, len(self._study.directions), searching=self._limits.searching,
+            stopping=bool(self._stop),
+        )  # fmt: skip
+        if result.outcome == STOPPED:
+            return  # it stays under way in the journal, and the next controller resumes it
+        if result.outcome == RETRY:
+            self._again(trial, result)
+            return
+        self.returned[trial.number] = ended.outcome
+        self._study.tell(trial.number, result.outcome, result.values, failure=result.failure)
+        if result.outcome == FAILED:
+            log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
+        self._told(trial.number)
+
+    def _again(self, trial: Trial, result: Result) -> None:
+        count = self._study.retry(trial.number)
+        if count <= self._limits.max_retries:
+            log.warning("trial %d: %s; run %d again", trial.number, result.failure, count)
+            self._ready.append(trial)
+            return
+        self._study.tell(trial.number, FAILED, None, failure=f"{result.failure}, {count} times")
+        log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
+        self._told(trial.number)
+
+    def _told(self, number: int) -> None:
+        self._view.end(next(trial for trial in self._study.finished() if trial.number == number))
+        self._record()
+
+    # Signals
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the trials, which save; a second one, later, ends them at once."""
+        since = 0.0
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            nonlocal since
+            if self._stop and time.monotonic() - since > 2.0:
+                os._exit(128 + number)  # the nursery and the trials die with this process
+            if not self._stop:
+                self._stop, since = number, time.monotonic()
+                log.warning("stopping: the trials under way save; the same command resumes the sweep")
+                self._slots.signal(signal.SIGTERM)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,265 @@
+"""Evolution on islands: the operators of Propulate 1.2.2 as pure functions, in the same order of random draws.
+
+Taubert et al. 2023, "Massively Parallel Genetic Optimization Through Asynchronous Propagation of Populations"
+(doi 10.1007/978-3-031-32041-5_6). Trial n belongs to island n mod `num_islands`. Every trial, and every exchange
+between islands, has random numbers of its own, seeded by its number. The populations are a fold over the finished
+trials in the order in which they were told. So a search that resumes, with any number of slots, needs no other state.
+
+Three things differ from Propulate: numbers may have a logarithmic scale or a step; a trial without a finite loss is
+never a parent and never leaves its island; in pollination a target drops one individual for each that arrives.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hydra_async_sweeper.space import Number, Params, Space, uniform, value_at
+
+
+class Islands(NamedTuple):
+    """Settings of the search; `islands` makes and explains them."""
+
+    seed: int
+    pop_size: int
+    num_islands: int
+    island_size: int
+    migration_probability: float
+    pollination: bool
+    topology: tuple[tuple[int, ...], ...]
+    crossover: float
+    mutation: float
+    sigma: float
+    random_init: float
+
+
+class Finished(NamedTuple):
+    """A trial that has ended. `told` is its place in the order of results; a failed trial has the loss None."""
+
+    told: int
+    number: int
+    params: Params
+    loss: float | None
+
+
+class Individual(NamedTuple):
+    """A trial that may be a parent: its number, the island where it was bred, and its loss (lower is better)."""
+
+    number: int
+    island: int
+    params: Params
+    loss: float
+
+
+class Exchange(NamedTuple):
+    """Individuals that went from one island to another after the result `told`; `numbers` are their trials."""
+
+    told: int
+    source: int
+    target: int
+    numbers: tuple[int, ...]
+
+
+class Populations(NamedTuple):
+    """The active individuals of each island, every exchange so far, and the place of the last result."""
+
+    islands: tuple[tuple[Individual, ...], ...]
+    exchanges: tuple[Exchange, ...] = ()
+    told: int = -1
+
+
+def islands(
+    *,
+    seed: int,
+    pop_size: int,
+    num_islands: int = 1,
+    island_size: int = 1,
+    migration_probability: float = 0.9,
+    pollination: bool = True,
+    topology: Sequence[Sequence[int]] | None = None,
+    crossover: float = 0.7,
+    mutation: float = 0.4,
+    sigma: float = 0.05,
+    random_init: float = 0.1,
+) -> Islands:
+    """Checked settings.
+
+    Args:
+        seed: of all random numbers.
+        pop_size: parents are two of an island's best `pop_size`; until it has as many, trials are random.
+        num_islands: how many populations evolve side by side.
+        island_size: slots that work for an island, from `slots_per_island` when the study is made. It must not change
+            when the study resumes with other slots: exchanges would become more or less frequent.
+        migration_probability: an exchange follows a result with `migration_probability / island_size`.
+        pollination: True sends copies, and the target drops its worst. False lets the individuals leave.
+        topology: how many individuals island i sends to island j at an exchange. By default 1 to every other island.
+        crossover: the share of the first parent: each parameter comes from it with this probability.
+        mutation: the probability that one parameter is drawn afresh.
+        sigma: the standard deviation of the move of one number that is not whole, as a part of its interval.
+        random_init: the probability that all parameters are drawn afresh.
+
+    Raises:
+        ValueError: an argument outside its range, or a topology that does not fit the islands.
+    """
+    counts = {"num_islands": (num_islands, 1, 4), "island_size": (island_size, 1, 1), "pop_size": (pop_size, 2, 8)}
+    for name, (count, least, usual) in counts.items():
+        if not _is_whole(count) or count < least:
+            raise ValueError(f"{name}={count!r}: must be a whole number of at least {least}; type {name}={usual}")
+    if not _is_whole(seed):
+        raise ValueError(f"seed={seed!r}: must be a whole number; type seed=0")
+    if not isinstance(pollination, bool):
+        raise ValueError(f"pollination={pollination!r}: must be true or false; type pollination=true")
+    shares = {
+        "migration_probability": (migration_probability, 0.9), "crossover": (crossover, 0.7),
+        "mutation": (mutation, 0.4), "sigma": (sigma, 0.05), "random_init": (random_init, 0.1),
+    }  # fmt: skip
+    for name, (share, default) in shares.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ValueError(f"{name}={share!r}: must be a number from 0 to 1; type {name}={default}")
+    return Islands(
+        seed, pop_size, num_islands, island_size, migration_probability, pollination, _matrix(topology, num_islands),
+        crossover, mutation, sigma, random_init,
+    )  # fmt: skip
+
+
+def slots_per_island(n_jobs: int, num_islands: int) -> int:
+    """The `island_size` of a study that is made for `n_jobs` trials at a time."""
+    return max(1, n_jobs // num_islands)
+
+
+def suggest(number: int, finished: Iterable[Finished], space: Space, settings: Islands) -> Params:
+    """The parameters of trial `number`, from the results that are there when it starts."""
+    return offspring(number, fold(finished, settings), space, settings)
+
+
+def offspring(number: int, populations: Populations, space: Space, settings: Islands) -> Params:
+    """The parameters of trial `number`, from the populations that are there when it starts."""
+    rng = random.Random(f"{settings.seed}-{number}")
+    return breed(rng, populations.islands[number % settings.num_islands], space, settings)
+
+
+def breed(rng: random.Random, active: Sequence[Individual], space: Space, settings: Islands) -> Params:
+    """A child of two of the island's best `pop_size`, or random parameters while the island has fewer.
+
+    `rng` is advanced as Propulate's default operators advance it; a draw that decides nothing is made for that alone.
+    """
+    if len(active) < settings.pop_size:
+        rng.random()
+        return _random(rng, space)
+    first, second = rng.sample(_best(active, settings.pop_size), 2)
+    rng.random()
+    child = {key: (second if rng.random() > settings.crossover else first).params[key] for key in space}
+    if rng.random() < settings.mutation:
+        (key,) = rng.sample(sorted(space), 1)
+        child[key] = uniform(rng, space[key])
+    movable = {key: number for key, number in space.items() if isinstance(number, Number) and not number.whole}
+    if movable:
+        rng.random()
+        (key,) = rng.sample(list(movable), 1)
+        child[key] = _moved(rng, movable[key], float(child[key]), settings.sigma)
+    return _random(rng, space) if rng.random() < settings.random_init else child
+
+
+def fold(finished: Iterable[Finished], settings: Islands, before: Populations | None = None) -> Populations:
+    """The populations after the results, in the order in which they were told.
+
+    A trial without a finite loss changes nothing.
+
+    Args:
+        before: the fold of all earlier results, to continue from.
+
+    Raises:
+        ValueError: a result that was not told after the one before it.
+    """
+    start = before or Populations(((),) * settings.num_islands)
+    assert len(start.islands) == settings.num_islands
+    populations = [list(island) for island in start.islands]
+    exchanges = list(start.exchanges)
+    told = start.told
+    for trial in finished:
+        if trial.told <= told:
+            raise ValueError(
+                f"told={trial.told} of trial {trial.number}: must be above {told}; sort the results by told"
+            )
+        told = trial.told
+        if trial.loss is not None and math.isfinite(trial.loss):
+            home = trial.number % settings.num_islands
+            populations[home].append(Individual(trial.number, home, trial.params, trial.loss))
+            exchanges += _exchange(told, home, populations, settings)
+    return Populations(tuple(map(tuple, populations)), tuple(exchanges), told)
+
+
+def _exchange(told: int, source: int, populations: list[list[Individual]], settings: Islands) -> list[Exchange]:
+    """Changes `populations` by what the source sends after the result `told`, which is often nothing."""
+    rng = random.Random(f"{settings.seed}-exchange-{told}")
+    if rng.random() >= settings.migration_probability / settings.island_size:
+        return []
+    row = settings.topology[source]
+    parcels = (_copies if settings.pollination else _emigrants)(rng, populations[source], row)
+    for target, parcel in parcels.items():
+        for individual in parcel:
+            populations[target].append(individual)
+            shrinks = populations[target if settings.pollination else source]
+            shrinks.remove(_worst(shrinks) if settings.pollination else individual)
+    return [Exchange(told, source, target, tuple(i.number for i in parcel)) for target, parcel in parcels.items()]
+
+
+def _copies(rng: random.Random, active: Sequence[Individual], row: Sequence[int]) -> dict[int, list[Individual]]:
+    """The same best individuals for every target; nothing if a target should get more than there are."""
+    if max(row) > len(active):
+        return {}
+    return {target: _best(active, count) for target, count in enumerate(row) if count}
+
+
+def _emigrants(rng: random.Random, active: Sequence[Individual], row: Sequence[int]) -> dict[int, list[Individual]]:
+    """The best individuals, dealt at random to the targets; nothing if there are too few for all."""
+    if sum(row) > len(active):
+        return {}
+    leaving = _best(active, sum(row))
+    rng.shuffle(leaving)
+    return {target: [leaving.pop(0) for _ in range(count)] for target, count in enumerate(row) if count}
+
+
+def _best(active: Sequence[Individual], count: int) -> list[Individual]:
+    """By rising loss; of equal losses the earlier."""
+    return sorted(active, key=lambda individual: individual.loss)[:count]
+
+
+def _worst(active: Sequence[Individual]) -> Individual:
+    """Of equal losses the earlier."""
+    return max(active, key=lambda individual: individual.loss)
+
+
+def _random(rng: random.Random, space: Space) -> Params:
+    return {key: uniform(rng, dimension) for key, dimension in space.items()}
+
+
+def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> float:
+    """The value after a normal step of `sigma` of the interval, kept within it and on the nearest step."""
+    if number.log:
+        width = math.log(number.high) - math.log(number.low)
+        moved = math.exp(rng.gauss(math.log(value), width * sigma))
+    else:
+        moved = rng.gauss(value, (number.high - number.low) * sigma)
+    inside = max(float(number.low), min(float(number.high), moved))
+    return inside if number.step is None else value_at(number, round((inside - number.low) / number.step))
+
+
+def _matrix(topology: Sequence[Sequence[int]] | None, count: int) -> tuple[tuple[int, ...], ...]:
+    """The checked topology; by default every island sends one individual to every other."""
+    connected = tuple(tuple(int(row != column) for column in range(count)) for row in range(count))
+    matrix = connected if topology is None else tuple(map(tuple, topology))
+    if len(matrix) != count or any(len(row) != count for row in matrix):
+        fault = f"must have {count} rows of {count} numbers for num_islands={count}"
+    elif not all(_is_whole(entry) and entry >= 0 for row in matrix for entry in row):
+        fault = "must have whole numbers of at least 0"
+    elif any(matrix[island][island] for island in range(count)):
+        fault = "must have 0 where an island would send to itself"
+    else:
+        return matrix
+    example = str([list(row) for row in connected]).replace(" ", "")
+    raise ValueError(f"topology={topology!r}: {fault}; type topology={example}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,152 @@
+"""Population based training: what each member does after a round, as a pure function of that round's results.
+
+Jaderberg et al. 2017, "Population Based Training of Neural Networks" (arXiv 1711.09846): truncation selection exploits,
+and factors or resampling explore. Trial n is round n // `members` of member n mod `members`. What a trial does follows
+from its own random numbers, seeded by its number, and from the results of the round before. So a search that resumes,
+with any number of slots, takes the same decisions.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from hydra_async_sweeper.islands import Finished
+from hydra_async_sweeper.space import Category, Dimension, Params, Space, Value, steps_of, uniform, value_at, with_step
+
+
+class Population(NamedTuple):
+    """Settings of the search; `population` makes and explains them."""
+
+    seed: int
+    members: int
+    rounds: int
+    quantile: float
+    factors: tuple[float, ...]
+    resample: float
+    schedule: tuple[Params, ...] | None
+
+    @property
+    def replaced(self) -> int:
+        """How many members take over from as many of the best after a round."""
+        return max(1, int(self.members * self.quantile))
+
+
+class Decision(NamedTuple):
+    """A trial's parameters, and the trial whose checkpoint it goes on from; None in the first round."""
+
+    params: Params
+    parent: int | None
+
+
+def population(
+    *,
+    seed: int,
+    members: int,
+    rounds: int,
+    quantile: float = 0.25,
+    factors: Sequence[float] = (0.8, 1.2),
+    resample: float = 0.25,
+    schedule: Sequence[Params] | None = None,
+) -> Population:
+    """Checked settings.
+
+    Args:
+        seed: of all random numbers.
+        members: how many runs train side by side.
+        rounds: how often all of them train, and are compared.
+        quantile: after a round this share of the members, the worst, takes over from this share, the best.
+        factors: a number that is taken over is multiplied by one of them.
+        resample: the probability that a parameter that is taken over is drawn afresh.
+        schedule: the parameters of each round; one member then follows them, and decides nothing.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+    for name, count, least, usual in (("members", members, 2, 4), ("rounds", rounds, 1, 5)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ValueError(f"{name}={count!r}: must be a whole number of at least {least}; type {name}={usual}")
+    for name, share, most, usual_share in (("quantile", quantile, 0.5, 0.25), ("resample", resample, 1, 0.25)):
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= most:
+            raise ValueError(f"{name}={share!r}: must be a number from 0 to {most:g}; type {name}={usual_share}")
+    if not factors or not all(_is_factor(factor) for factor in factors):
+        raise ValueError(f"factors={factors!r}: must be a list of numbers above 0; type factors=[0.8,1.2]")
+    if schedule is not None:
+        members, rounds = 1, len(schedule)
+    return Population(
+        seed, members, rounds, quantile, tuple(factors), resample, None if schedule is None else tuple(schedule)
+    )
+
+
+def decide(number: int, finished: Iterable[Finished], space: Space, settings: Population) -> Decision | None:
+    """What trial `number` does.
+
+    Args:
+        number: round · members + member.
+        finished: the trials that have ended; one without a finite value has the loss None.
+        space: what is searched.
+        settings: of the search.
+
+    Returns:
+        None while the results that decide it are not there yet: a member that is certain to stay needs its own and
+        those of enough members behind it; one that takes over needs the whole round. None for good if no member of the
+        round has a value.
+    """
+    round_ = number // settings.members
+    parent = number - settings.members
+    if settings.schedule is not None:
+        ready = round_ == 0 or any(trial.number == parent and trial.loss is not None for trial in finished)
+        return Decision(settings.schedule[round_], parent if round_ else None) if ready else None
+    rng = random.Random(f"{settings.seed}-{number}")
+    if round_ == 0:
+        return Decision({key: uniform(rng, dimension) for key, dimension in space.items()}, None)
+    before = {trial.number: trial for trial in finished if trial.number // settings.members == round_ - 1}
+    if parent not in before:
+        return None
+    own = before[parent]
+    behind = sum(_rank(other) > _rank(own) for other in before.values())
+    if own.loss is not None and behind >= settings.replaced:
+        return Decision(own.params, parent)
+    best = [trial for trial in sorted(before.values(), key=_rank)[: settings.replaced] if trial.loss is not None]
+    if len(before) < settings.members or not best:
+        return None
+    donor = rng.choice(best)
+    return Decision(_explored(rng, donor.params, space, settings), donor.number)
+
+
+def lineage(number: int, parents: Mapping[int, int | None]) -> list[int]:
+    """The trials that lead to trial `number`, from the first round on; the last is `number` itself."""
+    chain = [number]
+    while (parent := parents[chain[-1]]) is not None:
+        chain.append(parent)
+    return chain[::-1]
+
+
+def _rank(trial: Finished) -> tuple[bool, float, int]:
+    """Lower is better; a trial without a value is the worst."""
+    return trial.loss is None, trial.loss or 0.0, trial.number
+
+
+def _explored(rng: random.Random, params: Params, space: Space, settings: Population) -> Params:
+    return {key: _changed(rng, dimension, params[key], settings) for key, dimension in space.items()}
+
+
+def _changed(rng: random.Random, dimension: Dimension, value: Value, settings: Population) -> Value:
+    """Drawn afresh; or, if it is a number, times a factor. A number with steps moves by one step at least."""
+    if rng.random() < settings.resample:
+        return uniform(rng, dimension)
+    if isinstance(dimension, Category):
+        return value
+    number = with_step(dimension)
+    factor = rng.choice(settings.factors)
+    moved = min(max(float(value) * factor, number.low), number.high)
+    if number.step is None:
+        return moved
+    old = round((float(value) - number.low) / number.step)
+    new = round((moved - number.low) / number.step)
+    if new == old:
+        new += (factor > 1) - (factor < 1)
+    return value_at(number, min(max(new, 0), steps_of(number)))
+
+
+def _is_factor(factor: object) -> bool:
+    return isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < float("inf")

@@ -1,0 +1,55 @@
+"""Which trials are best."""
+
+from collections.abc import Iterable, Sequence
+
+from hydra_async_sweeper import islands
+from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, ONE_LANE, PRUNED, Finished, Lanes
+
+OUTCOMES = (COMPLETED, PRUNED, DIVERGED, FAILED)
+
+
+def best_trials(trials: Iterable[Finished], directions: Sequence[str], lanes: Lanes = ONE_LANE) -> list[Finished]:
+    """The best completed trial, of equal ones the earliest; of several objectives the Pareto front, by number."""
+    completed = [trial for trial in trials if losses_of(trial, directions) is not None]
+    if lanes.by_round:
+        latest = max((trial.number // lanes.size for trial in completed), default=0)
+        completed = [trial for trial in completed if trial.number // lanes.size == latest]
+    ranked = sorted(completed, key=lambda trial: (losses_of(trial, directions), trial.told))
+    if len(directions) == 1:
+        return ranked[:1]
+    front: list[Finished] = []
+    for trial in ranked:  # what beats a trial has a smaller key, and is on the front or beaten by it
+        if not any(_beats(other, trial, directions) for other in front):
+            front.append(trial)
+    return sorted(front, key=lambda trial: trial.number)
+
+
+def place_of(number: int, lanes: Lanes) -> dict[str, int]:
+    """The round and the lane of a trial, by their names; empty where there is neither."""
+    round_ = {"round": number // lanes.size} if lanes.by_round else {}
+    return round_ | ({lanes.name: number % lanes.size} if lanes.size > 1 else {})
+
+
+def losses_of(trial: Finished, directions: Sequence[str]) -> tuple[float, ...] | None:
+    """The values of a completed trial with the sign that makes lower better."""
+    if trial.outcome != COMPLETED or trial.values is None:
+        return None
+    return tuple(
+        -value if direction == "maximize" else value for value, direction in zip(trial.values, directions, strict=True)
+    )
+
+
+def results_of(trials: Iterable[Finished], directions: Sequence[str]) -> list[islands.Finished]:
+    """The trials in the order of their ends, as the searches take them: only a completed one has a loss."""
+
+    def loss(trial: Finished) -> float | None:
+        return (losses_of(trial, directions) or (None,))[0]
+
+    ordered = sorted(trials, key=lambda trial: (trial.told, trial.number))
+    return [islands.Finished(trial.told, trial.number, trial.params, loss(trial)) for trial in ordered]
+
+
+def _beats(a: Finished, b: Finished, directions: Sequence[str]) -> bool:
+    first, second = losses_of(a, directions), losses_of(b, directions)
+    assert first is not None and second is not None
+    return first != second and all(x <= y for x, y in zip(first, second, strict=True))

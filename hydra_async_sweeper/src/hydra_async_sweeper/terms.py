@@ -1,0 +1,49 @@
+"""The words that all parts of a sweep share. Imports no optuna."""
+
+from typing import Literal, NamedTuple
+
+from hydra_async_sweeper.space import Params
+
+Values = tuple[float, ...]
+"""A trial's values, one for each objective."""
+
+Direction = Literal["minimize", "maximize"]
+
+COMPLETED, PRUNED, DIVERGED, FAILED = "completed", "pruned", "diverged", "failed"
+"""How a trial can end."""
+
+
+class Trial(NamedTuple):
+    """A trial that has been given parameters; and the trial whose checkpoint it goes on from, if there is one."""
+
+    number: int
+    params: Params
+    parent: int | None = None
+
+
+class Finished(NamedTuple):
+    """A trial that has ended; `values` are None where there are none. `told` counts the ends."""
+
+    number: int
+    params: Params
+    outcome: str
+    values: Values | None
+    told: int
+    same_as: int | None
+    failure: str
+    seconds: float | None
+    parent: int | None = None
+
+
+class Lanes(NamedTuple):
+    """Trial n belongs to lane n mod `size`: to an island, or to a member of a population.
+
+    With `by_round`, trial n is of round n // `size`, and the best trial is the best of the latest round.
+    """
+
+    name: str
+    size: int
+    by_round: bool = False
+
+
+ONE_LANE = Lanes("", 1)

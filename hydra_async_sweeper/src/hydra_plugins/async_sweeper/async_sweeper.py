@@ -1,0 +1,110 @@
+"""Hydra's side of the sweepers `async` and `pbt`: configs, and the calls that Hydra makes. The work is in
+`hydra_async_sweeper`."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional  # noqa: UP035 (OmegaConf reads these in a dataclass)
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+@dataclass
+class _Common:
+    """The keys of both sweepers below `hydra.sweeper`; docs/sweeps.md explains all keys."""
+
+    n_jobs: int = 1
+    objective: Any = None
+    direction: Any = None
+    seed: int = 0
+    study_name: str = "sweep"
+    storage: Optional[str] = None  # noqa: UP045
+    params: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    max_failure_rate: float = 0.0
+    max_retries: int = 2
+    warm: bool = True
+    preload: List[str] = field(default_factory=list)  # noqa: UP006
+
+
+@dataclass
+class IslandsConf:
+    """The keys below `hydra.sweeper.islands`. What is null has its default."""
+
+    num_islands: Any = None
+    pop_size: Any = None
+    island_size: Any = None
+    migration_probability: Any = None
+    pollination: Any = None
+    topology: Any = None
+    crossover: Any = None
+    mutation: Any = None
+    sigma: Any = None
+    random_init: Any = None
+
+
+@dataclass
+class AsyncSweeperConf(_Common):
+    """The keys of `hydra/sweeper=async`."""
+
+    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.AsyncSweeper"
+    sampler: Optional[str] = None  # noqa: UP045
+    n_trials: Optional[int] = None  # noqa: UP045
+    pruner: str = "none"
+    islands: IslandsConf = field(default_factory=IslandsConf)
+
+
+@dataclass
+class PbtSweeperConf(_Common):
+    """The keys of `hydra/sweeper=pbt`."""
+
+    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.PbtSweeper"
+    study_name: str = "pbt"
+    members: int = 4
+    rounds: int = 5
+    quantile: float = 0.25
+    factors: List[float] = field(default_factory=lambda: [0.8, 1.2])  # noqa: UP006
+    resample: float = 0.25
+    replay: Optional[str] = None  # noqa: UP045
+
+
+for name, node in (("async", AsyncSweeperConf), ("pbt", PbtSweeperConf)):
+    ConfigStore.instance().store(group="hydra/sweeper", name=name, node=node, provider="async_sweeper")
+
+
+class AsyncSweeper(Sweeper):
+    """Starts a trial whenever a slot is free, wherever `hydra/launcher` says."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self.hydra_context: HydraContext | None = None
+        self.task_function: TaskFunction | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        HydraConfig.instance().set_config(config)  # the sweep's folder may be made of `${hydra:…}`
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
+        from hydra_async_sweeper.sweep import sweep
+
+        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        return sweep(
+            settings=self._settings,
+            arguments=arguments,
+            config=self.config,
+            launcher=self.launcher,
+            loader=self.hydra_context.config_loader,
+            task_function=self.task_function,
+        )
+
+
+class PbtSweeper(AsyncSweeper):
+    """Trains a population in rounds: the worst members take over from the best."""

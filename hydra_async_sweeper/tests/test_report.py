@@ -1,0 +1,610 @@
+"""Tables, plots and the view of a sweep, on trials made by hand."""
+
+import csv
+import io
+import logging
+import math
+import os
+import random
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hydra_async_sweeper.islands import Exchange
+from hydra_async_sweeper.ranking import best_trials
+from hydra_async_sweeper.report import View, best_command, draw, importances, seconds_left, write_tables
+from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain
+from hydra_async_sweeper.study import Study
+from hydra_async_sweeper.terms import Finished, Lanes, Trial, Values
+
+pytestmark = pytest.mark.thorough
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SPACE: Space = {
+    "algorithm.inner_lr": Number(1e-4, 1.0, log=True),
+    "model.width": Number(8, 64, step=8, whole=True),
+    "algorithm": Category(("maml", "'a b'", "[1,2]")),
+}
+
+
+def lanes(islands: int) -> Lanes:
+    return Lanes("island", islands)
+
+
+def ended(
+    number: int,
+    values: Values | None = None,
+    outcome: str = "completed",
+    *,
+    params: Params | None = None,
+    told: int | None = None,
+    same_as: int | None = None,
+    failure: str = "",
+    seconds: float | None = 2.0,
+) -> Finished:
+    """A trial that has ended; it was told in the order of numbers unless `told` says otherwise."""
+    return Finished(number, params or {}, outcome, values, number if told is None else told, same_as, failure, seconds)
+
+
+BY_HAND = [
+    ended(2, (0.5,), told=0, params={"algorithm.inner_lr": 0.01, "algorithm": "maml"}),
+    ended(0, (0.75,), told=1, params={"algorithm.inner_lr": 0.1, "algorithm": "'a b'"}, seconds=12.25),
+    ended(1, None, "failed", told=2, failure="RuntimeError: out\nof memory", seconds=None),
+    ended(3, (0.9,), "pruned", told=3, params={"algorithm.inner_lr": 1e-05, "algorithm": "[1,2]"}),
+    ended(4, (0.75,), told=4, params={"algorithm.inner_lr": 0.1, "algorithm": "3"}, same_as=0, seconds=0.0),
+]
+
+
+# Tables
+
+
+def test_trials_csv_has_a_line_for_each_trial_by_number(tmp_path: Path) -> None:
+    write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
+    assert (tmp_path / "trials.csv").read_text() == (
+        "number,told,outcome,val.accuracy,seconds,same_as,failure,algorithm.inner_lr,algorithm\n"
+        "0,1,completed,0.75,12.25,,,0.1,'a b'\n"
+        "1,2,failed,,,,RuntimeError: out of memory,,\n"
+        "2,0,completed,0.5,2.0,,,0.01,maml\n"
+        '3,3,pruned,0.9,2.0,,,1e-05,"[1,2]"\n'
+        "4,4,completed,0.75,0.0,0,,0.1,3\n"
+    )
+
+
+def test_trials_csv_names_islands_and_every_objective(tmp_path: Path) -> None:
+    trials = [ended(4, (1.0, 2.0)), ended(5, None, "diverged")]
+    write_tables(tmp_path, trials, ["a", "b"], ["minimize", "minimize"], total=2, command=None, lanes=lanes(3))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "trials.csv").read_text())))
+    assert [(row["number"], row["island"], row["a"], row["b"]) for row in rows] == [
+        ("4", "1", "1.0", "2.0"),
+        ("5", "2", "", ""),
+    ]
+
+
+def test_results_have_the_names_of_hydras_optuna_sweeper(tmp_path: Path) -> None:
+    write_tables(
+        tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py 'a=[1]' b=2",
+        name="async", folder_of="trial_{:04d}".format,
+    )  # fmt: skip
+    assert (tmp_path / "optimization_results.yaml").read_text() == (
+        "name: async\n"
+        "best_params:\n"
+        "  algorithm.inner_lr: 0.1\n"
+        "  algorithm: a b\n"
+        "best_value: 0.75\n"
+        "best_trial: 0\n"
+        "best_folder: trial_0000\n"
+        "command: python train.py 'a=[1]' b=2\n"
+        "objectives:\n"
+        "  val.accuracy: maximize\n"
+        "trials:\n"
+        "  total: 6\n"
+        "  completed: 3\n"
+        "  pruned: 1\n"
+        "  diverged: 0\n"
+        "  failed: 1\n"
+    )
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_results_of_several_objectives_are_the_pareto_front(tmp_path: Path) -> None:
+    trials = [ended(0, (0.9, 5.0), params={"a": 1}), ended(1, (0.8, 5.0)), ended(2, (0.7, 4.0), params={"a": 2})]
+    write_tables(tmp_path, trials, ["x", "y"], ["maximize", "minimize"], total=3, command=None)
+    results = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    assert results["solutions"] == [
+        {"params": {"a": 1}, "values": [0.9, 5.0], "trial": 0, "folder": "0"},
+        {"params": {"a": 2}, "values": [0.7, 4.0], "trial": 2, "folder": "2"},
+    ]
+    assert "best_params" not in results
+
+
+def test_results_without_a_completed_trial_name_none(tmp_path: Path) -> None:
+    write_tables(tmp_path, [ended(0, None, "diverged")], ["x"], ["minimize"], total=2, command=None)
+    results = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    assert (results["best_params"], results["best_value"], results["best_trial"]) == (None, None, None)
+    assert results["trials"] == {"total": 2, "completed": 0, "pruned": 0, "diverged": 1, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("3", 3), ("1e-3", 0.001), ("null", None), ("maml", "maml"), ("'3'", "3"), ("[1,2]", "[1,2]")],
+)
+def test_best_params_have_the_values_that_hydra_reads_in_a_category(tmp_path: Path, text: str, value: object) -> None:
+    write_tables(tmp_path, [ended(0, (1.0,), params={"a": text})], ["x"], ["minimize"], total=1, command=None)
+    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["best_params"] == {"a": value}
+
+
+def test_the_command_is_that_of_the_best_trial_only(tmp_path: Path) -> None:
+    assert best_command(tmp_path, 0) is None
+    write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py a=1")
+    assert best_command(tmp_path, 0) == "python train.py a=1"
+    assert best_command(tmp_path, 2) is None
+    both = [ended(0, (0.9, 5.0)), ended(2, (0.7, 4.0))]
+    write_tables(tmp_path, both, ["x", "y"], ["maximize", "minimize"], total=3, command="python train.py a=2")
+    assert [best_command(tmp_path, number) for number in (0, 2)] == ["python train.py a=2", None], "the first solution"
+
+
+def test_two_processes_may_write_the_tables_at_once(tmp_path: Path) -> None:
+    """A running sweep and sweep_report.py."""
+    child = os.fork()
+    try:
+        for _ in range(200):
+            write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
+    finally:
+        if child == 0:
+            os._exit(1 if sys.exc_info()[0] else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"trials.csv", "optimization_results.yaml"}
+
+
+# The best trials
+
+
+def test_the_best_trial_is_the_earliest_of_equal_completed_ones() -> None:
+    assert [trial.number for trial in best_trials(BY_HAND, ["maximize"])] == [0]
+    assert [trial.number for trial in best_trials(BY_HAND, ["minimize"])] == [2]
+    assert best_trials([], ["minimize"]) == []
+
+
+def test_the_pareto_front_by_hand() -> None:
+    #  b
+    #  4  0 .  .  .      a: higher is better, b: lower is better
+    #  3  .  1  .  4     3 equals 2; 1 has the a of 2 and 3 but a higher b; 0 loses to all; 5 was pruned
+    #  2  .  2  .  .
+    #  1  6  .  .  .
+    values = {0: (1.0, 4.0), 1: (2.0, 3.0), 2: (2.0, 2.0), 3: (2.0, 2.0), 4: (4.0, 3.0), 6: (1.0, 1.0)}
+    trials = [*(ended(number, pair) for number, pair in values.items()), ended(5, (9.0, 0.0), "pruned")]
+    assert [trial.number for trial in best_trials(trials, ["maximize", "minimize"])] == [2, 3, 4, 6]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), max_size=30))
+def test_the_pareto_front_is_what_no_other_trial_beats(points: list[tuple[int, int, int]]) -> None:
+    trials = [ended(number, tuple(map(float, point))) for number, point in enumerate(points)]
+
+    def beats(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        return a[0] <= b[0] and a[1] >= b[1] and a[2] <= b[2] and a != b
+
+    expected = [n for n, point in enumerate(points) if not any(beats(other, point) for other in points)]
+    front = best_trials(random.Random(0).sample(trials, len(trials)), ["minimize", "maximize", "minimize"])
+    assert [trial.number for trial in front] == expected
+
+
+# Importances
+
+
+def study_of(folder: Path, space: Space, directions: Sequence[str], values: Sequence[Values]) -> Study:
+    """A study with a trial for each of the values, whose parameters are drawn at random."""
+    identity = {"space": to_plain(space), "objective": ["val.accuracy", "seconds"][: len(directions)],
+                "directions": list(directions), "sampler": "random", "islands": {}}  # fmt: skip
+    study = Study(folder / "study.journal", "sweep", space, list(directions), identity)  # type: ignore[arg-type]
+    study.enqueue(len(values))
+    for number, pair in enumerate(values):
+        study.begin(number, optuna.samplers.RandomSampler(seed=number))
+        study.tell(number, "completed", pair)
+    return study
+
+
+def test_importances_rank_the_parameter_that_decides_first(tmp_path: Path) -> None:
+    space: Space = {"noise": Number(0.0, 1.0), "decides": Number(0.0, 1.0), "constant": Category(("a",))}
+    study = study_of(tmp_path, space, ["maximize"], [])
+    study.enqueue(40)
+    for number in range(40):
+        trial = study.begin(number, optuna.samplers.RandomSampler(seed=number))
+        study.tell(number, "completed", (-abs(float(trial.params["decides"]) - 0.3),))
+    shares = importances(study)
+    assert shares is not None
+    assert next(iter(shares)) == "decides"
+    assert shares["decides"] > 0.6 and shares["constant"] == 0
+    assert math.isclose(sum(shares.values()), 1)
+    study.close()
+
+
+@pytest.mark.parametrize(
+    ("directions", "values"),
+    [
+        (["maximize"], [(float(number),) for number in range(9)]),
+        (["maximize"], [(1.0,)] * 12),
+        (["maximize", "minimize"], [(float(number), 1.0) for number in range(12)]),
+    ],
+    ids=["few trials", "equal values", "two objectives"],
+)
+def test_there_are_no_importances_without_grounds(tmp_path: Path, directions: list[str], values: list[Values]) -> None:
+    study = study_of(tmp_path, {"a": Number(0.0, 1.0)}, directions, values)
+    assert importances(study) is None
+    study.close()
+
+
+# Plots
+
+
+LONG: Space = {
+    "algorithm.inner.learning_rate_schedule.warmup_fraction_of_all_steps": Number(1e-5, 1.0, log=True),
+    "algorithm": Category(("maml", "anil", "a_very_long_name_of_an_algorithm_that_nobody_types")),
+    "model.width": Number(8, 512, log=True, whole=True),
+    "optimizer.momentum": Number(0, 0.9, step=0.1),
+    "model.depth": Number(1, 6, whole=True),
+    "training.clip": Number(-1.5, 2.5),
+    "data.path": Category(("'${oc.env:A}'", "'$x$y'", "[1,2,3]", "数据")),
+    "many": Category(tuple(f"option_{number}" for number in range(40))),
+    "seed": Category(("0",)),
+    "narrow": Number(0.4, 0.9, log=True),
+}
+
+
+def drawn(rng: random.Random, dimension: Category | Number) -> str | float:
+    if isinstance(dimension, Category):
+        return rng.choice(dimension.options)
+    value = rng.uniform(dimension.low, dimension.high)
+    return int(value) if dimension.whole else value
+
+
+def made_up(count: int, dimensions: int, objectives: int = 1, *, completed: bool = True) -> list[Finished]:
+    """Trials of every outcome; the first has completed, unless none has."""
+    rng = random.Random(0)
+    trials = []
+    for number in range(count):
+        outcome = "completed" if completed and number % 5 != 4 else rng.choice(["pruned", "diverged", "failed"])
+        has_values = outcome == "completed" or (outcome == "pruned" and number % 2 == 0)
+        values = tuple(rng.lognormvariate(0, 3) for _ in range(objectives)) if has_values else None
+        params = {key: drawn(rng, dimension) for key, dimension in list(LONG.items())[:dimensions]}
+        trials.append(ended(number, values, outcome, params={} if outcome == "failed" else params))
+    return trials
+
+
+def assert_plots(paths: Sequence[Path], names: set[str]) -> None:
+    """Each is a whole PNG file in which something is drawn, and there are no other files."""
+    assert {path.stem for path in paths} == names
+    assert set(paths[0].parent.iterdir()) == set(paths)
+    for path in paths:
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert 600 <= image.width <= 2600 and 150 <= image.height <= 1800, (path.name, image.size)
+            shades = image.convert("L").histogram()
+            assert sum(shades[:100]) > 0 and shades[255] > 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 200])
+@pytest.mark.parametrize("dimensions", [1, 10])
+def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: int) -> None:
+    space = dict(list(LONG.items())[:dimensions])
+    shares = dict.fromkeys(space, 1 / dimensions)
+    trials = made_up(count, dimensions)
+    paths = draw(tmp_path, trials, ["val.mse"], ["minimize"], space, importances=shares)
+    assert_plots(paths, {"history", "parallel", "importance"})
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3])
+def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> None:
+    trials = made_up(9, 3, objectives, completed=False)
+    directions = ["maximize", "minimize", "minimize"][:objectives]
+    paths = draw(tmp_path, trials, list("xyz")[:objectives], directions, dict(list(LONG.items())[:3]), lanes=lanes(3))
+    assert_plots(paths, {"history", "parallel", "islands", *(["front"] if objectives == 2 else [])})
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_plots_of_two_objectives(tmp_path: Path, count: int) -> None:
+    objectives = ["val.accuracy_after_ten_inner_steps_on_characters_of_new_alphabets", "seconds"]
+    paths = draw(tmp_path, made_up(count, 3, 2), objectives, ["maximize", "minimize"], dict(list(LONG.items())[:3]))
+    assert_plots(paths, {"history", "parallel", "front"})
+
+
+@pytest.mark.parametrize(("count", "islands"), [(1, 2), (40, 4), (200, 12)])
+def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: int) -> None:
+    exchanges = [Exchange(n, n % islands, (n + 1) % islands, (n,)) for n in range(0, count, 3)]
+    exchanges.append(Exchange(count + 7, 0, 1, (count + 7,)))  # of a trial that is not among those drawn
+    trials = made_up(count, 2)
+    space = dict(list(LONG.items())[:2])
+    paths = draw(tmp_path, trials, ["val.mse"], ["minimize"], space, exchanges=exchanges, lanes=lanes(islands))
+    assert_plots(paths, {"history", "parallel", "islands"})
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e300, None], ids=str)
+def test_plots_of_values_that_are_all_equal_or_absent(tmp_path: Path, value: float | None) -> None:
+    trials = [ended(number, None if value is None else (value,), params={"seed": "0"}) for number in range(3)]
+    assert_plots(draw(tmp_path, trials, ["x"], ["minimize"], {"seed": LONG["seed"]}), {"history", "parallel"})
+
+
+# The estimated time
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "running", "waiting", "slots", "left"),
+    [
+        ([], [], 5, 2, None),
+        ([10.0], [], 24, 4, 60.0),  # 6 rounds of 10 s
+        ([5.0, 15.0], [], 5, 4, 20.0),  # the fifth trial needs a round of its own
+        ([10.0], [4.0, 7.0], 0, 2, 6.0),  # the longer rest
+        ([10.0], [4.0, 7.0], 1, 2, 13.0),  # it starts after 3 s
+        ([10.0], [25.0], 1, 1, 10.0),  # one that takes longer than the mean may end at once
+        ([10.0], [], 0, 3, 0.0),
+    ],
+)
+def test_the_time_left_in_closed_form(
+    elapsed: list[float], running: list[float], waiting: int, slots: int, left: float | None
+) -> None:
+    assert seconds_left(elapsed, running, waiting, slots) == left
+
+
+@given(st.integers(0, 40), st.integers(1, 8), st.floats(0.5, 100))
+def test_the_time_left_is_whole_rounds_when_nothing_runs(waiting: int, slots: int, mean: float) -> None:
+    left = seconds_left([mean, mean], [], waiting, slots)
+    assert left is not None and math.isclose(left, math.ceil(waiting / slots) * mean)
+
+
+# The view
+
+
+class Clock:
+    """Seconds that pass only when they are set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hydra_async_sweeper")
+    clock = Clock()
+    earlier = [ended(n, (0.5,), seconds=30.0) for n in range(6)]
+    earlier[3] = ended(3, (0.9512,), seconds=30.0)
+    view = View(24, ["val.accuracy"], ["maximize"], 2, earlier, stream=io.StringIO(), clock=clock)
+    view.start(Trial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
+    view.start(Trial(7, {}))
+    view.progress(7, 100, 0.5)
+    view.refresh()
+    clock.now = 30.0
+    view.end(ended(7, (0.93121,), seconds=12.31))
+    view.end(ended(6, None, "failed", failure="exit code 1\nin its process", seconds=95.0))
+    view.end(ended(8, (0.99,), same_as=4, seconds=None))
+    view.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "trial 6: starts with algorithm.inner_lr=0.01235 algorithm=maml",
+        "trial 7: starts with the defaults",
+        # 30 s each: trial 6 may end at once, so 16 more trials take 8 rounds
+        "trial 7: completed, val.accuracy 0.9312, 12.3 s; best 0.9512 (trial 3); 7 of 24 done, about 4 min left",
+        "trial 6: failed (exit code 1 in its process), 1 min 35 s; best 0.9512 (trial 3); 8 of 24 done, "
+        "about 4 min left",
+        "trial 8: completed (same as trial 4), val.accuracy 0.99; best 0.99 (trial 8); 9 of 24 done, about 4 min left",
+    ]
+
+
+def test_the_view_logs_neither_a_best_trial_nor_a_time_that_there_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hydra_async_sweeper")
+    view = View(2, ["a", "b"], ["minimize", "minimize"], 2, stream=io.StringIO(), clock=Clock())
+    view.end(ended(0, None, "diverged", seconds=None))
+    view.end(ended(1, (1.0, 2e-7), seconds=0.25))
+    assert [record.getMessage() for record in caplog.records] == [
+        "trial 0: diverged; 1 of 2 done",
+        "trial 1: completed, a 1, b 2e-07, 0.2 s; Pareto front of 1 trial; 2 of 2 done",
+    ]
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def last_screen(self) -> list[str]:
+        """The lines since the cursor last went up, without colours; cells are separated by one space."""
+        frames = re.split(r"(?:\x1b\[1A\x1b\[2K)+", self.getvalue())
+        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", frames[-1])
+        return [" ".join(re.sub("[│┃]", " ", line).split()) for line in plain.splitlines()]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Terminal]:
+    def make(lines: int) -> Terminal:
+        for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": str(lines)}.items():
+            monkeypatch.setenv(name, value)
+        return Terminal()
+
+    return make
+
+
+def test_the_view_on_a_terminal_is_a_table(
+    terminal: Callable[[int], Terminal], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hydra_async_sweeper")
+    stream, clock = terminal(30), Clock()
+    view = View(
+        8,
+        ["val.accuracy"],
+        ["maximize"],
+        2,
+        [ended(0, (0.5,), seconds=10.0)],
+        lanes=lanes(2),
+        stream=stream,
+        clock=clock,
+    )
+    view.start(Trial(1, {"a": 1}))
+    view.start(Trial(2, {"a": 2}))
+    view.refresh()
+    clock.now = 10.0
+    view.progress(2, 300, 0.75)
+    view.end(ended(1, (0.875,), seconds=10.0))
+    view.refresh()
+    screen = stream.last_screen()
+    assert screen[0] == "2 of 8 done · best val.accuracy 0.875 (trial 1) · 1 of 2 slots busy · about 30 s left"
+    assert "trial state step val.accuracy island elapsed" in screen
+    assert "2 running 300 0.75 0 10.0 s" in screen
+    assert "1 completed 0.875 best 1 10.0 s" in screen
+    assert "0 completed 0.5 0 10.0 s" in screen
+    assert caplog.records == []
+    view.close()
+    view.close()
+    assert stream.getvalue().count("\x1b[?25l") <= stream.getvalue().count("\x1b[?25h")  # the cursor is there again
+
+
+def test_the_table_fits_a_small_terminal(terminal: Callable[[int], Terminal]) -> None:
+    stream = terminal(16)
+    view = View(90, ["x"], ["minimize"], 40, [ended(n, (1.0,)) for n in range(40)], stream=stream, clock=Clock())
+    for number in range(40, 80):
+        view.start(Trial(number, {}))
+    view.refresh()
+    screen = stream.last_screen()
+    assert len(screen) <= 16
+    assert screen[-1] == "and 37 more that run"
+    view.close()
+
+
+def test_log_lines_appear_above_the_table(terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(30)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "__stderr__", stream)
+    handler = logging.StreamHandler(stream)
+    log = logging.getLogger("hydra_async_sweeper")
+    monkeypatch.setattr(log, "handlers", [handler])
+    view = View(3, ["x"], ["minimize"], 1)
+    view.start(Trial(0, {}))
+    view.refresh()
+    log.warning("trial 0: run 1 again")
+    view.refresh()
+    assert stream.last_screen()[0].startswith("0 of 3 done")
+    assert "trial 0: run 1 again\n" in stream.getvalue()
+    view.close()
+    assert handler.stream is stream
+    assert sys.stderr is stream
+
+
+# The script
+
+
+def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs scripts/sweep_report.py where torch cannot be imported."""
+    script = str(ROOT / "scripts" / "sweep_report.py")
+    code = (
+        "import runpy, sys; sys.modules['torch'] = None; "
+        f"sys.argv[1:] = {list(arguments)!r}; runpy.run_path({script!r}, run_name='__main__')"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path) -> None:
+    study = study_of(tmp_path, SPACE, ["maximize"], [(0.5,), (0.75,), (0.625,)])
+    study.enqueue(5)
+    study.begin(3, optuna.samplers.RandomSampler(seed=3))  # under way
+    with (tmp_path / "study.journal").open("a") as journal:
+        journal.write('{"op_code":')  # another process is writing a line
+    (tmp_path / "trial_0001").mkdir()
+    before = contents(tmp_path)
+    run = run_script(str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {"trials.csv", "optimization_results.yaml"}
+    results = yaml.safe_load(after["optimization_results.yaml"])
+    assert (results["best_value"], results["best_trial"], results["best_folder"]) == (0.75, 1, "trial_0001")
+    assert results["trials"]["total"] == 5 and results["trials"]["completed"] == 3
+    width = study.finished()[1].params["model.width"]
+    assert results["best_params"]["model.width"] == width
+    assert len(after["trials.csv"].splitlines()) == 4
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"history.png", "parallel.png"}
+    study.close()
+
+
+def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
+    settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "migration_probability": 1.0}
+    identity = {"space": to_plain(SPACE), "objective": None, "sampler": "islands", "islands": settings}
+    study = Study(tmp_path / "elsewhere.journal", "first", SPACE, ["minimize"], identity)
+    study.keep("island_size", 1)
+    study.enqueue(4)
+    for number in range(4):
+        study.begin(number, optuna.samplers.RandomSampler(seed=number))
+        study.tell(number, "completed", (float(-number),))
+    write_tables(tmp_path, study.finished(), ["value"], ["minimize"], total=4, command="python train.py a=1")
+    study.close()
+    run = run_script(str(tmp_path), "--storage", str(tmp_path / "elsewhere.journal"), "--study-name", "first")
+    assert run.returncode == 0, run.stderr
+    assert str(tmp_path / "plots" / "islands.png") in run.stdout.splitlines()
+    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["command"] == "python train.py a=1"
+
+
+def test_the_script_recomputes_the_exchanges_of_the_search(tmp_path: Path) -> None:
+    exchanges_of = runpy.run_path(str(ROOT / "scripts" / "sweep_report.py"))["exchanges_of"]
+    settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "island_size": 1, "migration_probability": 1.0}
+    trials = [ended(1, (0.5,), told=1), ended(0, (0.25,), told=0), ended(2, None, "failed")]
+    # Every result starts an exchange; each time the island of the trial sends its best to the other one.
+    assert exchanges_of(trials, ["maximize"], settings)[:2] == (Exchange(0, 0, 1, (0,)), Exchange(1, 1, 0, (1,)))
+    del settings["island_size"]
+    assert exchanges_of(trials, ["maximize"], settings) == ()
+
+
+def damaged(folder: Path) -> None:
+    study_of(folder, SPACE, ["maximize"], [(0.5,)]).close()
+    lines = (folder / "study.journal").read_bytes().splitlines(keepends=True)
+    (folder / "study.journal").write_bytes(b"".join([*lines[:3], b"\x00\xff{broken\n", *lines[3:]]))
+
+
+def of_another_program(folder: Path) -> None:
+    journal = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
+    optuna.create_study(storage=optuna.storages.JournalStorage(journal), study_name="sweep")
+
+
+def two_studies(folder: Path) -> None:
+    for name in ("one", "two"):
+        Study(folder / "study.journal", name, SPACE, ["maximize"], {}).close()
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (lambda folder: None, [], "study.journal: there is no such journal"),
+        (lambda folder: (folder / "study.journal").touch(), [], "holds no study yet"),
+        (damaged, [], "study.journal: is damaged"),
+        (of_another_program, [], "has no identity"),
+        (two_studies, [], "holds one, two; type --study-name one"),
+        (two_studies, ["--study-name", "three"], "--study-name three: "),
+    ],
+    ids=["no journal", "no study", "damaged", "another program", "two studies", "unknown study"],
+)
+def test_the_script_refuses(tmp_path: Path, make: Callable[[Path], None], arguments: list[str], message: str) -> None:
+    make(tmp_path)
+    before = contents(tmp_path)
+    run = run_script(str(tmp_path), *arguments)
+    assert run.returncode == 2, run.stderr
+    assert run.stdout == ""
+    assert run.stderr.startswith("error: ") and message in run.stderr and "Traceback" not in run.stderr
+    assert contents(tmp_path) == before
+
+
+def test_the_module_imports_neither_torch_nor_optuna_nor_matplotlib() -> None:
+    code = "import sys, hydra_async_sweeper.report; print({'torch', 'optuna', 'matplotlib'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert run.stdout.strip() == "set()"
