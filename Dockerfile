@@ -18,6 +18,7 @@ RUN useradd --uid 1000 --user-group --no-create-home --home-dir /cache metalearn
 ARG TORCH_INDEX=
 WORKDIR /app
 COPY pyproject.toml requirements.lock deploy/docker/dependencies.py ./
+COPY hydra_async_sweeper/pyproject.toml hydra_async_sweeper/
 RUN python dependencies.py sweep > dependencies.txt \
     && pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
         --requirement dependencies.txt --constraint requirements.lock
@@ -25,11 +26,13 @@ RUN python dependencies.py sweep > dependencies.txt \
 COPY benchmarks benchmarks
 COPY conf conf
 COPY distributed distributed
-COPY hydra_plugins hydra_plugins
+COPY hydra_async_sweeper hydra_async_sweeper
 COPY metalearn metalearn
 COPY scripts scripts
-COPY sweeps sweeps
 COPY train.py ./
+
+# Hydra finds a plugin only on the path.
+RUN pip install --no-cache-dir --no-deps --constraint requirements.lock --editable ./hydra_async_sweeper
 
 ENV HOME=/cache METALEARN_CACHE=/cache METALEARN_DATA=/data MPLCONFIGDIR=/cache/matplotlib \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

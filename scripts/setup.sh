@@ -24,8 +24,12 @@ make_venv() {
     "$python" -m venv .venv
     if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
         .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+        # Hydra finds a plugin only on the path. Setuptools is in the lock, so nothing else is downloaded.
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+            --editable ./hydra_async_sweeper
     else
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ./hydra_async_sweeper \
+            --editable '.[dev]'
     fi
     echo "$stamp" >.venv/stamp
 }
@@ -33,7 +37,7 @@ make_venv() {
 ensure_venv() {
     local python stamp
     python="$(find_python)"
-    stamp="$("$python" -c 'import sys; print(sys.version)' | cat - requirements.lock pyproject.toml | cksum)"
+    stamp="$("$python" -c 'import sys; print(sys.version)' | cat - requirements.lock pyproject.toml hydra_async_sweeper/pyproject.toml | cksum)"
     if [[ ! -f .venv/stamp || "$(cat .venv/stamp)" != "$stamp" ]]; then
         make_venv "$python" "$stamp"
     fi

@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_async_sweeper.plan import Plan, plan_of
-from hydra_async_sweeper.settings import settings_of
-from hydra_async_sweeper.space import SpaceError, ends_of
-from hydra_async_sweeper.trial import share_import_path
 from metalearn.app.job import Job, Program, to_job
 from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.app.process import log_sweep, set_up_process
@@ -30,6 +26,11 @@ from metalearn.config.values import quoted
 from metalearn.errors import ConfigError
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json
+
+if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
+    from hydra_async_sweeper.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
 
 OURS = "hydra_plugins.async_sweeper."
 """Where the sweepers are that search."""
@@ -59,10 +60,10 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
             f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
         )
     _check_launcher(overrides)
-    sweeper = compose_sweeper(overrides)
+    sweeper = _sweeper(overrides)
     if not str(sweeper.pop("_target_")).startswith(OURS):
         check_grid(program, overrides)
-        share_import_path()
+        _share_import_path()
         return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
     checked = check_trials(program, overrides, sweeper)
     if checked is None:
@@ -85,13 +86,40 @@ def _check_launcher(overrides: Sequence[str]) -> None:
     """Raises ConfigError if the launcher of the jobs is not installed, or this host is no part of its cluster."""
     name = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "")
     package = LAUNCHERS.get(name)
-    if package is not None and find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
+    if package is not None and not _has_plugin(package.replace("-", "_")):
         raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
     if name == "submitit_slurm" and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
             "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
         )
+
+
+def _sweeper(overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys of the sweeper that the overrides ask for; ConfigError as of `compose_sweeper`."""
+    try:
+        return compose_sweeper(overrides)
+    except ConfigError as error:
+        if _has_plugin("async_sweeper"):
+            raise
+        raise ConfigError(
+            f"{error}\nThe sweepers async and pbt are of the package hydra-async-sweeper, which is not installed; type "
+            "pip install ./hydra_async_sweeper in the checkout of this program"
+        ) from error
+
+
+def _has_plugin(name: str) -> bool:
+    """Whether Hydra finds this plugin."""
+    try:
+        return find_spec(f"hydra_plugins.{name}") is not None
+    except ModuleNotFoundError:  # there is no plugin at all
+        return False
+
+
+def _share_import_path() -> None:
+    """From now on a Python that a launcher starts finds this program."""
+    paths = [str(ROOT), sys.path[0], os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
 
 
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
@@ -182,6 +210,10 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     Raises:
         ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
     """
+    from hydra_async_sweeper.plan import plan_of
+    from hydra_async_sweeper.settings import settings_of
+    from hydra_async_sweeper.space import SpaceError
+
     searched = [override for override in overrides if not override.lstrip("+~").startswith(("hydra.", "hydra/"))]
     others = [override for override in overrides if override not in searched]
     try:
@@ -214,7 +246,7 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     return Checked(**json.loads(found)) if code == OK else None
 
 
-def _check(program: Program, plan: Plan, others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
+def _check(program: Program, plan: "Plan", others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
     in_rounds = "rounds" in sweeper
     metric, steps, shapes = "", 0, None
     for params in _checked(plan):
@@ -235,7 +267,7 @@ def _check(program: Program, plan: Plan, others: Sequence[str], sweeper: Mapping
     return OK
 
 
-def _check_rounds(plan: Plan, rounds: int, steps: int) -> None:
+def _check_rounds(plan: "Plan", rounds: int, steps: int) -> None:
     fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
     if fixed:
         raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")
@@ -244,8 +276,10 @@ def _check_rounds(plan: Plan, rounds: int, steps: int) -> None:
                           f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
 
 
-def _checked(plan: Plan) -> Iterator[dict[str, Any]]:
+def _checked(plan: "Plan") -> Iterator[dict[str, Any]]:
     """The first value of every dimension; then, one at a time, each other option or end."""
+    from hydra_async_sweeper.space import ends_of
+
     first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
     yield first
     for key, dimension in plan.space.items():

@@ -52,7 +52,13 @@ def faults(text: str) -> set[str]:
             re.search(r"TOKEN|PASSWORD|SECRET|_KEY", rest) for name, rest in steps if name in ("ARG", "ENV")
         ),
         "add": not any(name == "ADD" or (name == "COPY" and rest.split()[0] == ".") for name, rest in steps),
-        "layers": copied <= {"pyproject.toml", "requirements.lock", "deploy/docker/dependencies.py"},
+        "layers": copied
+        <= {
+            "pyproject.toml",
+            "requirements.lock",
+            "deploy/docker/dependencies.py",
+            "hydra_async_sweeper/pyproject.toml",
+        },
         "entry": [json.loads(entry)[-1] for entry in entries if entry.startswith("[")] == ["/app/train.py"],
         "folders": all(rest.startswith("/") for name, rest in steps if name == "WORKDIR"),
     }
@@ -87,7 +93,9 @@ def test_a_broken_rule_is_seen(old: str, new: str, fault: str) -> None:
 
 def test_what_is_copied_is_the_program_and_reaches_the_builder() -> None:
     sources = [word for name, rest in instructions(DOCKERFILE) if name == "COPY" for word in rest.split()[:-1]]
-    assert {*FOLDERS, "scripts", "train.py"} < set(sources) and all((ROOT / source).exists() for source in sources)
+    assert {*FOLDERS, "hydra_async_sweeper", "scripts", "train.py"} < set(sources) and all(
+        (ROOT / source).exists() for source in sources
+    )
     own = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - {"tests"}
     needed = {name.split(".")[0] for path in (ROOT / "scripts").glob("*.py") for name in imported(path)} & own
     assert needed <= set(sources), "scripts would not start in the image"
@@ -99,7 +107,9 @@ def test_what_is_installed_is_required_and_locked() -> None:
     command = [sys.executable, "deploy/docker/dependencies.py", "sweep"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert printed == [*project["dependencies"], *project["optional-dependencies"]["sweep"]]
+    sweeper = tomllib.loads((ROOT / "hydra_async_sweeper/pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["sweep"] == [sweeper["name"]]
+    assert printed == [*project["dependencies"], *sweeper["dependencies"]]
     locked = {line.partition("==")[0].lower() for line in (ROOT / "requirements.lock").read_text().splitlines()}
     assert {re.split("[<>=]", line)[0] for line in printed} <= locked
 
