@@ -22,7 +22,7 @@ from hydra_async_sweeper import islands, report  # noqa: E402 (the path comes fi
 from hydra_async_sweeper.ranking import best_trials, results_of  # noqa: E402
 from hydra_async_sweeper.settings import PBT  # noqa: E402
 from hydra_async_sweeper.space import from_plain  # noqa: E402
-from hydra_async_sweeper.terms import ONE_LANE, Finished, Lanes  # noqa: E402
+from hydra_async_sweeper.terms import ONE_LANE, FinishedTrial, Lanes  # noqa: E402
 
 if TYPE_CHECKING:
     import optuna
@@ -139,12 +139,12 @@ def trial_folder(folder: Path, number: int) -> str:
 
 
 def exchanges_of(
-    trials: Sequence[Finished], directions: Sequence[str], plain: Mapping[str, Any]
+    trials: Sequence[FinishedTrial], directions: Sequence[str], plain: Mapping[str, Any]
 ) -> Sequence[islands.Exchange]:
     """The exchanges between islands, from their settings; none where there are none."""
     if not {"island_size", "num_islands"} <= plain.keys():
         return ()
-    settings = islands.islands(**{key: plain[key] for key in islands.Islands._fields if key in plain})
+    settings = islands.islands(**{key: plain[key] for key in islands.IslandSettings._fields if key in plain})
     return islands.fold(results_of(trials, directions), settings).exchanges
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from search_functions import PROBLEMS, Problem
 
-from hydra_async_sweeper.islands import Finished, Populations, fold, islands, offspring
+from hydra_async_sweeper.islands import Populations, ScoredTrial, fold, islands, offspring
 from hydra_async_sweeper.space import Params
 
 POP_SIZE = 8
@@ -45,7 +45,7 @@ def island_search(problem: Problem, seed: int, *, num_islands: int, pollination:
     for number in range(problem.evaluations):
         params = offspring(number, populations, problem.space, settings)
         loss = loss_of(problem, params)
-        populations = fold([Finished(number, number, params, loss)], settings, populations)
+        populations = fold([ScoredTrial(number, number, params, loss)], settings, populations)
         best = min(best, loss)
     return best
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from optuna.samplers import RandomSampler
 
-from hydra_async_sweeper.controller import Controller, Limits
-from hydra_async_sweeper.report import View
-from hydra_async_sweeper.samplers import Choice, Search
-from hydra_async_sweeper.slots import Slots
+from hydra_async_sweeper.controller import SweepController, TrialLimits
+from hydra_async_sweeper.report import SweepView
+from hydra_async_sweeper.samplers import ParamChoice, SearchMethod
+from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Number, Space
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import Trial
+from hydra_async_sweeper.terms import StartedTrial
 
 SPACE: Space = {"lr": Number(0.0, 1.0)}
 
@@ -27,17 +27,18 @@ def controller(
     folder: Path,
     work: Callable[[int, Sequence[str]], Any],
     *,
-    choose: Callable[[int], Choice] = lambda number: Choice(RandomSampler(seed=number)),
-    overrides_of: Callable[[Trial], list[str]] = lambda trial: [],
-) -> Iterator[tuple[Controller, Study]]:
+    choose: Callable[[int], ParamChoice] = lambda number: ParamChoice(RandomSampler(seed=number)),
+    overrides_of: Callable[[StartedTrial], list[str]] = lambda trial: [],
+) -> Iterator[tuple[SweepController, Study]]:
     """A sweep of two trials, one at a time."""
-    slots = Slots(work, folder / "logs")
+    slots = TrialSlots(work, folder / "logs")
     study = Study(folder / "study.journal", "s", SPACE, ["minimize"], {})
     study.enqueue(2)
     try:
-        yield Controller(
-            study, slots, overrides_of=overrides_of, search=Search(choose), objective=["val.mse"],
-            limits=Limits(1, 1, True), watch=None, view=View(2, ["val.mse"], ["minimize"], 1), record=lambda: None,
+        yield SweepController(
+            study, slots, overrides_of=overrides_of, search=SearchMethod(choose), objective=["val.mse"],
+            limits=TrialLimits(1, 1, True), watch=None, view=SweepView(2, ["val.mse"], ["minimize"], 1),
+            record=lambda: None,
         ), study  # fmt: skip
     finally:
         slots.close()
@@ -62,9 +63,9 @@ def test_a_trial_that_a_signal_has_stopped_alone_is_run_again(tmp_path: Path) ->
 
 
 def test_a_stop_while_parameters_are_drawn_starts_no_trial(tmp_path: Path) -> None:
-    def choose(number: int) -> Choice:
+    def choose(number: int) -> ParamChoice:
         os.kill(os.getpid(), signal.SIGTERM)
-        return Choice(RandomSampler(seed=number))
+        return ParamChoice(RandomSampler(seed=number))
 
     with controller(tmp_path, lambda number, overrides: completed(number), choose=choose) as (sweep, study):
         assert sweep.run() == signal.SIGTERM
@@ -73,7 +74,7 @@ def test_a_stop_while_parameters_are_drawn_starts_no_trial(tmp_path: Path) -> No
 
 
 def test_a_stop_while_a_trial_starts_stops_it(tmp_path: Path) -> None:
-    def overrides_of(trial: Trial) -> list[str]:
+    def overrides_of(trial: StartedTrial) -> list[str]:
         os.kill(os.getpid(), signal.SIGTERM)
         return []
 

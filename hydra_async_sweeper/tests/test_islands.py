@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from search_functions import PROBLEMS
 
 from hydra_async_sweeper.islands import (
-    Finished,
     Individual,
-    Islands,
+    IslandSettings,
     Populations,
+    ScoredTrial,
     breed,
     fold,
     islands,
@@ -71,10 +71,10 @@ def loss_of(params: Params) -> float:
     return round(sum(float(value) ** 2 for value in params.values() if not isinstance(value, str)), 1)
 
 
-def search(space: Space, settings: Islands, count: int, slots: int = 1, failing: int = 0) -> list[Finished]:
+def search(space: Space, settings: IslandSettings, count: int, slots: int = 1, failing: int = 0) -> list[ScoredTrial]:
     """A search whose trials end out of order if there are slots, and every `failing`th without a loss."""
     order = random.Random(slots)
-    finished: list[Finished] = []
+    finished: list[ScoredTrial] = []
     running: list[tuple[int, Params]] = []
     populations = Populations(((),) * settings.num_islands)
     number = 0
@@ -85,7 +85,7 @@ def search(space: Space, settings: Islands, count: int, slots: int = 1, failing:
         ended, params = running.pop(order.randrange(slots))
         failed = failing and ended % failing == failing - 1
         loss = (None, math.nan, math.inf, -math.inf)[ended // failing % 4] if failed else loss_of(params)
-        finished.append(Finished(len(finished), ended, params, loss))
+        finished.append(ScoredTrial(len(finished), ended, params, loss))
         populations = fold(finished[-1:], settings, populations)
     return finished
 
@@ -110,10 +110,10 @@ def test_a_whole_search_on_islands_is_propulates(case: dict[str, Any]) -> None:
         **{key: case[key] for key in ("seed", "pop_size", "pollination", "topology", "migration_probability")},
     )
     space = space_of(case["limits"])
-    finished: list[Finished] = []
+    finished: list[ScoredTrial] = []
     for number, (params, loss) in enumerate(recorded(case)):
         assert suggest(number, finished, space, settings) == params
-        finished.append(Finished(number, number, params, loss))
+        finished.append(ScoredTrial(number, number, params, loss))
         if str(number) in case["active"]:
             populations = fold(finished, settings)
             assert [[one.number for one in island] for island in populations.islands] == case["active"][str(number)]
@@ -211,7 +211,7 @@ def test_trials_without_a_finite_loss_change_nothing(pollination: bool) -> None:
 
 def test_the_first_trials_are_random_while_all_have_failed() -> None:
     settings = islands(seed=5, pop_size=2)
-    failed = [Finished(told, told, suggest(told, [], PLAIN, settings), math.nan) for told in range(20)]
+    failed = [ScoredTrial(told, told, suggest(told, [], PLAIN, settings), math.nan) for told in range(20)]
     assert suggest(20, failed, PLAIN, settings) == suggest(20, [], PLAIN, settings)
 
 
@@ -230,13 +230,13 @@ def test_a_search_continues_from_what_a_file_holds() -> None:
     settings = islands(seed=7, pop_size=4, num_islands=2, island_size=slots_per_island(4, 2))
     finished = search(PLAIN, settings, 40, slots=4)
     saved = json.loads(json.dumps([settings._asdict(), finished]))
-    again, results = islands(**saved[0]), [Finished(*trial) for trial in saved[1]]
+    again, results = islands(**saved[0]), [ScoredTrial(*trial) for trial in saved[1]]
     assert again == settings
     assert suggest(44, results, PLAIN, again) == suggest(44, finished, PLAIN, settings)
 
 
 def test_pollination_keeps_sizes_and_migration_moves() -> None:
-    finished = [Finished(told, told, {"a": 0.0, "b": 0.0}, float(-told % 7)) for told in range(40)]
+    finished = [ScoredTrial(told, told, {"a": 0.0, "b": 0.0}, float(-told % 7)) for told in range(40)]
     pollination = fold(finished, islands(seed=8, pop_size=2, num_islands=4))
     assert [len(island) for island in pollination.islands] == [10, 10, 10, 10]
     migration = fold(finished, islands(seed=8, pop_size=2, num_islands=4, pollination=False))
@@ -251,14 +251,14 @@ def test_pollination_drops_one_for_each_that_arrives() -> None:
     """By hand: island 0 has the losses 0 and 2 and sends both; island 1 has 1 and keeps the best of 0, 1 and 2."""
     settings = islands(seed=0, pop_size=2, num_islands=2, topology=[[0, 2], [0, 0]], migration_probability=1)
     losses = [0.0, 1.0, 2.0]
-    finished = [Finished(told, told, {}, loss) for told, loss in enumerate(losses)]
+    finished = [ScoredTrial(told, told, {}, loss) for told, loss in enumerate(losses)]
     result = fold(finished, settings)
     assert [[one.number for one in island] for island in result.islands] == [[0, 2], [0]]
     assert [(move.told, move.numbers) for move in result.exchanges] == [(2, (0, 2))]
 
 
 def test_a_larger_island_exchanges_less_often() -> None:
-    finished = [Finished(told, told, {}, 0.0) for told in range(2000)]
+    finished = [ScoredTrial(told, told, {}, 0.0) for told in range(2000)]
     counts = [
         len(fold(finished, islands(seed=9, pop_size=2, num_islands=2, island_size=size)).exchanges) for size in (1, 3)
     ]
@@ -272,7 +272,7 @@ def test_slots_are_shared_by_the_islands() -> None:
 
 @pytest.mark.parametrize("order", [(1, 0), (0, 0)], ids=["reversed", "twice"])
 def test_results_in_another_order_are_refused(order: tuple[int, ...]) -> None:
-    finished = [Finished(told, number, {}, 0.0) for number, told in enumerate(order)]
+    finished = [ScoredTrial(told, number, {}, 0.0) for number, told in enumerate(order)]
     with pytest.raises(ValueError, match=r"told=0 of trial 1: must be above .*sort the results"):
         fold(finished, islands(seed=0, pop_size=2))
     before = fold(finished[:1], islands(seed=0, pop_size=2))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydra_async_sweeper.islands import Finished
-from hydra_async_sweeper.population import Decision, Population, decide, lineage, population
+from hydra_async_sweeper.islands import ScoredTrial
+from hydra_async_sweeper.population import Decision, PopulationSettings, decide, lineage, population
 from hydra_async_sweeper.space import Category, Number, Params, Space, contains
 
 SPACE: Space = {
@@ -19,14 +19,14 @@ SPACE: Space = {
 PARAMS: Params = {"rate": 1e-2, "width": 32, "depth": 3, "model": "mlp"}
 
 
-def settings(members: int = 4, **others: object) -> Population:
+def settings(members: int = 4, **others: object) -> PopulationSettings:
     return population(**{"seed": 3, "members": members, "rounds": 5, **others})  # type: ignore[arg-type]
 
 
-def round_of(losses: list[float | None], params: list[Params] | None = None) -> list[Finished]:
+def round_of(losses: list[float | None], params: list[Params] | None = None) -> list[ScoredTrial]:
     """The first round, whose trials have these losses."""
     own = params or [PARAMS | {"rate": 1e-3 * (n + 1)} for n in range(len(losses))]
-    return [Finished(n, n, own[n], loss) for n, loss in enumerate(losses)]
+    return [ScoredTrial(n, n, own[n], loss) for n, loss in enumerate(losses)]
 
 
 def test_the_first_round_draws_every_member_from_the_space() -> None:
@@ -108,8 +108,8 @@ def test_a_schedule_is_followed_by_one_member_that_waits_for_itself() -> None:
     assert (own.members, own.rounds) == (1, 2)
     assert decide(0, [], SPACE, own) == Decision(schedule[0], None)
     assert decide(1, [], SPACE, own) is None
-    assert decide(1, [Finished(0, 0, PARAMS, None)], SPACE, own) is None
-    assert decide(1, [Finished(0, 0, PARAMS, 0.5)], SPACE, own) == Decision(schedule[1], 0)
+    assert decide(1, [ScoredTrial(0, 0, PARAMS, None)], SPACE, own) is None
+    assert decide(1, [ScoredTrial(0, 0, PARAMS, 0.5)], SPACE, own) == Decision(schedule[1], 0)
 
 
 def test_lineage_goes_back_to_the_first_round() -> None:

@@ -22,10 +22,10 @@ from PIL import Image
 
 from hydra_async_sweeper.islands import Exchange
 from hydra_async_sweeper.ranking import best_trials
-from hydra_async_sweeper.report import View, best_command, draw, importances, seconds_left, write_tables
+from hydra_async_sweeper.report import SweepView, best_command, draw, importances, seconds_left, write_tables
 from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import Finished, Lanes, Trial, Values
+from hydra_async_sweeper.terms import FinishedTrial, Lanes, StartedTrial, Values
 
 pytestmark = pytest.mark.thorough
 
@@ -52,9 +52,11 @@ def ended(
     same_as: int | None = None,
     failure: str = "",
     seconds: float | None = 2.0,
-) -> Finished:
+) -> FinishedTrial:
     """A trial that has ended; it was told in the order of numbers unless `told` says otherwise."""
-    return Finished(number, params or {}, outcome, values, number if told is None else told, same_as, failure, seconds)
+    return FinishedTrial(
+        number, params or {}, outcome, values, number if told is None else told, same_as, failure, seconds
+    )
 
 
 BY_HAND = [
@@ -268,7 +270,7 @@ def drawn(rng: random.Random, dimension: Category | Number) -> str | float:
     return int(value) if dimension.whole else value
 
 
-def made_up(count: int, dimensions: int, objectives: int = 1, *, completed: bool = True) -> list[Finished]:
+def made_up(count: int, dimensions: int, objectives: int = 1, *, completed: bool = True) -> list[FinishedTrial]:
     """Trials of every outcome; the first has completed, unless none has."""
     rng = random.Random(0)
     trials = []
@@ -379,9 +381,9 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
     clock = Clock()
     earlier = [ended(n, (0.5,), seconds=30.0) for n in range(6)]
     earlier[3] = ended(3, (0.9512,), seconds=30.0)
-    view = View(24, ["val.accuracy"], ["maximize"], 2, earlier, stream=io.StringIO(), clock=clock)
-    view.start(Trial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
-    view.start(Trial(7, {}))
+    view = SweepView(24, ["val.accuracy"], ["maximize"], 2, earlier, stream=io.StringIO(), clock=clock)
+    view.start(StartedTrial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
+    view.start(StartedTrial(7, {}))
     view.progress(7, 100, 0.5)
     view.refresh()
     clock.now = 30.0
@@ -402,7 +404,7 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
 
 def test_the_view_logs_neither_a_best_trial_nor_a_time_that_there_is_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
-    view = View(2, ["a", "b"], ["minimize", "minimize"], 2, stream=io.StringIO(), clock=Clock())
+    view = SweepView(2, ["a", "b"], ["minimize", "minimize"], 2, stream=io.StringIO(), clock=Clock())
     view.end(ended(0, None, "diverged", seconds=None))
     view.end(ended(1, (1.0, 2e-7), seconds=0.25))
     assert [record.getMessage() for record in caplog.records] == [
@@ -439,7 +441,7 @@ def test_the_view_on_a_terminal_is_a_table(
 ) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
     stream, clock = terminal(30), Clock()
-    view = View(
+    view = SweepView(
         8,
         ["val.accuracy"],
         ["maximize"],
@@ -449,8 +451,8 @@ def test_the_view_on_a_terminal_is_a_table(
         stream=stream,
         clock=clock,
     )
-    view.start(Trial(1, {"a": 1}))
-    view.start(Trial(2, {"a": 2}))
+    view.start(StartedTrial(1, {"a": 1}))
+    view.start(StartedTrial(2, {"a": 2}))
     view.refresh()
     clock.now = 10.0
     view.progress(2, 300, 0.75)
@@ -470,9 +472,9 @@ def test_the_view_on_a_terminal_is_a_table(
 
 def test_the_table_fits_a_small_terminal(terminal: Callable[[int], Terminal]) -> None:
     stream = terminal(16)
-    view = View(90, ["x"], ["minimize"], 40, [ended(n, (1.0,)) for n in range(40)], stream=stream, clock=Clock())
+    view = SweepView(90, ["x"], ["minimize"], 40, [ended(n, (1.0,)) for n in range(40)], stream=stream, clock=Clock())
     for number in range(40, 80):
-        view.start(Trial(number, {}))
+        view.start(StartedTrial(number, {}))
     view.refresh()
     screen = stream.last_screen()
     assert len(screen) <= 16
@@ -487,8 +489,8 @@ def test_log_lines_appear_above_the_table(terminal: Callable[[int], Terminal], m
     handler = logging.StreamHandler(stream)
     log = logging.getLogger("hydra_async_sweeper")
     monkeypatch.setattr(log, "handlers", [handler])
-    view = View(3, ["x"], ["minimize"], 1)
-    view.start(Trial(0, {}))
+    view = SweepView(3, ["x"], ["minimize"], 1)
+    view.start(StartedTrial(0, {}))
     view.refresh()
     log.warning("trial 0: run 1 again")
     view.refresh()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydra_async_sweeper.slots import Ended, NurseryGoneError, Slots
+from hydra_async_sweeper.slots import NurseryGoneError, TrialExit, TrialSlots
 
 
 def work(number: int, overrides: Sequence[str]) -> Any:
@@ -21,8 +21,8 @@ def work(number: int, overrides: Sequence[str]) -> Any:
     return {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid(), "parent": os.getppid()}
 
 
-def ended(slots: Slots, count: int) -> dict[int, Ended]:
-    found: list[Ended] = []
+def ended(slots: TrialSlots, count: int) -> dict[int, TrialExit]:
+    found: list[TrialExit] = []
     deadline = time.monotonic() + 30
     while len(found) < count:
         assert time.monotonic() < deadline, found
@@ -31,12 +31,12 @@ def ended(slots: Slots, count: int) -> dict[int, Ended]:
 
 
 @pytest.fixture
-def slots(tmp_path: Path) -> Iterator[Slots]:
-    with closing(Slots(work, tmp_path / "logs", gpus=["3", "5"])) as made:
+def slots(tmp_path: Path) -> Iterator[TrialSlots]:
+    with closing(TrialSlots(work, tmp_path / "logs", gpus=["3", "5"])) as made:
         yield made
 
 
-def test_each_slot_has_a_gpu_of_its_own_as_long_as_there_are_enough(slots: Slots) -> None:
+def test_each_slot_has_a_gpu_of_its_own_as_long_as_there_are_enough(slots: TrialSlots) -> None:
     for slot in range(4):
         slots.start(10 + slot, [], slot)
     outcomes = {number: one.outcome for number, one in ended(slots, 4).items()}
@@ -45,25 +45,25 @@ def test_each_slot_has_a_gpu_of_its_own_as_long_as_there_are_enough(slots: Slots
     assert len({outcome["parent"] for outcome in outcomes.values()}) == 1  # all are forks of one process
 
 
-def test_a_trial_that_fails_or_is_killed_takes_no_other_with_it(slots: Slots) -> None:
+def test_a_trial_that_fails_or_is_killed_takes_no_other_with_it(slots: TrialSlots) -> None:
     slots.start(0, ["sleep"], 0)
     slots.start(1, ["fail"], 1)
     assert ended(slots, 1)[1].code == 1 and "as it was told" in slots.log_of(1).read_text()
     slots.signal(signal.SIGKILL)
-    assert ended(slots, 1)[0] == Ended(0, -signal.SIGKILL, None)
+    assert ended(slots, 1)[0] == TrialExit(0, -signal.SIGKILL, None)
     slots.start(2, [], 0)
     assert ended(slots, 1)[2].code == 0
 
 
-def test_a_signal_reaches_a_trial_that_is_still_to_be_forked(slots: Slots) -> None:
+def test_a_signal_reaches_a_trial_that_is_still_to_be_forked(slots: TrialSlots) -> None:
     slots.start(0, ["sleep"], 0)
     slots.signal(signal.SIGTERM)  # before `wait` has heard of the fork
-    assert ended(slots, 1)[0] == Ended(0, -signal.SIGTERM, None)
+    assert ended(slots, 1)[0] == TrialExit(0, -signal.SIGTERM, None)
     slots.start(0, [], 0)
     assert ended(slots, 1)[0].code == 0
 
 
-def test_without_the_nursery_the_slots_say_so(slots: Slots) -> None:
+def test_without_the_nursery_the_slots_say_so(slots: TrialSlots) -> None:
     slots.start(0, [], 0)
     os.kill(ended(slots, 1)[0].outcome["parent"], signal.SIGKILL)
     with pytest.raises(NurseryGoneError, match="the same command resumes"):

@@ -8,7 +8,7 @@ import pytest
 from optuna.samplers import BaseSampler, RandomSampler
 
 from hydra_async_sweeper import islands
-from hydra_async_sweeper.pruning import Watch
+from hydra_async_sweeper.pruning import PruningWatch
 from hydra_async_sweeper.samplers import combinations, search_of
 from hydra_async_sweeper.settings import PACKAGES, settings_of
 from hydra_async_sweeper.space import Category, Number, Space, contains
@@ -256,7 +256,7 @@ def test_a_watch_reads_the_file_of_a_resumed_trial_from_its_start(tmp_path: Path
     """A trial that goes back puts a shorter file in the place of the one that was read."""
     seen: list[tuple[int, float]] = []
     study = opened(tmp_path)
-    watch = Watch(study, None, lambda number: tmp_path, "accuracy", lambda *point: seen.append(point[1:]))
+    watch = PruningWatch(study, None, lambda number: tmp_path, "accuracy", lambda *point: seen.append(point[1:]))
     file, fresh = tmp_path / "metrics.jsonl", tmp_path / "fresh"
 
     def write(path: Path, steps: range) -> None:

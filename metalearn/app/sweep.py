@@ -28,7 +28,7 @@ from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json
 
 if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
-    from hydra_async_sweeper.plan import Plan
+    from hydra_async_sweeper.plan import SweepPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -246,7 +246,7 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     return Checked(**json.loads(found)) if code == OK else None
 
 
-def _check(program: Program, plan: "Plan", others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
+def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
     in_rounds = "rounds" in sweeper
     metric, steps, shapes = "", 0, None
     for params in _checked(plan):
@@ -267,7 +267,7 @@ def _check(program: Program, plan: "Plan", others: Sequence[str], sweeper: Mappi
     return OK
 
 
-def _check_rounds(plan: "Plan", rounds: int, steps: int) -> None:
+def _check_rounds(plan: "SweepPlan", rounds: int, steps: int) -> None:
     fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
     if fixed:
         raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")
@@ -276,7 +276,7 @@ def _check_rounds(plan: "Plan", rounds: int, steps: int) -> None:
                           f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
 
 
-def _checked(plan: "Plan") -> Iterator[dict[str, Any]]:
+def _checked(plan: "SweepPlan") -> Iterator[dict[str, Any]]:
     """The first value of every dimension; then, one at a time, each other option or end."""
     from hydra_async_sweeper.space import ends_of
 

@@ -66,7 +66,7 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int]) -> int:
 
 
 def run_trials_by_hydra(task: Callable[[DictConfig], dict[str, Any]], attributes: Mapping[str, Any]) -> None:
-    """Lets the sweeper `async` call `task` for each trial; `hydra_async_sweeper.plan.Task` reads the `attributes`."""
+    """Lets the sweeper `async` call `task` for each trial; the sweeper's `TaskTraits` reads the `attributes`."""
 
     def trial(config: DictConfig) -> dict[str, Any]:
         return task(config)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from hydra_async_sweeper.islands import Finished
+from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.population import decide, lineage, population
 from hydra_async_sweeper.space import Number
 from tests.runs import metrics
@@ -36,7 +36,7 @@ def test_each_round_goes_on_where_its_parent_stood_as_the_results_decide(undistu
     assert [(row["round"], row["member"]) for row in table] == [(str(n // 3), str(n % 3)) for n in range(9)]
     space = {"optimizer.lr": Number(1e-4, 1e-2, log=True), "algorithm.inner_lr": Number(0.001, 0.1)}
     ended = [
-        Finished(n, n, {key: float(row[key]) for key in space}, float(row["val.mse"])) for n, row in enumerate(table)
+        ScoredTrial(n, n, {key: float(row[key]) for key in space}, float(row["val.mse"])) for n, row in enumerate(table)
     ]
     settings = population(seed=0, members=3, rounds=3)
     for number, row in enumerate(table):

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from hydra_async_sweeper.outcome import RETRY, STOPPED, Result, result_of
-from hydra_async_sweeper.pruning import Watch
-from hydra_async_sweeper.report import View
-from hydra_async_sweeper.samplers import Search
-from hydra_async_sweeper.slots import Ended, Slots
+from hydra_async_sweeper.outcome import RETRY, STOPPED, TrialResult, result_of
+from hydra_async_sweeper.pruning import PruningWatch
+from hydra_async_sweeper.report import SweepView
+from hydra_async_sweeper.samplers import SearchMethod
+from hydra_async_sweeper.slots import TrialExit, TrialSlots
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import FAILED, Finished, Trial
+from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial
 
 LOOK_SECONDS = 0.25
 """How long the controller waits for a trial to end before it looks at the others' metrics."""
@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.25
 log = logging.getLogger("hydra_async_sweeper")
 
 
-class Limits(NamedTuple):
+class TrialLimits(NamedTuple):
     """How many trials run at once; how often a trial that was killed or crashed is run again; and whether the search
     needs values."""
 
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     searching: bool
 
 
-class Controller:
+class SweepController:
     """Runs the trials of a study.
 
     Args:
@@ -42,7 +42,7 @@ class Controller:
         overrides_of: from a trial to its overrides.
         search: chooses the parameters.
         objective: the fields that are searched for; None: the value that the task returns, or its validation metric.
-        limits: see `Limits`.
+        limits: see `TrialLimits`.
         watch: prunes trials by their metrics; None: no pruning.
         view: what a person sees.
         record: writes tables; called after every trial.
@@ -51,22 +51,22 @@ class Controller:
     def __init__(
         self,
         study: Study,
-        slots: Slots,
+        slots: TrialSlots,
         *,
-        overrides_of: Callable[[Trial], list[str]],
-        search: Search,
+        overrides_of: Callable[[StartedTrial], list[str]],
+        search: SearchMethod,
         objective: Sequence[str] | None,
-        limits: Limits,
-        watch: Watch | None,
-        view: View,
+        limits: TrialLimits,
+        watch: PruningWatch | None,
+        view: SweepView,
         record: Callable[[], None],
     ) -> None:
         self._study, self._slots, self._overrides_of, self._search = study, slots, overrides_of, search
         self._objective, self._limits, self._watch, self._view, self._record = objective, limits, watch, view, record
         self._free = deque(range(limits.n_jobs))
-        self._running: dict[int, tuple[Trial, int]] = {}
-        self._ready: deque[Trial] = deque()
-        self._twins: list[Trial] = []
+        self._running: dict[int, tuple[StartedTrial, int]] = {}
+        self._ready: deque[StartedTrial] = deque()
+        self._twins: list[StartedTrial] = []
         self._stop = 0
         self.returned: dict[int, Any] = {}
 
@@ -101,7 +101,7 @@ class Controller:
             else:
                 self._start(trial)
 
-    def _next(self) -> Trial | None:
+    def _next(self) -> StartedTrial | None:
         for trial in self._twins:
             if not self._is_running(trial):
                 self._twins.remove(trial)
@@ -110,28 +110,28 @@ class Controller:
             return self._ready.popleft()
         return next(filter(None, map(self._begin, self._study.waiting())), None)
 
-    def _begin(self, number: int) -> Trial | None:
+    def _begin(self, number: int) -> StartedTrial | None:
         """Gives a trial its parameters; None if they are not known yet."""
         choice = self._search.choose(number)
         return None if choice is None else self._study.begin(number, *choice)
 
-    def _twin(self, trial: Trial) -> Finished | None:
+    def _twin(self, trial: StartedTrial) -> FinishedTrial | None:
         """A trial that has ended with the same parameters; its values need not be computed again."""
         if self._search.repeats:
             return None
         same = (t for t in self._study.finished() if t.params == trial.params and t.outcome != FAILED)
         return next(same, None)
 
-    def _is_running(self, trial: Trial) -> bool:
+    def _is_running(self, trial: StartedTrial) -> bool:
         """Whether a trial with the same values is under way."""
         same = any(other.params == trial.params for other, _ in self._running.values())
         return same and not self._search.repeats
 
-    def _copy(self, trial: Trial, twin: Finished) -> None:
+    def _copy(self, trial: StartedTrial, twin: FinishedTrial) -> None:
         self._study.tell(trial.number, twin.outcome, twin.values, same_as=twin.number)
         self._told(trial.number)
 
-    def _start(self, trial: Trial) -> None:
+    def _start(self, trial: StartedTrial) -> None:
         slot = self._free.popleft()
         self._running[trial.number] = trial, slot
         self._slots.start(trial.number, self._overrides_of(trial), slot)
@@ -143,7 +143,7 @@ class Controller:
 
     # Ending
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: TrialExit) -> None:
         trial, slot = self._running.pop(ended.number)
         self._free.appendleft(slot)
         result = result_of(
@@ -161,7 +161,7 @@ class Controller:
             log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
         self._told(trial.number)
 
-    def _again(self, trial: Trial, result: Result) -> None:
+    def _again(self, trial: StartedTrial, result: TrialResult) -> None:
         count = self._study.retry(trial.number)
         if count <= self._limits.max_retries:
             log.warning("trial %d: %s; run %d again", trial.number, result.failure, count)

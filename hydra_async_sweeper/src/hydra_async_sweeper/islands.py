@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hydra_async_sweeper.space import Number, Params, Space, uniform, value_at
 
 
-class Islands(NamedTuple):
+class IslandSettings(NamedTuple):
     """Settings of the search; `islands` makes and explains them."""
 
     seed: int
@@ -33,7 +33,7 @@ class Islands(NamedTuple):
     random_init: float
 
 
-class Finished(NamedTuple):
+class ScoredTrial(NamedTuple):
     """A trial that has ended. `told` is its place in the order of results; a failed trial has the loss None."""
 
     told: int
@@ -81,7 +81,7 @@ def islands(
     mutation: float = 0.4,
     sigma: float = 0.05,
     random_init: float = 0.1,
-) -> Islands:
+) -> IslandSettings:
     """Checked settings.
 
     Args:
@@ -116,7 +116,7 @@ def islands(
     for name, (share, default) in shares.items():
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ValueError(f"{name}={share!r}: must be a number from 0 to 1; type {name}={default}")
-    return Islands(
+    return IslandSettings(
         seed, pop_size, num_islands, island_size, migration_probability, pollination, _matrix(topology, num_islands),
         crossover, mutation, sigma, random_init,
     )  # fmt: skip
@@ -127,18 +127,18 @@ def slots_per_island(n_jobs: int, num_islands: int) -> int:
     return max(1, n_jobs // num_islands)
 
 
-def suggest(number: int, finished: Iterable[Finished], space: Space, settings: Islands) -> Params:
+def suggest(number: int, finished: Iterable[ScoredTrial], space: Space, settings: IslandSettings) -> Params:
     """The parameters of trial `number`, from the results that are there when it starts."""
     return offspring(number, fold(finished, settings), space, settings)
 
 
-def offspring(number: int, populations: Populations, space: Space, settings: Islands) -> Params:
+def offspring(number: int, populations: Populations, space: Space, settings: IslandSettings) -> Params:
     """The parameters of trial `number`, from the populations that are there when it starts."""
     rng = random.Random(f"{settings.seed}-{number}")
     return breed(rng, populations.islands[number % settings.num_islands], space, settings)
 
 
-def breed(rng: random.Random, active: Sequence[Individual], space: Space, settings: Islands) -> Params:
+def breed(rng: random.Random, active: Sequence[Individual], space: Space, settings: IslandSettings) -> Params:
     """A child of two of the island's best `pop_size`, or random parameters while the island has fewer.
 
     `rng` is advanced as Propulate's default operators advance it; a draw that decides nothing is made for that alone.
@@ -160,7 +160,7 @@ def breed(rng: random.Random, active: Sequence[Individual], space: Space, settin
     return _random(rng, space) if rng.random() < settings.random_init else child
 
 
-def fold(finished: Iterable[Finished], settings: Islands, before: Populations | None = None) -> Populations:
+def fold(finished: Iterable[ScoredTrial], settings: IslandSettings, before: Populations | None = None) -> Populations:
     """The populations after the results, in the order in which they were told.
 
     A trial without a finite loss changes nothing.
@@ -189,7 +189,7 @@ def fold(finished: Iterable[Finished], settings: Islands, before: Populations | 
     return Populations(tuple(map(tuple, populations)), tuple(exchanges), told)
 
 
-def _exchange(told: int, source: int, populations: list[list[Individual]], settings: Islands) -> list[Exchange]:
+def _exchange(told: int, source: int, populations: list[list[Individual]], settings: IslandSettings) -> list[Exchange]:
     """Changes `populations` by what the source sends after the result `told`, which is often nothing."""
     rng = random.Random(f"{settings.seed}-exchange-{told}")
     if rng.random() >= settings.migration_probability / settings.island_size:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hydra_async_sweeper.slots import Ended
+from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, PRUNED, Direction, Values
 
 RETRY, STOPPED = "retry", "stopped"
@@ -16,7 +16,7 @@ METRICS = ("val.accuracy", "val.mse")
 STOP_CODES = (130, 143, -2, -15)
 
 
-class Result(NamedTuple):
+class TrialResult(NamedTuple):
     """How a trial has ended, with its values or the reason why there are none."""
 
     outcome: str
@@ -29,7 +29,9 @@ def direction_of(objective: str) -> Direction:
     return "maximize" if "accuracy" in objective else "minimize"
 
 
-def result_of(ended: Ended, objective: Sequence[str] | None, count: int, *, searching: bool, stopping: bool) -> Result:
+def result_of(
+    ended: TrialExit, objective: Sequence[str] | None, count: int, *, searching: bool, stopping: bool
+) -> TrialResult:
     """What a trial's end means.
 
     Args:
@@ -43,37 +45,37 @@ def result_of(ended: Ended, objective: Sequence[str] | None, count: int, *, sear
     outcome = ended.outcome
     if outcome is None:
         if ended.code in STOP_CODES and stopping:
-            return Result(STOPPED)
+            return TrialResult(STOPPED)
         cause = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-        return Result(RETRY, failure=f"its process ended with {cause}")
+        return TrialResult(RETRY, failure=f"its process ended with {cause}")
     if outcome["status"] == "REFUSED":
-        return Result(FAILED, failure=outcome["error"])
+        return TrialResult(FAILED, failure=outcome["error"])
     if outcome["status"] != "COMPLETED":
-        return Result(RETRY, failure=outcome["error"])
+        return TrialResult(RETRY, failure=outcome["error"])
     value = outcome["value"]
     if objective is None and not searching and not _is_numbers(value) and not isinstance(value, Mapping):
-        return Result(COMPLETED)
+        return TrialResult(COMPLETED)
     if isinstance(value, Mapping) and "status" in value:
         return _of_run(value, objective, count, stopping)
     return _of_value(value, objective, count)
 
 
-def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int, stopping: bool) -> Result:
+def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int, stopping: bool) -> TrialResult:
     """Of a task that returns its status, exit code and result."""
     status, code = run["status"], run.get("exit", 0)
     if status == STOPPED or code in STOP_CODES:
-        return Result(STOPPED) if stopping else Result(RETRY, failure="a signal stopped it alone")
+        return TrialResult(STOPPED) if stopping else TrialResult(RETRY, failure="a signal stopped it alone")
     if status == DIVERGED:
-        return Result(DIVERGED, failure=str(run.get("error", "")))
+        return TrialResult(DIVERGED, failure=str(run.get("error", "")))
     if code == 2:
-        return Result(FAILED, failure=str(run.get("error", "its config is refused")))
+        return TrialResult(FAILED, failure=str(run.get("error", "its config is refused")))
     if code != 0:
-        return Result(RETRY, failure=str(run.get("error", f"exit code {code}")))
+        return TrialResult(RETRY, failure=str(run.get("error", f"exit code {code}")))
     found = _of_value(run, objective, count)
     return found._replace(outcome=PRUNED, failure="") if status == PRUNED else found
 
 
-def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> Result:
+def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> TrialResult:
     if isinstance(value, Mapping):
         objective = objective or _own_metric(value)
     if objective is None:
@@ -82,11 +84,11 @@ def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> Result
         values = [_field(value, name) for name in objective]
         missing = [name for name, number in zip(objective, values, strict=True) if number is _MISSING]
         if missing:
-            return Result(FAILED, failure=f"objective={', '.join(missing)}: the trial has returned no such field")
+            return TrialResult(FAILED, failure=f"objective={', '.join(missing)}: the trial has returned no such field")
     numbers = [math.nan if number is None else number for number in values]
     if len(numbers) != count or not _is_numbers(numbers):
-        return Result(FAILED, failure=f"the trial has returned {value!r}; it must return {count} numbers")
-    return Result(COMPLETED if all(map(math.isfinite, numbers)) else DIVERGED, tuple(map(float, numbers)))
+        return TrialResult(FAILED, failure=f"the trial has returned {value!r}; it must return {count} numbers")
+    return TrialResult(COMPLETED if all(map(math.isfinite, numbers)) else DIVERGED, tuple(map(float, numbers)))
 
 
 def _is_numbers(value: Any) -> bool:

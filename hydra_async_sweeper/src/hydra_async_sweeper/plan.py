@@ -12,7 +12,7 @@ from hydra.types import TaskFunction
 from hydra_async_sweeper.space import Space, as_overrides, dimension_of
 
 
-class Task(NamedTuple):
+class TaskTraits(NamedTuple):
     """What a task function says of itself, by attributes of these names; all may be absent.
 
     `objective` is the field of the returned mapping that is searched for by default; `preload` the modules that its
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None
 
     @classmethod
-    def of(cls, function: TaskFunction | None) -> "Task":
+    def of(cls, function: TaskFunction | None) -> "TaskTraits":
         get = partial(getattr, function)
         return cls(
             get("objective", None), get("preload", ()), get("free_keys", ()), get("program", sys.argv[0]),
@@ -38,7 +38,7 @@ class Task(NamedTuple):
         )  # fmt: skip
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands; and
     those of the command line."""
 
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
         return [chosen[text] if searched else text for text, searched in self.template]
 
 
-def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> Plan:
+def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
     """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for.
 
     Args:
@@ -76,4 +76,4 @@ def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callab
             template.append((key, True))
         else:
             template.append((str(override.input_line), False))
-    return Plan(space, template, list(arguments))
+    return SweepPlan(space, template, list(arguments))

@@ -10,11 +10,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hydra_async_sweeper.islands import Finished
+from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.space import Category, Dimension, Params, Space, Value, steps_of, uniform, value_at, with_step
 
 
-class Population(NamedTuple):
+class PopulationSettings(NamedTuple):
     """Settings of the search; `population` makes and explains them."""
 
     seed: int
@@ -47,7 +47,7 @@ def population(
     factors: Sequence[float] = (0.8, 1.2),
     resample: float = 0.25,
     schedule: Sequence[Params] | None = None,
-) -> Population:
+) -> PopulationSettings:
     """Checked settings.
 
     Args:
@@ -72,12 +72,12 @@ def population(
         raise ValueError(f"factors={factors!r}: must be a list of numbers above 0; type factors=[0.8,1.2]")
     if schedule is not None:
         members, rounds = 1, len(schedule)
-    return Population(
+    return PopulationSettings(
         seed, members, rounds, quantile, tuple(factors), resample, None if schedule is None else tuple(schedule)
     )
 
 
-def decide(number: int, finished: Iterable[Finished], space: Space, settings: Population) -> Decision | None:
+def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings) -> Decision | None:
     """What trial `number` does.
 
     Args:
@@ -121,16 +121,16 @@ def lineage(number: int, parents: Mapping[int, int | None]) -> list[int]:
     return chain[::-1]
 
 
-def _rank(trial: Finished) -> tuple[bool, float, int]:
+def _rank(trial: ScoredTrial) -> tuple[bool, float, int]:
     """Lower is better; a trial without a value is the worst."""
     return trial.loss is None, trial.loss or 0.0, trial.number
 
 
-def _explored(rng: random.Random, params: Params, space: Space, settings: Population) -> Params:
+def _explored(rng: random.Random, params: Params, space: Space, settings: PopulationSettings) -> Params:
     return {key: _changed(rng, dimension, params[key], settings) for key, dimension in space.items()}
 
 
-def _changed(rng: random.Random, dimension: Dimension, value: Value, settings: Population) -> Value:
+def _changed(rng: random.Random, dimension: Dimension, value: Value, settings: PopulationSettings) -> Value:
     """Drawn afresh; or, if it is a number, times a factor. A number with steps moves by one step at least."""
     if rng.random() < settings.resample:
         return uniform(rng, dimension)

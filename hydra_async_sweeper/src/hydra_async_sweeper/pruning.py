@@ -15,7 +15,7 @@ STOP_FILE = "stop"
 """A run that finds this file in its folder saves, and stops as pruned. Remove it, and the same command resumes."""
 
 
-class Watch:
+class PruningWatch:
     """Looks at the trials under way.
 
     Args:

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 from hydra_async_sweeper import islands
-from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, ONE_LANE, PRUNED, Finished, Lanes
+from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, ONE_LANE, PRUNED, FinishedTrial, Lanes
 
 OUTCOMES = (COMPLETED, PRUNED, DIVERGED, FAILED)
 
 
-def best_trials(trials: Iterable[Finished], directions: Sequence[str], lanes: Lanes = ONE_LANE) -> list[Finished]:
+def best_trials(
+    trials: Iterable[FinishedTrial], directions: Sequence[str], lanes: Lanes = ONE_LANE
+) -> list[FinishedTrial]:
     """The best completed trial, of equal ones the earliest; of several objectives the Pareto front, by number."""
     completed = [trial for trial in trials if losses_of(trial, directions) is not None]
     if lanes.by_round:
@@ -17,7 +19,7 @@ def best_trials(trials: Iterable[Finished], directions: Sequence[str], lanes: La
     ranked = sorted(completed, key=lambda trial: (losses_of(trial, directions), trial.told))
     if len(directions) == 1:
         return ranked[:1]
-    front: list[Finished] = []
+    front: list[FinishedTrial] = []
     for trial in ranked:  # what beats a trial has a smaller key, and is on the front or beaten by it
         if not any(_beats(other, trial, directions) for other in front):
             front.append(trial)
@@ -30,7 +32,7 @@ def place_of(number: int, lanes: Lanes) -> dict[str, int]:
     return round_ | ({lanes.name: number % lanes.size} if lanes.size > 1 else {})
 
 
-def losses_of(trial: Finished, directions: Sequence[str]) -> tuple[float, ...] | None:
+def losses_of(trial: FinishedTrial, directions: Sequence[str]) -> tuple[float, ...] | None:
     """The values of a completed trial with the sign that makes lower better."""
     if trial.outcome != COMPLETED or trial.values is None:
         return None
@@ -39,17 +41,17 @@ def losses_of(trial: Finished, directions: Sequence[str]) -> tuple[float, ...] |
     )
 
 
-def results_of(trials: Iterable[Finished], directions: Sequence[str]) -> list[islands.Finished]:
+def results_of(trials: Iterable[FinishedTrial], directions: Sequence[str]) -> list[islands.ScoredTrial]:
     """The trials in the order of their ends, as the searches take them: only a completed one has a loss."""
 
-    def loss(trial: Finished) -> float | None:
+    def loss(trial: FinishedTrial) -> float | None:
         return (losses_of(trial, directions) or (None,))[0]
 
     ordered = sorted(trials, key=lambda trial: (trial.told, trial.number))
-    return [islands.Finished(trial.told, trial.number, trial.params, loss(trial)) for trial in ordered]
+    return [islands.ScoredTrial(trial.told, trial.number, trial.params, loss(trial)) for trial in ordered]
 
 
-def _beats(a: Finished, b: Finished, directions: Sequence[str]) -> bool:
+def _beats(a: FinishedTrial, b: FinishedTrial, directions: Sequence[str]) -> bool:
     first, second = losses_of(a, directions), losses_of(b, directions)
     assert first is not None and second is not None
     return first != second and all(x <= y for x, y in zip(first, second, strict=True))

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 from hydra_async_sweeper import report
 from hydra_async_sweeper.islands import fold
 from hydra_async_sweeper.ranking import best_trials
-from hydra_async_sweeper.settings import PBT, Settings
+from hydra_async_sweeper.settings import PBT, SweeperSettings
 from hydra_async_sweeper.space import as_overrides
 from hydra_async_sweeper.study import Study
 
 if TYPE_CHECKING:
-    from hydra_async_sweeper.plan import Plan, Task
+    from hydra_async_sweeper.plan import SweepPlan, TaskTraits
 
 log = logging.getLogger("hydra_async_sweeper")
 
 
-class Records:
+class SweepRecords:
     """Writes the records of a sweep into its folder."""
 
     def __init__(
         self,
         study: Study,
-        plan: "Plan",
-        chosen: Settings,
-        task: "Task",
+        plan: "SweepPlan",
+        chosen: SweeperSettings,
+        task: "TaskTraits",
         folder: Path,
         objectives: Sequence[str],
         folder_of: Callable[[int], str],

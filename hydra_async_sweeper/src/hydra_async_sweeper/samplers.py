@@ -15,42 +15,42 @@ from optuna.trial import FrozenTrial
 
 from hydra_async_sweeper.islands import suggest
 from hydra_async_sweeper.population import decide
-from hydra_async_sweeper.settings import Settings
+from hydra_async_sweeper.settings import SweeperSettings
 from hydra_async_sweeper.space import Category, Number, Params, Space
 from hydra_async_sweeper.study import Study, values_of
 
 
-class Choice(NamedTuple):
+class ParamChoice(NamedTuple):
     """A trial's parameters, as a sampler that gives them; and the trial whose checkpoint it goes on from."""
 
     sampler: BaseSampler
     parent: int | None = None
 
 
-class Search(NamedTuple):
+class SearchMethod(NamedTuple):
     """A way to search. `choose` is asked by a trial's number; None: what decides the trial is not known yet.
 
     With `repeats`, equal parameters may have other values, so no value is copied.
     """
 
-    choose: Callable[[int], Choice | None]
+    choose: Callable[[int], ParamChoice | None]
     repeats: bool = False
 
 
-def search_of(study: Study, chosen: Settings) -> Search:
+def search_of(study: Study, chosen: SweeperSettings) -> SearchMethod:
     """The search that the settings ask for."""
     population = chosen.population
     if population is None:
-        return Search(lambda number: Choice(_sampler(study, chosen, number)))
+        return SearchMethod(lambda number: ParamChoice(_sampler(study, chosen, number)))
 
-    def choose(number: int) -> Choice | None:
+    def choose(number: int) -> ParamChoice | None:
         decision = decide(number, study.losses(), study.space, population)
-        return None if decision is None else Choice(_Chosen(study, decision.params), decision.parent)
+        return None if decision is None else ParamChoice(_Chosen(study, decision.params), decision.parent)
 
-    return Search(choose, repeats=True)
+    return SearchMethod(choose, repeats=True)
 
 
-def _sampler(study: Study, chosen: Settings, number: int) -> BaseSampler:
+def _sampler(study: Study, chosen: SweeperSettings, number: int) -> BaseSampler:
     own = (chosen.seed * 1_000_003 + number) % 2**32  # what numpy takes
     if chosen.sampler == "islands":
         return _Chosen(study, suggest(number, study.losses(), study.space, chosen.islands))

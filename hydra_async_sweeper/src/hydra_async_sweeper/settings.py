@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 from hydra_async_sweeper import islands as evolution
 from hydra_async_sweeper.files import read_yaml
-from hydra_async_sweeper.islands import Islands
+from hydra_async_sweeper.islands import IslandSettings
 from hydra_async_sweeper.outcome import direction_of
-from hydra_async_sweeper.population import Population, population
+from hydra_async_sweeper.population import PopulationSettings, population
 from hydra_async_sweeper.space import Params, Space, SpaceError, contains, size
 from hydra_async_sweeper.terms import ONE_LANE, Direction, Lanes
 
@@ -32,7 +32,7 @@ POPULATION = 10
 """Parents of an island where `hydra.sweeper.islands.pop_size` is not given."""
 
 
-class Settings(NamedTuple):
+class SweeperSettings(NamedTuple):
     """How to search. `objective` is None where the task returns the value itself."""
 
     sampler: str
@@ -48,8 +48,8 @@ class Settings(NamedTuple):
     max_retries: int
     warm: bool
     preload: list[str]
-    islands: Islands
-    population: Population | None
+    islands: IslandSettings
+    population: PopulationSettings | None
 
     @property
     def lanes(self) -> Lanes:
@@ -59,7 +59,7 @@ class Settings(NamedTuple):
         return Lanes("island", self.islands.num_islands) if self.sampler == "islands" else ONE_LANE
 
 
-def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = None) -> Settings:
+def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = None) -> SweeperSettings:
     """The settings that the keys below `hydra.sweeper` describe.
 
     Args:
@@ -92,7 +92,7 @@ def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = 
         sampler, n_trials, pruner = _way(keys, space, directions)
     else:
         sampler, n_trials, pruner = PBT, population.members * population.rounds, "none"
-    return Settings(
+    return SweeperSettings(
         sampler, n_trials, keys["n_jobs"], objectives, directions, pruner, keys["seed"],
         str(keys["study_name"]), keys["storage"], float(rate), keys["max_retries"], keys["warm"],
         list(keys["preload"]), _islands(keys.get("islands", {}), keys["seed"], keys["n_jobs"]), population,
@@ -112,7 +112,7 @@ def _way(keys: Mapping[str, Any], space: Space, directions: Sequence[Direction])
     return sampler, n_trials, pruner
 
 
-def _population(keys: Mapping[str, Any], space: Space, directions: Sequence[Direction]) -> Population:
+def _population(keys: Mapping[str, Any], space: Space, directions: Sequence[Direction]) -> PopulationSettings:
     """What `hydra/sweeper=pbt` does."""
     _needs("hydra/sweeper=pbt", ("optuna",))
     if len(directions) > 1:
@@ -215,7 +215,7 @@ def _directions(given: Any, objectives: list[str] | None) -> list[Direction]:
     return directions
 
 
-def _islands(given: Mapping[str, Any], seed: int, n_jobs: int) -> Islands:
+def _islands(given: Mapping[str, Any], seed: int, n_jobs: int) -> IslandSettings:
     keys = {"seed": seed, "pop_size": POPULATION, **{key: value for key, value in given.items() if value is not None}}
     islands = keys.get("num_islands", 1)
     if not isinstance(islands, int) or islands < 1:

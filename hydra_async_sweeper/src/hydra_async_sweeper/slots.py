@@ -33,7 +33,7 @@ class NurseryGoneError(RuntimeError):
     """The process that forks the trials has died."""
 
 
-class Ended(NamedTuple):
+class TrialExit(NamedTuple):
     """A trial's process has ended: its exit code (below 0: the signal that killed it), and the trial's outcome where it
     lived to return one."""
 
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
     outcome: Any
 
 
-class Slots:
+class TrialSlots:
     """Runs trials, each in a process of its own.
 
     Args:
@@ -81,13 +81,13 @@ class Slots:
         self._send({"number": number, "overrides": list(overrides), "slot": slot})
         self._pids[number] = 0
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[TrialExit]:
         """The trials that have ended, after at most so many seconds.
 
         Raises:
             NurseryGoneError: the nursery is gone, and its trials with it.
         """
-        ended: list[Ended] = []
+        ended: list[TrialExit] = []
         self._socket.settimeout(seconds)
         while self._pids:
             try:
@@ -103,7 +103,7 @@ class Slots:
             if "code" in event:
                 del self._pids[number]
                 self._unsent.pop(number, None)
-                ended.append(Ended(number, event["code"], _read_outcome(self._folder, number)))
+                ended.append(TrialExit(number, event["code"], _read_outcome(self._folder, number)))
                 self._socket.settimeout(0)
             else:
                 self._pids[number] = event["pid"]

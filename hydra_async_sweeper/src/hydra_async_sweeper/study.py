@@ -28,7 +28,16 @@ from optuna.trial import FrozenTrial, TrialState
 from hydra_async_sweeper import islands
 from hydra_async_sweeper.ranking import results_of
 from hydra_async_sweeper.space import Category, Dimension, Number, Params, Space, steps_of, value_at
-from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, PRUNED, Direction, Finished, Trial, Values
+from hydra_async_sweeper.terms import (
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    PRUNED,
+    Direction,
+    FinishedTrial,
+    StartedTrial,
+    Values,
+)
 
 OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
 PARENT = "parent"
@@ -135,7 +144,7 @@ class Study:
         """The numbers of the trials that were under way when the last controller ended."""
         return sorted(trial.number for trial in self._trials(TrialState.RUNNING))
 
-    def begin(self, number: int, sampler: optuna.samplers.BaseSampler, parent: int | None = None) -> Trial:
+    def begin(self, number: int, sampler: optuna.samplers.BaseSampler, parent: int | None = None) -> StartedTrial:
         """Gives a trial its parameters. One that was interrupted keeps those that it has; the sampler draws the others.
 
         Args:
@@ -151,7 +160,7 @@ class Study:
         params: Params = {}
         for name, dimension in self.space.items():
             params[name] = _suggest(trial, name, dimension, self.distributions[name])
-        return Trial(number, params, parent)
+        return StartedTrial(number, params, parent)
 
     def tell(
         self, number: int, outcome: str, values: Values | None, *, same_as: int | None = None, failure: str = ""
@@ -197,12 +206,12 @@ class Study:
         """Whether this command wants the trial; an earlier one may have added more."""
         return self._wanted is None or trial.number < self._wanted
 
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedTrial]:
         """The trials that have ended, in the order in which they were told."""
         ended = [finished_of(trial) for trial in self._trials() if trial.state.is_finished()]
         return sorted(ended, key=lambda trial: (trial.told, trial.number))
 
-    def losses(self) -> list[islands.Finished]:
+    def losses(self) -> list[islands.ScoredTrial]:
         """The trials that have ended, as the searches take them; only a completed one has a loss."""
         return results_of(self.finished(), self.directions)
 
@@ -220,13 +229,13 @@ class Study:
         return self._trials()[number]._trial_id
 
 
-def finished_of(trial: FrozenTrial) -> Finished:
+def finished_of(trial: FrozenTrial) -> FinishedTrial:
     """A trial that has ended, as Optuna has it."""
     notes = trial.user_attrs
     values = tuple(trial.values if trial.state == TrialState.COMPLETE else notes.get(VALUES, ())) or None
     seconds = trial.duration.total_seconds() if trial.duration is not None else None
     outcome = str(notes.get(OUTCOME, FAILED))
-    return Finished(
+    return FinishedTrial(
         trial.number, dict(trial.params), outcome, values, int(notes.get(TOLD, 0)), notes.get(SAME_AS),
         str(notes.get(FAILURE, "")), seconds, notes.get(PARENT),
     )  # fmt: skip

@@ -15,11 +15,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from hydra_async_sweeper.plan import Plan, Task, plan_of
-from hydra_async_sweeper.settings import Settings, settings_of
-from hydra_async_sweeper.slots import NurseryGoneError, Slots
+from hydra_async_sweeper.plan import SweepPlan, TaskTraits, plan_of
+from hydra_async_sweeper.settings import SweeperSettings, settings_of
+from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots
 from hydra_async_sweeper.space import SpaceError, to_plain
-from hydra_async_sweeper.terms import FAILED, Trial
+from hydra_async_sweeper.terms import FAILED, StartedTrial
 from hydra_async_sweeper.trial import gpus_of, job_return, run_trial, trial_folders
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def sweep(
         SystemExit: 1 if the nursery was killed, or more trials have failed than `max_failure_rate` allows; 2 if the
             sweep cannot be started; 130 or 143 if it was stopped.
     """
-    task = Task.of(task_function)
+    task = TaskTraits.of(task_function)
     try:
         plan = plan_of(arguments, settings["params"], partial(_options, loader))
         chosen = settings_of(settings, plan.space, task.objective)
@@ -61,7 +61,7 @@ def sweep(
             _check_subdir(config)
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         with _creating("hydra.sweep.dir", folder):
-            slots = Slots(
+            slots = TrialSlots(
                 partial(run_trial, launcher), folder / "logs",
                 preload=[*task.preload, *chosen.preload] if chosen.warm else (), gpus=gpus_of(config),
             )  # fmt: skip
@@ -76,13 +76,13 @@ def sweep(
 
 
 def _run(
-    plan: Plan, chosen: Settings, task: Task, config: DictConfig, folder: Path, slots: Slots
+    plan: SweepPlan, chosen: SweeperSettings, task: TaskTraits, config: DictConfig, folder: Path, slots: TrialSlots
 ) -> list[list[JobReturn]]:
     """The sweep, once its trials can be started."""
-    from hydra_async_sweeper.controller import Controller, Limits
-    from hydra_async_sweeper.pruning import Watch
-    from hydra_async_sweeper.records import Records
-    from hydra_async_sweeper.report import View
+    from hydra_async_sweeper.controller import SweepController, TrialLimits
+    from hydra_async_sweeper.pruning import PruningWatch
+    from hydra_async_sweeper.records import SweepRecords
+    from hydra_async_sweeper.report import SweepView
     from hydra_async_sweeper.samplers import pruner_of, search_of
 
     folder_of = trial_folders(config, folder)
@@ -93,18 +93,18 @@ def _run(
         island_size = study.keep("island_size", chosen.islands.island_size)
         chosen = chosen._replace(islands=chosen.islands._replace(island_size=island_size))
         names = chosen.objective or ["value"]
-        view = View(study.count(), names, chosen.directions, chosen.n_jobs, study.finished(), lanes=chosen.lanes)
-        records = Records(
+        view = SweepView(study.count(), names, chosen.directions, chosen.n_jobs, study.finished(), lanes=chosen.lanes)
+        records = SweepRecords(
             study, plan, chosen, task, folder, names, lambda n: folder_of(n).name if folder_of else str(n),
             _texts(config.hydra.overrides.hydra),
         )  # fmt: skip
         watch = None
         if folder_of is not None and chosen.objective:
             metric = chosen.objective[0].rpartition(".")[2]
-            watch = Watch(study, pruner_of(chosen.pruner), folder_of, metric, view.progress)
-        controller = Controller(
+            watch = PruningWatch(study, pruner_of(chosen.pruner), folder_of, metric, view.progress)
+        controller = SweepController(
             study, slots, overrides_of=overrides_of, search=search_of(study, chosen), objective=chosen.objective,
-            limits=Limits(chosen.n_jobs, chosen.max_retries, chosen.sampler != "grid"), watch=watch, view=view,
+            limits=TrialLimits(chosen.n_jobs, chosen.max_retries, chosen.sampler != "grid"), watch=watch, view=view,
             record=records.write,
         )  # fmt: skip
         try:
@@ -122,8 +122,8 @@ def _run(
 
 
 def _overrides_of(
-    plan: Plan, chosen: Settings, task: Task, folder_of: Callable[[int], Path] | None
-) -> Callable[[Trial], list[str]]:
+    plan: SweepPlan, chosen: SweeperSettings, task: TaskTraits, folder_of: Callable[[int], Path] | None
+) -> Callable[[StartedTrial], list[str]]:
     """From a trial to its overrides.
 
     Raises:
@@ -140,7 +140,7 @@ def _overrides_of(
         raise SpaceError("hydra.sweep.subdir: must follow from the trial's number alone; type "
                          "'hydra.sweep.subdir=${hydra:job.num}'")  # fmt: skip
 
-    def overrides(trial: Trial) -> list[str]:
+    def overrides(trial: StartedTrial) -> list[str]:
         parent = None if trial.parent is None else folder_of(trial.parent).resolve()
         round_ = trial.number // population.members
         return [*plan.overrides(trial.params), *segment(round_, population.rounds, parent, keys)]
@@ -148,7 +148,9 @@ def _overrides_of(
     return overrides
 
 
-def _open_study(plan: Plan, chosen: Settings, task: Task, config: DictConfig, folder: Path) -> "Study":
+def _open_study(
+    plan: SweepPlan, chosen: SweeperSettings, task: TaskTraits, config: DictConfig, folder: Path
+) -> "Study":
     """The study with all its trials, new or as it was left; and Hydra's multirun.yaml beside it.
 
     Raises:
@@ -207,7 +209,7 @@ def _check_failures(study: "Study", allowed: float) -> None:
         )
 
 
-def _identity(plan: Plan, chosen: Settings, task: Task, config: DictConfig) -> dict[str, Any]:
+def _identity(plan: SweepPlan, chosen: SweeperSettings, task: TaskTraits, config: DictConfig) -> dict[str, Any]:
     """What makes this sweep another one if it changes."""
     base: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     islands = chosen.islands._asdict() if chosen.sampler == "islands" else {}

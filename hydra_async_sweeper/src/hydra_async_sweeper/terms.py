@@ -13,7 +13,7 @@ COMPLETED, PRUNED, DIVERGED, FAILED = "completed", "pruned", "diverged", "failed
 """How a trial can end."""
 
 
-class Trial(NamedTuple):
+class StartedTrial(NamedTuple):
     """A trial that has been given parameters; and the trial whose checkpoint it goes on from, if there is one."""
 
     number: int
@@ -21,7 +21,7 @@ class Trial(NamedTuple):
     parent: int | None = None
 
 
-class Finished(NamedTuple):
+class FinishedTrial(NamedTuple):
     """A trial that has ended; `values` are None where there are none. `told` counts the ends."""
 
     number: int

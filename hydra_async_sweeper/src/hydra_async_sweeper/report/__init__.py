@@ -3,10 +3,10 @@
 from hydra_async_sweeper.report.importance import importances, importances_of
 from hydra_async_sweeper.report.plots import draw
 from hydra_async_sweeper.report.tables import best_command, write_tables
-from hydra_async_sweeper.report.view import View, seconds_left
+from hydra_async_sweeper.report.view import SweepView, seconds_left
 
 __all__ = [
-    "View",
+    "SweepView",
     "best_command",
     "draw",
     "importances",

@@ -8,7 +8,7 @@ from hydra_async_sweeper.islands import Exchange
 from hydra_async_sweeper.population import lineage
 from hydra_async_sweeper.ranking import losses_of
 from hydra_async_sweeper.report.figures import (
-    Ended,
+    FinishedTrials,
     best_so_far,
     legend_below,
     new_figure,
@@ -21,10 +21,10 @@ from hydra_async_sweeper.report.figures import (
 from hydra_async_sweeper.report.parallel import inner_ticks
 from hydra_async_sweeper.report.words import number_text
 from hydra_async_sweeper.space import Number, Space
-from hydra_async_sweeper.terms import Finished
+from hydra_async_sweeper.terms import FinishedTrial
 
 
-def islands_plot(ended: Ended, exchanges: Sequence[Exchange], islands: int) -> Any:
+def islands_plot(ended: FinishedTrials, exchanges: Sequence[Exchange], islands: int) -> Any:
     """The best trial of each island over time, and what the islands sent to each other."""
     lanes = 0.8 + 0.32 * islands
     figure = new_figure(9.5, 4.8 + lanes)
@@ -70,7 +70,7 @@ def islands_plot(ended: Ended, exchanges: Sequence[Exchange], islands: int) -> A
 _MANY_EXCHANGES = 100
 
 
-def _draw_exchanges(axes: Any, ended: Ended, exchanges: Sequence[Exchange], islands: int) -> int:
+def _draw_exchanges(axes: Any, ended: FinishedTrials, exchanges: Sequence[Exchange], islands: int) -> int:
     """An arrow for each exchange that gives its target a better trial than all it had, in the colour of its source.
     The others are grey, and left out where there are many. Returns how many gave such a trial."""
     after: dict[int, list[Exchange]] = {}
@@ -100,7 +100,7 @@ def _arrow(axes: Any, place: int, exchange: Exchange, **style: Any) -> None:
     axes.plot(place, tip, marker="v" if down else "^", ms=4, **style)
 
 
-def population_plot(ended: Ended, space: Space) -> Any:
+def population_plot(ended: FinishedTrials, space: Space) -> Any:
     """The value of each member, and the numbers that it trains with, against the rounds; the winner's lineage bold."""
     numbers = {key: dimension for key, dimension in space.items() if isinstance(dimension, Number)}
     heights = [3.4] + [1.5] * len(numbers)
@@ -141,7 +141,7 @@ def _draw_log_axis(axes: Any, values: Sequence[float]) -> None:
 
 
 def _draw_members(
-    axes: Any, trials: Mapping[int, Finished], chain: Sequence[int], members: int, values: Mapping[int, Any]
+    axes: Any, trials: Mapping[int, FinishedTrial], chain: Sequence[int], members: int, values: Mapping[int, Any]
 ) -> None:
     """A line for each member, dotted where it takes over from another."""
     points = {n: (n // members, value) for n, value in values.items() if isinstance(value, int | float)}

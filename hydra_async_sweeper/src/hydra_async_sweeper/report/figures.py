@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 
 from hydra_async_sweeper.ranking import OUTCOMES, best_trials, losses_of
 from hydra_async_sweeper.report.words import count_text
-from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, ONE_LANE, PRUNED, Finished, Lanes
+from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, ONE_LANE, PRUNED, FinishedTrial, Lanes
 
 BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
 STYLES = {COMPLETED: ("o", BLUE), PRUNED: ("v", ORANGE), DIVERGED: ("x", RED), FAILED: ("P", "#444444")}
 
 
-class Ended(NamedTuple):
+class FinishedTrials(NamedTuple):
     """Trials in the order in which they ended."""
 
-    trials: Sequence[Finished]
+    trials: Sequence[FinishedTrial]
     objectives: tuple[str, ...]
     directions: tuple[str, ...]
     lanes: Lanes = ONE_LANE
 
-    def completed(self) -> list[Finished]:
+    def completed(self) -> list[FinishedTrial]:
         return [trial for trial in self.trials if losses_of(trial, self.directions) is not None]
 
-    def best(self) -> list[Finished]:
+    def best(self) -> list[FinishedTrial]:
         return best_trials(self.trials, self.directions, self.lanes)
 
     def values(self, objective: int) -> list[float]:
@@ -50,9 +50,9 @@ def number_places(axes: Any, count: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
-def best_so_far(trials: Iterable[Finished], objective: int, direction: str) -> list[tuple[Finished, float]]:
+def best_so_far(trials: Iterable[FinishedTrial], objective: int, direction: str) -> list[tuple[FinishedTrial, float]]:
     """The trials that were better in one objective than all before them, with their values."""
-    steps: list[tuple[Finished, float]] = []
+    steps: list[tuple[FinishedTrial, float]] = []
     for trial in trials:
         assert trial.values is not None
         value = trial.values[objective]
@@ -92,7 +92,7 @@ def save(figure: Any, path: Path) -> Path:
     return path
 
 
-def title(figure: Any, text: str, ended: Ended) -> None:
+def title(figure: Any, text: str, ended: FinishedTrials) -> None:
     counts = Counter(trial.outcome for trial in ended.trials)
     parts = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
     figure.suptitle(f"{text}\n{count_text(len(ended.trials), 'trial')}{': ' if parts else ''}{parts}", fontsize=11)

@@ -8,7 +8,7 @@ from hydra_async_sweeper.ranking import losses_of
 from hydra_async_sweeper.report.figures import (
     GREY,
     RED,
-    Ended,
+    FinishedTrials,
     is_wide,
     legend_below,
     new_figure,
@@ -19,7 +19,7 @@ from hydra_async_sweeper.report.figures import (
 )
 from hydra_async_sweeper.report.words import number_text
 from hydra_async_sweeper.space import Dimension, Number, Space, Value
-from hydra_async_sweeper.terms import COMPLETED, Finished
+from hydra_async_sweeper.terms import COMPLETED, FinishedTrial
 
 
 class _Axis(NamedTuple):
@@ -34,7 +34,7 @@ class _Axis(NamedTuple):
     spread: float = 0.0
 
 
-def parallel_plot(ended: Ended, space: Space) -> Any:
+def parallel_plot(ended: FinishedTrials, space: Space) -> Any:
     """A line for each trial through its parameters and values, in the colour of its place among the first values."""
     from matplotlib.collections import LineCollection
 
@@ -84,7 +84,7 @@ def _draw_axes(axes: Any, lines: Sequence[_Axis]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _draw_colours(axes: Any, ended: Ended, x: int, goal: _Axis, ranks: Mapping[int, float]) -> None:
+def _draw_colours(axes: Any, ended: FinishedTrials, x: int, goal: _Axis, ranks: Mapping[int, float]) -> None:
     """Colours the axis of the first objective as the lines are."""
     from matplotlib.collections import LineCollection
 
@@ -101,14 +101,14 @@ def _draw_colours(axes: Any, ended: Ended, x: int, goal: _Axis, ranks: Mapping[i
     axes.add_collection(strip)
 
 
-def _ranks(ended: Ended) -> dict[int, float]:
+def _ranks(ended: FinishedTrials) -> dict[int, float]:
     """The place of each completed trial among the different values of the first objective: 0 the best, 1 the worst."""
     losses = {trial.number: (losses_of(trial, ended.directions) or (0.0,))[0] for trial in ended.completed()}
     order = {loss: rank for rank, loss in enumerate(sorted(set(losses.values())))}
     return {number: order[loss] / max(1, len(order) - 1) for number, loss in losses.items()}
 
 
-def _line(trial: Finished, space: Space, axes: Sequence[_Axis]) -> list[tuple[float, float]]:
+def _line(trial: FinishedTrial, space: Space, axes: Sequence[_Axis]) -> list[tuple[float, float]]:
     """The points of a trial's line."""
     goals = (trial.values or ()) if trial.outcome == COMPLETED else ()
     values: list[Value | None] = [*(trial.params.get(key) for key in space), *goals]
@@ -130,7 +130,7 @@ def _axis(name: str, dimension: Dimension) -> _Axis:
     return _Axis(wrapped(name, 19), ticks, lambda value: heights.get(str(value)), spread)
 
 
-def _goal_axis(ended: Ended, objective: int) -> _Axis:
+def _goal_axis(ended: FinishedTrials, objective: int) -> _Axis:
     name, values = ended.objectives[objective], ended.values(objective)
     if not values:
         return _Axis(wrapped(name, 19), [], lambda value: None)

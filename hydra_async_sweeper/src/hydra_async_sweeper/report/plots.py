@@ -12,7 +12,7 @@ from hydra_async_sweeper.report.figures import (
     GREEN,
     RED,
     STYLES,
-    Ended,
+    FinishedTrials,
     best_so_far,
     legend_below,
     new_figure,
@@ -26,12 +26,12 @@ from hydra_async_sweeper.report.figures import (
 from hydra_async_sweeper.report.parallel import parallel_plot
 from hydra_async_sweeper.report.words import number_text
 from hydra_async_sweeper.space import Space
-from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, Finished, Lanes
+from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes
 
 
 def draw(
     folder: Path,
-    trials: Sequence[Finished],
+    trials: Sequence[FinishedTrial],
     objectives: Sequence[str],
     directions: Sequence[str],
     space: Space,
@@ -52,7 +52,9 @@ def draw(
         lanes: the islands, or the members of a population.
         importances: of each parameter.
     """
-    ended = Ended(sorted(trials, key=lambda t: (t.told, t.number)), tuple(objectives), tuple(directions), lanes)
+    ended = FinishedTrials(
+        sorted(trials, key=lambda t: (t.told, t.number)), tuple(objectives), tuple(directions), lanes
+    )
     figures = {"history": _history(ended), "parallel": parallel_plot(ended, space)}
     if importances:
         figures["importance"] = _importance(importances, objectives[0])
@@ -66,7 +68,7 @@ def draw(
     return [save(figure, folder / "plots" / f"{name}.png") for name, figure in figures.items()]
 
 
-def _history(ended: Ended) -> Any:
+def _history(ended: FinishedTrials) -> Any:
     """The value of each trial against its place in time, and the best so far."""
     rows = len(ended.objectives)
     without = [outcome for outcome in OUTCOMES if any(_has_no_place(t) for t in ended.trials if t.outcome == outcome)]
@@ -88,11 +90,11 @@ def _history(ended: Ended) -> Any:
     return figure
 
 
-def _has_no_place(trial: Finished) -> bool:
+def _has_no_place(trial: FinishedTrial) -> bool:
     return trial.values is None or trial.outcome not in (COMPLETED, PRUNED)
 
 
-def _draw_history(axes: Any, ended: Ended, objective: int, places: Mapping[int, int]) -> None:
+def _draw_history(axes: Any, ended: FinishedTrials, objective: int, places: Mapping[int, int]) -> None:
     for outcome in (COMPLETED, PRUNED):
         points = [
             (places[trial.number], trial.values[objective])
@@ -118,7 +120,7 @@ def _draw_history(axes: Any, ended: Ended, objective: int, places: Mapping[int, 
     axes.grid(alpha=0.25)
 
 
-def _draw_strip(axes: Any, ended: Ended, outcomes: Sequence[str], places: Mapping[int, int]) -> None:
+def _draw_strip(axes: Any, ended: FinishedTrials, outcomes: Sequence[str], places: Mapping[int, int]) -> None:
     """Marks the trials that have no value."""
     for row, outcome in enumerate(outcomes):
         marker, colour = STYLES[outcome]
@@ -146,7 +148,7 @@ def _importance(importances: Mapping[str, float], objective: str) -> Any:
     return figure
 
 
-def _front(ended: Ended) -> Any:
+def _front(ended: FinishedTrials) -> Any:
     """Two objectives against each other, and the trials that no other one beats in both."""
     figure = new_figure(7.5, 6.0)
     axes = figure.subplots()
@@ -172,7 +174,7 @@ def _front(ended: Ended) -> Any:
     return figure
 
 
-def _name_points(figure: Any, axes: Any, best: Sequence[Finished], directions: Sequence[str]) -> None:
+def _name_points(figure: Any, axes: Any, best: Sequence[FinishedTrial], directions: Sequence[str]) -> None:
     """Writes the numbers of the front's trials on its free side, but none over another."""
     figure.draw_without_rendering()  # the layout decides where the points are
     right, up = (direction == "maximize" for direction in directions)

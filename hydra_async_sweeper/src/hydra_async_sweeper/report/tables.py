@@ -15,12 +15,12 @@ from hydra_async_sweeper.population import lineage
 from hydra_async_sweeper.ranking import OUTCOMES, best_trials, place_of
 from hydra_async_sweeper.settings import RESULTS
 from hydra_async_sweeper.space import Params
-from hydra_async_sweeper.terms import ONE_LANE, Finished, Lanes
+from hydra_async_sweeper.terms import ONE_LANE, FinishedTrial, Lanes
 
 
 def write_tables(
     folder: Path,
-    trials: Sequence[Finished],
+    trials: Sequence[FinishedTrial],
     objectives: Sequence[str],
     directions: Sequence[str],
     *,
@@ -48,7 +48,7 @@ def write_tables(
     _write_atomically(folder / RESULTS, _yaml(results))
 
 
-def _csv(trials: Sequence[Finished], objectives: Sequence[str], lanes: Lanes) -> str:
+def _csv(trials: Sequence[FinishedTrial], objectives: Sequence[str], lanes: Lanes) -> str:
     ordered = sorted(trials, key=lambda trial: trial.number)
     params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
     lane = [*place_of(0, lanes), *(["parent"] if lanes.by_round else [])]
@@ -66,7 +66,7 @@ def _csv(trials: Sequence[Finished], objectives: Sequence[str], lanes: Lanes) ->
 
 
 def _results(
-    trials: Sequence[Finished],
+    trials: Sequence[FinishedTrial],
     objectives: Sequence[str],
     directions: Sequence[str],
     total: int,

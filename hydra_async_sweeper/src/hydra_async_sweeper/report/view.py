@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from hydra_async_sweeper.ranking import best_trials, place_of
 from hydra_async_sweeper.report.words import count_text, number_text
-from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, Finished, Lanes, Trial
+from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial
 
 log = logging.getLogger("hydra_async_sweeper")
 
@@ -26,7 +26,7 @@ _LATEST = 6
 """So many ended trials stay in the table."""
 
 
-class View:
+class SweepView:
     """Shows a running sweep: a live table on a terminal, log lines elsewhere. Call `refresh` about twice a second.
 
     Args:
@@ -46,7 +46,7 @@ class View:
         objectives: Sequence[str],
         directions: Sequence[str],
         slots: int,
-        done: Sequence[Finished] = (),
+        done: Sequence[FinishedTrial] = (),
         *,
         lanes: Lanes = ONE_LANE,
         stream: TextIO | None = None,
@@ -63,7 +63,7 @@ class View:
         self._live: Any = None
         self._undo: Callable[[], None] = lambda: None
 
-    def start(self, trial: Trial) -> None:
+    def start(self, trial: StartedTrial) -> None:
         """A trial starts."""
         self._running[trial.number] = _Running(self._clock())
         if self._stream is None:
@@ -76,7 +76,7 @@ class View:
         if number in self._running:
             self._running[number] = self._running[number]._replace(step=step, value=value)
 
-    def end(self, trial: Finished) -> None:
+    def end(self, trial: FinishedTrial) -> None:
         """A trial has ended, perhaps without a start: its values may be those of another trial."""
         running = self._running.pop(trial.number, None)
         # A trial that resumed may have waited for days between its two runs.
@@ -211,20 +211,20 @@ def _count_done(done: int, total: int) -> str:
     return f"{done} of {total} done"
 
 
-def _best_text(best: Sequence[Finished], objectives: Sequence[str], *, name: bool) -> str:
+def _best_text(best: Sequence[FinishedTrial], objectives: Sequence[str], *, name: bool) -> str:
     if len(objectives) > 1:
         return f"Pareto front of {count_text(len(best), 'trial')}"
     assert best[0].values is not None
     return f"best{' ' + objectives[0] if name else ''} {number_text(best[0].values[0])} (trial {best[0].number})"
 
 
-def _ended_text(trial: Finished, objectives: Sequence[str]) -> str:
+def _ended_text(trial: FinishedTrial, objectives: Sequence[str]) -> str:
     values = [f"{name} {number_text(value)}" for name, value in zip(objectives, trial.values or (), strict=False)]
     took = [] if trial.seconds is None else [_took(trial.seconds)]
     return f"trial {trial.number}: " + ", ".join([_state(trial), *values, *took])
 
 
-def _state(trial: Finished) -> str:
+def _state(trial: FinishedTrial) -> str:
     notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
     notes += [" ".join(trial.failure.split())] if trial.failure else []
     return f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
