@@ -1,20 +1,26 @@
-"""Hydra's own suites for launchers and sweepers, with the sweeper `async` and two slots."""
+"""Hydra's own suites for launchers and sweepers, with the sweeper `async` and two slots; and an app of somebody else."""
 
+import csv
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.plugins.sweeper import Sweeper
 from hydra.test_utils.launcher_common_tests import (
     BatchedSweeperTestSuite,
     IntegrationTestSuite,
     LauncherTestSuite,
 )
-from hydra.version import _UNSPECIFIED_, VersionBase
+from hydra.version import VersionBase
 from omegaconf import DictConfig
 
-SOURCES = Path(__file__).resolve().parent.parent / "src"
+HERE = Path(__file__).resolve().parent
 
 # the suites' applications leave it to Hydra whether to change the working folder, of which it warns
 pytestmark = [
@@ -22,29 +28,51 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*change working directory:UserWarning"),
 ]
 
+OVERRIDES = ["hydra/sweeper=async", "hydra.sweeper.n_jobs=2", "hydra.sweeper.plots=false"]
+
 
 @pytest.fixture(autouse=True)
 def as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The suites want a Hydra that no earlier test has told a version; and the programs that they start in folders of
     their own must find our plugin."""
-    monkeypatch.setenv("PYTHONPATH", str(SOURCES))
-    before = VersionBase.instance()
-    VersionBase.set_instance(VersionBase.__new__(VersionBase))
-    VersionBase.instance().version_base = _UNSPECIFIED_
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent / "src"))
+    instances: dict[Any, Any] = Singleton._instances
+    before = instances.pop(VersionBase, None)
     yield
-    VersionBase.set_instance(before)
+    instances.pop(VersionBase, None)
+    if before is not None:
+        instances[VersionBase] = before
 
 
-OVERRIDES = ["hydra/sweeper=async", "hydra.sweeper.n_jobs=2"]
-
-
-def test_hydra_discovers_the_sweeper() -> None:
-    assert "AsyncSweeper" in [plugin.__name__ for plugin in Plugins.instance().discover(Sweeper)]
+def test_hydra_discovers_the_sweepers() -> None:
+    names = [plugin.__name__ for plugin in Plugins.instance().discover(Sweeper)]
+    assert {"AsyncSweeper", "PbtSweeper"} <= set(names)
 
 
 @pytest.mark.parametrize("launcher_name, overrides", [("basic", list(OVERRIDES))])
 class TestAsLauncher(LauncherTestSuite):
-    pass
+    def test_failure_preserves_task_traceback(
+        self, hydra_sweep_runner: Any, launcher_name: str, overrides: list[str], tmpdir: Path
+    ) -> None:
+        """The suite of Hydra 1.4 wants the exception itself. A trial's process hands over text only, in its log."""
+
+        def task_func(_: DictConfig) -> None:
+            try:
+                raise ValueError("launcher cause")
+            except ValueError as cause:
+                raise RuntimeError("launcher failure") from cause
+
+        sweep = hydra_sweep_runner(
+            calling_file=None, calling_module="hydra.test_utils.a_module", task_function=task_func,
+            config_path="configs", config_name="compose.yaml",
+            overrides=[f"hydra/launcher={launcher_name}", *overrides, "hydra.sweeper.max_retries=0"], temp_dir=tmpdir,
+        )  # fmt: skip
+        with pytest.raises(SystemExit) as leaving, sweep:
+            pass
+        assert leaving.value.code == 1
+        log = (Path(tmpdir) / "logs/trial_0000.log").read_text()
+        for text in ("ValueError: launcher cause", "direct cause", "in task_func", "RuntimeError: launcher failure"):
+            assert text in log
 
 
 @pytest.mark.parametrize("launcher_name, overrides", [("basic", list(OVERRIDES))])
@@ -55,3 +83,53 @@ class TestBatches(BatchedSweeperTestSuite):
 @pytest.mark.parametrize("task_launcher_cfg, extra_flags", [(DictConfig({}), ["-m", *OVERRIDES])])
 class TestIntegration(IntegrationTestSuite):
     pass
+
+
+# An app that is not ours
+
+
+def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python where nothing can be imported but what its environment holds."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run([python, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
+def test_a_foreign_app_is_swept_by_the_plugin_alone(lone_python: Path, tmp_path: Path) -> None:
+    app = HERE / "foreign_app.py"
+    assert len(app.read_text().splitlines()) <= 30
+    absent = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'metalearn', 'distributed')])"
+    assert run(lone_python, tmp_path, "-c", absent).stdout == "[None, None, None]\n"
+    space = ("x=interval(-5,5)", "y=tag(log,interval(0.01,10))", "side=left,right")
+    search = ("-m", "hydra/sweeper=async", "hydra.sweeper.n_trials=24", "hydra.sweeper.n_jobs=2",
+              "hydra.sweep.dir=sweep", *space)  # fmt: skip
+    swept = run(lone_python, tmp_path, str(app), *search)
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    with (tmp_path / "sweep/trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["number"] for row in rows] == [str(number) for number in range(24)]
+    results = yaml.safe_load((tmp_path / "sweep/optimization_results.yaml").read_text())
+    best = min(rows, key=lambda row: float(row["value"]))
+    assert results["best_value"] == float(best["value"])
+    plots = {path.name for path in (tmp_path / "sweep/plots").iterdir()}
+    assert plots == {f"{name}.png" for name in ("history", "importance", "parallel", "slice", "timeline")}
+    program, *overrides = results["command"].split()[1:]
+    assert Path(program) == app and run(lone_python, tmp_path, program, *overrides).returncode == 0
+
+    again = run(lone_python, tmp_path, str(app), *search, "hydra.sweeper.n_trials=25")
+    assert again.returncode == 0 and (tmp_path / "sweep/24/foreign_app.log").exists(), again.stdout + again.stderr
+    assert "trial 24: starts" in again.stdout and "trial 23: starts" not in again.stdout
+    (tmp_path / "sweep/trials.csv").unlink()
+    report = run(lone_python, tmp_path, "-m", "hydra_async_sweeper.report", "sweep")
+    assert report.returncode == 0 and "sweep/trials.csv" in report.stdout, report.stderr
+
+
+def test_the_wheel_holds_the_sources_and_nothing_else(lone_python: Path) -> None:
+    packages = next(lone_python.parent.parent.glob("lib/python*/site-packages"))
+    sources = HERE.parent / "src"
+    ours = {path.relative_to(sources) for path in sources.rglob("*.py")}
+    for top in ("hydra_async_sweeper", "hydra_plugins/async_sweeper"):
+        installed = {
+            path.relative_to(packages) for path in (packages / top).rglob("*") if path.suffix not in ("", ".pyc")
+        }
+        assert installed == {path for path in ours if path.is_relative_to(top)}
+    assert not (packages / "hydra_plugins/__init__.py").exists(), "it is a namespace of all plugins"

@@ -7,29 +7,32 @@ import math
 import os
 import random
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.trial import TrialState
 from PIL import Image
 
 from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.ranking import best_trials
-from hydra_async_sweeper.report import SweepView, best_command, draw, importances, seconds_left, write_tables
-from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain
-from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import FinishedTrial, Lanes, StartedTrial, Values
+from hydra_async_sweeper.ranking import FinishedTrials, best_trials
+from hydra_async_sweeper.report import SweepView, best_command, seconds_left, write_tables
+from hydra_async_sweeper.report.__main__ import exchanges_of
+from hydra_async_sweeper.report.plots import draw
+from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain, uniform
+from hydra_async_sweeper.study import Study, distribution
+from hydra_async_sweeper.terms import ONE_LANE, FinishedTrial, Lanes, StartedTrial, Values
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).resolve().parents[2]
+FINDS_THE_SOURCES = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "src")}
 
 SPACE: Space = {
     "algorithm.inner_lr": Number(1e-4, 1.0, log=True),
@@ -71,8 +74,20 @@ BY_HAND = [
 # Tables
 
 
+def tables(
+    folder: Path,
+    trials: Sequence[FinishedTrial],
+    objectives: Sequence[str],
+    directions: Sequence[str],
+    *,
+    lanes: Lanes = ONE_LANE,
+    **others: Any,
+) -> None:
+    write_tables(folder, FinishedTrials(trials, objectives, directions, lanes), **others)
+
+
 def test_trials_csv_has_a_line_for_each_trial_by_number(tmp_path: Path) -> None:
-    write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
+    tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
     assert (tmp_path / "trials.csv").read_text() == (
         "number,told,outcome,val.accuracy,seconds,same_as,failure,algorithm.inner_lr,algorithm\n"
         "0,1,completed,0.75,12.25,,,0.1,'a b'\n"
@@ -85,7 +100,7 @@ def test_trials_csv_has_a_line_for_each_trial_by_number(tmp_path: Path) -> None:
 
 def test_trials_csv_names_islands_and_every_objective(tmp_path: Path) -> None:
     trials = [ended(4, (1.0, 2.0)), ended(5, None, "diverged")]
-    write_tables(tmp_path, trials, ["a", "b"], ["minimize", "minimize"], total=2, command=None, lanes=lanes(3))
+    tables(tmp_path, trials, ["a", "b"], ["minimize", "minimize"], total=2, command=None, lanes=lanes(3))
     rows = list(csv.DictReader(io.StringIO((tmp_path / "trials.csv").read_text())))
     assert [(row["number"], row["island"], row["a"], row["b"]) for row in rows] == [
         ("4", "1", "1.0", "2.0"),
@@ -94,8 +109,7 @@ def test_trials_csv_names_islands_and_every_objective(tmp_path: Path) -> None:
 
 
 def test_results_have_the_names_of_hydras_optuna_sweeper(tmp_path: Path) -> None:
-    write_tables(
-        tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py 'a=[1]' b=2",
+    tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py 'a=[1]' b=2",
         name="async", folder_of="trial_{:04d}".format,
     )  # fmt: skip
     assert (tmp_path / "optimization_results.yaml").read_text() == (
@@ -121,7 +135,7 @@ def test_results_have_the_names_of_hydras_optuna_sweeper(tmp_path: Path) -> None
 
 def test_results_of_several_objectives_are_the_pareto_front(tmp_path: Path) -> None:
     trials = [ended(0, (0.9, 5.0), params={"a": 1}), ended(1, (0.8, 5.0)), ended(2, (0.7, 4.0), params={"a": 2})]
-    write_tables(tmp_path, trials, ["x", "y"], ["maximize", "minimize"], total=3, command=None)
+    tables(tmp_path, trials, ["x", "y"], ["maximize", "minimize"], total=3, command=None)
     results = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
     assert results["solutions"] == [
         {"params": {"a": 1}, "values": [0.9, 5.0], "trial": 0, "folder": "0"},
@@ -131,7 +145,7 @@ def test_results_of_several_objectives_are_the_pareto_front(tmp_path: Path) -> N
 
 
 def test_results_without_a_completed_trial_name_none(tmp_path: Path) -> None:
-    write_tables(tmp_path, [ended(0, None, "diverged")], ["x"], ["minimize"], total=2, command=None)
+    tables(tmp_path, [ended(0, None, "diverged")], ["x"], ["minimize"], total=2, command=None)
     results = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
     assert (results["best_params"], results["best_value"], results["best_trial"]) == (None, None, None)
     assert results["trials"] == {"total": 2, "completed": 0, "pruned": 0, "diverged": 1, "failed": 0}
@@ -142,26 +156,26 @@ def test_results_without_a_completed_trial_name_none(tmp_path: Path) -> None:
     [("true", True), ("3", 3), ("1e-3", 0.001), ("null", None), ("maml", "maml"), ("'3'", "3"), ("[1,2]", "[1,2]")],
 )
 def test_best_params_have_the_values_that_hydra_reads_in_a_category(tmp_path: Path, text: str, value: object) -> None:
-    write_tables(tmp_path, [ended(0, (1.0,), params={"a": text})], ["x"], ["minimize"], total=1, command=None)
+    tables(tmp_path, [ended(0, (1.0,), params={"a": text})], ["x"], ["minimize"], total=1, command=None)
     assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["best_params"] == {"a": value}
 
 
 def test_the_command_is_that_of_the_best_trial_only(tmp_path: Path) -> None:
     assert best_command(tmp_path, 0) is None
-    write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py a=1")
+    tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command="python train.py a=1")
     assert best_command(tmp_path, 0) == "python train.py a=1"
     assert best_command(tmp_path, 2) is None
     both = [ended(0, (0.9, 5.0)), ended(2, (0.7, 4.0))]
-    write_tables(tmp_path, both, ["x", "y"], ["maximize", "minimize"], total=3, command="python train.py a=2")
+    tables(tmp_path, both, ["x", "y"], ["maximize", "minimize"], total=3, command="python train.py a=2")
     assert [best_command(tmp_path, number) for number in (0, 2)] == ["python train.py a=2", None], "the first solution"
 
 
 def test_two_processes_may_write_the_tables_at_once(tmp_path: Path) -> None:
-    """A running sweep and sweep_report.py."""
+    """A running sweep and the report of it."""
     child = os.fork()
     try:
         for _ in range(200):
-            write_tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
+            tables(tmp_path, BY_HAND, ["val.accuracy"], ["maximize"], total=6, command=None)
     finally:
         if child == 0:
             os._exit(1 if sys.exc_info()[0] else 0)
@@ -201,9 +215,6 @@ def test_the_pareto_front_is_what_no_other_trial_beats(points: list[tuple[int, i
     assert [trial.number for trial in front] == expected
 
 
-# Importances
-
-
 def study_of(folder: Path, space: Space, directions: Sequence[str], values: Sequence[Values]) -> Study:
     """A study with a trial for each of the values, whose parameters are drawn at random."""
     identity = {"space": to_plain(space), "objective": ["val.accuracy", "seconds"][: len(directions)],
@@ -214,36 +225,6 @@ def study_of(folder: Path, space: Space, directions: Sequence[str], values: Sequ
         study.begin(number, optuna.samplers.RandomSampler(seed=number))
         study.tell(number, "completed", pair)
     return study
-
-
-def test_importances_rank_the_parameter_that_decides_first(tmp_path: Path) -> None:
-    space: Space = {"noise": Number(0.0, 1.0), "decides": Number(0.0, 1.0), "constant": Category(("a",))}
-    study = study_of(tmp_path, space, ["maximize"], [])
-    study.enqueue(40)
-    for number in range(40):
-        trial = study.begin(number, optuna.samplers.RandomSampler(seed=number))
-        study.tell(number, "completed", (-abs(float(trial.params["decides"]) - 0.3),))
-    shares = importances(study)
-    assert shares is not None
-    assert next(iter(shares)) == "decides"
-    assert shares["decides"] > 0.6 and shares["constant"] == 0
-    assert math.isclose(sum(shares.values()), 1)
-    study.close()
-
-
-@pytest.mark.parametrize(
-    ("directions", "values"),
-    [
-        (["maximize"], [(float(number),) for number in range(9)]),
-        (["maximize"], [(1.0,)] * 12),
-        (["maximize", "minimize"], [(float(number), 1.0) for number in range(12)]),
-    ],
-    ids=["few trials", "equal values", "two objectives"],
-)
-def test_there_are_no_importances_without_grounds(tmp_path: Path, directions: list[str], values: list[Values]) -> None:
-    study = study_of(tmp_path, {"a": Number(0.0, 1.0)}, directions, values)
-    assert importances(study) is None
-    study.close()
 
 
 # Plots
@@ -263,13 +244,6 @@ LONG: Space = {
 }
 
 
-def drawn(rng: random.Random, dimension: Category | Number) -> str | float:
-    if isinstance(dimension, Category):
-        return rng.choice(dimension.options)
-    value = rng.uniform(dimension.low, dimension.high)
-    return int(value) if dimension.whole else value
-
-
 def made_up(count: int, dimensions: int, objectives: int = 1, *, completed: bool = True) -> list[FinishedTrial]:
     """Trials of every outcome; the first has completed, unless none has."""
     rng = random.Random(0)
@@ -278,7 +252,7 @@ def made_up(count: int, dimensions: int, objectives: int = 1, *, completed: bool
         outcome = "completed" if completed and number % 5 != 4 else rng.choice(["pruned", "diverged", "failed"])
         has_values = outcome == "completed" or (outcome == "pruned" and number % 2 == 0)
         values = tuple(rng.lognormvariate(0, 3) for _ in range(objectives)) if has_values else None
-        params = {key: drawn(rng, dimension) for key, dimension in list(LONG.items())[:dimensions]}
+        params = {key: uniform(rng, dimension) for key, dimension in list(LONG.items())[:dimensions]}
         trials.append(ended(number, values, outcome, params={} if outcome == "failed" else params))
     return trials
 
@@ -295,45 +269,82 @@ def assert_plots(paths: Sequence[Path], names: set[str]) -> None:
             assert sum(shades[:100]) > 0 and shades[255] > 0
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 200])
-@pytest.mark.parametrize("dimensions", [1, 10])
+def plots(
+    folder: Path,
+    trials: Sequence[FinishedTrial],
+    objectives: Sequence[str],
+    directions: Sequence[str],
+    space: Space,
+    *,
+    lanes: Lanes = ONE_LANE,
+    exchanges: Sequence[Exchange] = (),
+) -> list[Path]:
+    """Draws the plots of trials; those that were pruned have reported values."""
+    study = optuna.create_study(directions=list(directions))
+    states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
+    for trial in trials:
+        state = states.get(trial.outcome, TrialState.FAIL)
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state, params=trial.params, values=trial.values if state == TrialState.COMPLETE else None,
+                distributions={key: distribution(space[key]) for key in trial.params},
+                intermediate_values={5: 0.5} if trial.outcome == "pruned" and len(objectives) == 1 else None,
+            )
+        )  # fmt: skip
+    return draw(folder, study, FinishedTrials(trials, objectives, directions, lanes), space, exchanges)
+
+
+BY_OPTUNA = {"history", "parallel", "slice", "timeline"}
+
+
+def first(dimensions: int) -> Space:
+    return dict(list(LONG.items())[:dimensions])
+
+
+@pytest.mark.parametrize(("count", "dimensions"), [(1, 1), (5, 10), (200, 1), (60, 10)])
 def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: int) -> None:
-    space = dict(list(LONG.items())[:dimensions])
-    shares = dict.fromkeys(space, 1 / dimensions)
     trials = made_up(count, dimensions)
-    paths = draw(tmp_path, trials, ["val.mse"], ["minimize"], space, importances=shares)
-    assert_plots(paths, {"history", "parallel", "importance"})
+    paths = plots(tmp_path, trials, ["val.mse"], ["minimize"], first(dimensions))
+    further = {"importance"} if count >= 60 else set[str]()
+    if any(trial.outcome == "pruned" for trial in trials):
+        further.add("intermediate")
+    assert_plots(paths, BY_OPTUNA | further)
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3])
 def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> None:
     trials = made_up(9, 3, objectives, completed=False)
     directions = ["maximize", "minimize", "minimize"][:objectives]
-    paths = draw(tmp_path, trials, list("xyz")[:objectives], directions, dict(list(LONG.items())[:3]), lanes=lanes(3))
-    assert_plots(paths, {"history", "parallel", "islands", *(["front"] if objectives == 2 else [])})
+    paths = plots(tmp_path, trials, list("xyz")[:objectives], directions, first(3), lanes=lanes(3))
+    assert_plots(paths, {"timeline", "islands", *(["intermediate"] if objectives == 1 else [])})
 
 
-@pytest.mark.parametrize("count", [1, 5, 200])
+@pytest.mark.parametrize("count", [1, 60])
 def test_plots_of_two_objectives(tmp_path: Path, count: int) -> None:
     objectives = ["val.accuracy_after_ten_inner_steps_on_characters_of_new_alphabets", "seconds"]
-    paths = draw(tmp_path, made_up(count, 3, 2), objectives, ["maximize", "minimize"], dict(list(LONG.items())[:3]))
-    assert_plots(paths, {"history", "parallel", "front"})
+    paths = plots(tmp_path, made_up(count, 3, 2), objectives, ["maximize", "minimize"], first(3))
+    assert_plots(paths, BY_OPTUNA | {"history_1", "parallel_1", "slice_1", "front"})
 
 
 @pytest.mark.parametrize(("count", "islands"), [(1, 2), (40, 4), (200, 12)])
 def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: int) -> None:
     exchanges = [Exchange(n, n % islands, (n + 1) % islands, (n,)) for n in range(0, count, 3)]
     exchanges.append(Exchange(count + 7, 0, 1, (count + 7,)))  # of a trial that is not among those drawn
-    trials = made_up(count, 2)
-    space = dict(list(LONG.items())[:2])
-    paths = draw(tmp_path, trials, ["val.mse"], ["minimize"], space, exchanges=exchanges, lanes=lanes(islands))
-    assert_plots(paths, {"history", "parallel", "islands"})
+    paths = plots(tmp_path, made_up(count, 2), ["val.mse"], ["minimize"], first(2), exchanges=exchanges,
+                  lanes=lanes(islands))  # fmt: skip
+    assert {"history", "islands"} <= {path.stem for path in paths}
 
 
-@pytest.mark.parametrize("value", [0.0, -3.0, 1e300, None], ids=str)
-def test_plots_of_values_that_are_all_equal_or_absent(tmp_path: Path, value: float | None) -> None:
-    trials = [ended(number, None if value is None else (value,), params={"seed": "0"}) for number in range(3)]
-    assert_plots(draw(tmp_path, trials, ["x"], ["minimize"], {"seed": LONG["seed"]}), {"history", "parallel"})
+def test_plots_of_a_population(tmp_path: Path) -> None:
+    trials = [trial._replace(parent=trial.number - 4 if trial.number > 3 else None) for trial in made_up(16, 4)]
+    paths = plots(tmp_path, trials, ["val.mse"], ["minimize"], first(4), lanes=Lanes("member", 4, by_round=True))
+    assert "population" in {path.stem for path in paths}
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e300], ids=str)
+def test_plots_of_equal_values_rank_no_parameter(tmp_path: Path, value: float) -> None:
+    trials = [ended(number, (value,), params={"seed": "0"}) for number in range(12)]
+    assert_plots(plots(tmp_path, trials, ["x"], ["minimize"], {"seed": LONG["seed"]}), BY_OPTUNA)
 
 
 # The estimated time
@@ -505,13 +516,12 @@ def test_log_lines_appear_above_the_table(terminal: Callable[[int], Terminal], m
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs scripts/sweep_report.py where torch cannot be imported."""
-    script = str(ROOT / "scripts" / "sweep_report.py")
+    """Runs the report where torch cannot be imported."""
     code = (
         "import runpy, sys; sys.modules['torch'] = None; "
-        f"sys.argv[1:] = {list(arguments)!r}; runpy.run_path({script!r}, run_name='__main__')"
+        f"sys.argv[1:] = {list(arguments)!r}; runpy.run_module('hydra_async_sweeper.report', run_name='__main__')"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=FINDS_THE_SOURCES)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -537,7 +547,7 @@ def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path)
     width = study.finished()[1].params["model.width"]
     assert results["best_params"]["model.width"] == width
     assert len(after["trials.csv"].splitlines()) == 4
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"history.png", "parallel.png"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {f"{name}.png" for name in BY_OPTUNA}
     study.close()
 
 
@@ -550,7 +560,7 @@ def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
     for number in range(4):
         study.begin(number, optuna.samplers.RandomSampler(seed=number))
         study.tell(number, "completed", (float(-number),))
-    write_tables(tmp_path, study.finished(), ["value"], ["minimize"], total=4, command="python train.py a=1")
+    tables(tmp_path, study.finished(), ["value"], ["minimize"], total=4, command="python train.py a=1")
     study.close()
     run = run_script(str(tmp_path), "--storage", str(tmp_path / "elsewhere.journal"), "--study-name", "first")
     assert run.returncode == 0, run.stderr
@@ -558,14 +568,14 @@ def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["command"] == "python train.py a=1"
 
 
-def test_the_script_recomputes_the_exchanges_of_the_search(tmp_path: Path) -> None:
-    exchanges_of = runpy.run_path(str(ROOT / "scripts" / "sweep_report.py"))["exchanges_of"]
+def test_the_exchanges_are_those_of_the_search() -> None:
     settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "island_size": 1, "migration_probability": 1.0}
     trials = [ended(1, (0.5,), told=1), ended(0, (0.25,), told=0), ended(2, None, "failed")]
     # Every result starts an exchange; each time the island of the trial sends its best to the other one.
-    assert exchanges_of(trials, ["maximize"], settings)[:2] == (Exchange(0, 0, 1, (0,)), Exchange(1, 1, 0, (1,)))
+    finished = FinishedTrials(sorted(trials, key=lambda trial: trial.told), ["x"], ["maximize"])
+    assert exchanges_of(finished, settings)[:2] == (Exchange(0, 0, 1, (0,)), Exchange(1, 1, 0, (1,)))
     del settings["island_size"]
-    assert exchanges_of(trials, ["maximize"], settings) == ()
+    assert exchanges_of(finished, settings) == ()
 
 
 def damaged(folder: Path) -> None:
@@ -608,5 +618,7 @@ def test_the_script_refuses(tmp_path: Path, make: Callable[[Path], None], argume
 
 def test_the_module_imports_neither_torch_nor_optuna_nor_matplotlib() -> None:
     code = "import sys, hydra_async_sweeper.report; print({'torch', 'optuna', 'matplotlib'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=FINDS_THE_SOURCES, check=True
+    )
     assert run.stdout.strip() == "set()"

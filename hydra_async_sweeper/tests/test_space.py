@@ -19,7 +19,7 @@ PARSER = OverridesParser.create()
 KEYS = {
     "sampler": None, "n_trials": 5, "n_jobs": 2, "objective": None, "direction": None, "pruner": "none", "seed": 0,
     "study_name": "s", "storage": None, "params": {}, "max_failure_rate": 0.0, "max_retries": 2, "warm": True,
-    "preload": [], "islands": {},
+    "plots": True, "preload": [], "islands": {},
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b")
 SETTINGS = islands.islands(seed=0, pop_size=4)
 KEYS = {
     "n_trials": 9, "n_jobs": 1, "objective": None, "direction": None, "pruner": "none", "seed": 0, "study_name": "s",
-    "storage": None, "max_failure_rate": 0.0, "max_retries": 0, "warm": True, "preload": [], "islands": {"pop_size": 4},
+    "storage": None, "max_failure_rate": 0.0, "max_retries": 0, "warm": True,
+    "plots": True, "preload": [], "islands": {"pop_size": 4},
 }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
         "free_keys": [key for key in FREE_KEYS if key != "trainer.steps"],  # longer trials have other results
         "program": shlex.join([program.name, *search_flags()]),
         "groups_of_sweeps": ("sweep",),
+        "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),
     }
     run_trials_by_hydra(lambda config: trial(config, program, run_job, main), attributes)

@@ -4,6 +4,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 _LARGEST = 2**22
 
 
@@ -14,8 +16,6 @@ def read_yaml(path: Path) -> Any:
         OSError: there is no such file, or it may not be read.
         ValueError: it is no regular file, has more than 4 MiB, or holds no YAML.
     """
-    import yaml  # type: ignore[import-untyped]
-
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
         raise ValueError(f"{path}: is no regular file of at most {_LARGEST:,} bytes")

@@ -16,10 +16,11 @@ class TaskTraits(NamedTuple):
     """What a task function says of itself, by attributes of these names; all may be absent.
 
     `objective` is the field of the returned mapping that is searched for by default; `preload` the modules that its
-    trials need; `free_keys` the keys that may differ when a sweep resumes; `program` the command that runs it; and
-    `groups_of_sweeps` the config groups that say nothing about a single run. `segment(round, rounds, parent, keys)`
-    gives the overrides of a trial that trains one of several rounds: from the checkpoint in the folder `parent`, if it
-    is not None, with other values of `keys`.
+    trials need; `free_keys` the keys that may differ when a sweep resumes; `program` the command that runs it;
+    `groups_of_sweeps` the config groups that say nothing about a single run; and `best_run` the overrides that the
+    command of the best configuration has, too. `segment(round, rounds, parent, keys)` gives the overrides of a trial
+    that trains one of several rounds: from the checkpoint in the folder `parent`, if it is not None, with other values
+    of `keys`.
     """
 
     objective: str | None
@@ -27,6 +28,7 @@ class TaskTraits(NamedTuple):
     free_keys: Sequence[str]
     program: str
     groups_of_sweeps: Sequence[str]
+    best_run: Sequence[str]
     segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None
 
     @classmethod
@@ -34,7 +36,7 @@ class TaskTraits(NamedTuple):
         get = partial(getattr, function)
         return cls(
             get("objective", None), get("preload", ()), get("free_keys", ()), get("program", sys.argv[0]),
-            get("groups_of_sweeps", ()), get("segment", None),
+            get("groups_of_sweeps", ()), get("best_run", ()), get("segment", None),
         )  # fmt: skip
 
 

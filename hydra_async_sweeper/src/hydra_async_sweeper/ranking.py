@@ -1,11 +1,31 @@
 """Which trials are best."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hydra_async_sweeper import islands
 from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, ONE_LANE, PRUNED, FinishedTrial, Lanes
 
 OUTCOMES = (COMPLETED, PRUNED, DIVERGED, FAILED)
+
+
+class FinishedTrials(NamedTuple):
+    """Trials in the order in which they ended; the names and directions of their values; and how they are numbered."""
+
+    trials: Sequence[FinishedTrial]
+    objectives: Sequence[str]
+    directions: Sequence[str]
+    lanes: Lanes = ONE_LANE
+
+    def completed(self) -> list[FinishedTrial]:
+        return [trial for trial in self.trials if losses_of(trial, self.directions) is not None]
+
+    def best(self) -> list[FinishedTrial]:
+        return best_trials(self.trials, self.directions, self.lanes)
+
+    def places(self) -> dict[int, int]:
+        """From a trial's number to its place in the order of ends, from 1."""
+        return {trial.number: place for place, trial in enumerate(self.trials, 1)}
 
 
 def best_trials(
@@ -26,12 +46,6 @@ def best_trials(
     return sorted(front, key=lambda trial: trial.number)
 
 
-def place_of(number: int, lanes: Lanes) -> dict[str, int]:
-    """The round and the lane of a trial, by their names; empty where there is neither."""
-    round_ = {"round": number // lanes.size} if lanes.by_round else {}
-    return round_ | ({lanes.name: number % lanes.size} if lanes.size > 1 else {})
-
-
 def losses_of(trial: FinishedTrial, directions: Sequence[str]) -> tuple[float, ...] | None:
     """The values of a completed trial with the sign that makes lower better."""
     if trial.outcome != COMPLETED or trial.values is None:
@@ -43,12 +57,11 @@ def losses_of(trial: FinishedTrial, directions: Sequence[str]) -> tuple[float, .
 
 def results_of(trials: Iterable[FinishedTrial], directions: Sequence[str]) -> list[islands.ScoredTrial]:
     """The trials in the order of their ends, as the searches take them: only a completed one has a loss."""
-
-    def loss(trial: FinishedTrial) -> float | None:
-        return (losses_of(trial, directions) or (None,))[0]
-
     ordered = sorted(trials, key=lambda trial: (trial.told, trial.number))
-    return [islands.ScoredTrial(trial.told, trial.number, trial.params, loss(trial)) for trial in ordered]
+    return [
+        islands.ScoredTrial(trial.told, trial.number, trial.params, (losses_of(trial, directions) or (None,))[0])
+        for trial in ordered
+    ]
 
 
 def _beats(a: FinishedTrial, b: FinishedTrial, directions: Sequence[str]) -> bool:

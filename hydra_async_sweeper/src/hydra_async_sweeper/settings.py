@@ -26,7 +26,7 @@ PACKAGES = {"cmaes": ("optuna", "cmaes"), "gp": ("optuna", "torch", "scipy")}
 PBT = "pbt"
 """What stands for the sampler where `hydra/sweeper=pbt` searches."""
 
-RESULTS = "optimization_results.yaml"
+RESULTS, JOURNAL = "optimization_results.yaml", "study.journal"
 
 POPULATION = 10
 """Parents of an island where `hydra.sweeper.islands.pop_size` is not given."""
@@ -48,6 +48,7 @@ class SweeperSettings(NamedTuple):
     max_retries: int
     warm: bool
     preload: list[str]
+    plots: bool
     islands: IslandSettings
     population: PopulationSettings | None
 
@@ -78,7 +79,8 @@ def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = 
     rate = keys["max_failure_rate"]
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
         raise SpaceError(f"hydra.sweeper.max_failure_rate={rate!r}: must be from 0 to 1; type 0.1")
-    _one_of("warm", keys["warm"], (True, False))
+    for key in ("warm", "plots"):
+        _one_of(key, keys[key], (True, False))
     _preloadable(keys["preload"])
     if keys["storage"] is not None and "://" in keys["storage"]:
         raise SpaceError(
@@ -95,7 +97,8 @@ def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = 
     return SweeperSettings(
         sampler, n_trials, keys["n_jobs"], objectives, directions, pruner, keys["seed"],
         str(keys["study_name"]), keys["storage"], float(rate), keys["max_retries"], keys["warm"],
-        list(keys["preload"]), _islands(keys.get("islands", {}), keys["seed"], keys["n_jobs"]), population,
+        list(keys["preload"]), keys["plots"], _islands(keys.get("islands", {}), keys["seed"], keys["n_jobs"]),
+        population,
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ class Study:
         self, path: Path, name: str, space: Space, directions: Sequence[Direction], identity: Mapping[str, Any]
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._held = _hold(path)
+        self.path, self._held = path, _hold(path)
         try:
             self._begin_or_resume(path, name, directions, json.loads(json.dumps(identity)))
         except BaseException:

@@ -16,7 +16,7 @@ from hydra.types import TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hydra_async_sweeper.plan import SweepPlan, TaskTraits, plan_of
-from hydra_async_sweeper.settings import SweeperSettings, settings_of
+from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots
 from hydra_async_sweeper.space import SpaceError, to_plain
 from hydra_async_sweeper.terms import FAILED, StartedTrial
@@ -24,8 +24,6 @@ from hydra_async_sweeper.trial import gpus_of, job_return, run_trial, trial_fold
 
 if TYPE_CHECKING:
     from hydra_async_sweeper.study import Study
-
-JOURNAL = "study.journal"
 
 log = logging.getLogger("hydra_async_sweeper")
 
@@ -114,7 +112,8 @@ def _run(
         records.write()
         if stopped:
             raise SystemExit(128 + stopped)
-        records.draw()
+        if chosen.plots:
+            records.draw()
         records.announce()
         _check_failures(study, chosen.max_failure_rate)
     returned = [job_return(controller.returned[number]) for number in sorted(controller.returned)]

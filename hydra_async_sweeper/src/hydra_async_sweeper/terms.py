@@ -45,5 +45,10 @@ class Lanes(NamedTuple):
     size: int
     by_round: bool = False
 
+    def place_of(self, number: int) -> dict[str, int]:
+        """The round and the lane of a trial, by their names; empty where there is neither."""
+        round_ = {"round": number // self.size} if self.by_round else {}
+        return round_ | ({self.name: number % self.size} if self.size > 1 else {})
+
 
 ONE_LANE = Lanes("", 1)

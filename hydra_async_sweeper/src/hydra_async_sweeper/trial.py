@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,21 +45,22 @@ def gpus_of(config: DictConfig) -> list[str]:
     return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
-def share_import_path() -> None:
-    """From now on a Python that a launcher starts finds the program and the plugin, too."""
+def import_path() -> str:
+    """The PYTHONPATH by which another Python finds the plugin and the program, too."""
     paths = [str(Path(__file__).resolve().parents[1]), sys.path[0], os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+    return os.pathsep.join(dict.fromkeys(filter(None, paths)))
 
 
 def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict[str, Any]:
     """In a trial's process: runs it by the launcher; what has become of it, as JSON can hold it."""
-    share_import_path()
+    os.environ["PYTHONPATH"] = import_path()  # for a Python that a launcher starts
     try:
         returned = launcher.launch([list(overrides)], initial_job_idx=number)[0]
     except (ConfigCompositionException, HydraException) as error:
         return {"status": "REFUSED", "error": str(error)}
     value, failure = returned._return_value, ""
     if returned.status == JobStatus.FAILED:
+        traceback.print_exception(value)  # only its text reaches the controller
         value, failure = None, f"{type(value).__name__}: {value}"
     return {
         "status": returned.status.name,

@@ -1,188 +1,147 @@
-"""The plots of a sweep."""
+"""The plots of a sweep: Optuna's where it has one; ours of islands and populations. Imports neither when it is loaded.
 
-from collections.abc import Mapping, Sequence
+Optuna draws by pyplot, which has a global state and may open windows. So a sweep draws in a process of its own:
+`python -m hydra_async_sweeper.report`.
+"""
+
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.ranking import OUTCOMES, losses_of
-from hydra_async_sweeper.report.evolution import islands_plot, population_plot
-from hydra_async_sweeper.report.figures import (
-    BLUE,
-    GREEN,
-    RED,
-    STYLES,
-    FinishedTrials,
-    best_so_far,
-    legend_below,
-    new_figure,
-    number_places,
-    save,
-    say,
-    scale,
-    title,
-    wrapped,
-)  # fmt: skip
-from hydra_async_sweeper.report.parallel import parallel_plot
-from hydra_async_sweeper.report.words import number_text
+from hydra_async_sweeper.ranking import FinishedTrials
+from hydra_async_sweeper.report.populations import islands_plot, population_plot, scale
 from hydra_async_sweeper.space import Space
-from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes
+
+if TYPE_CHECKING:
+    import optuna
+
+_FEWEST, _FEWEST_TOP = 10, 5
+"""Importances need at least 10 completed trials, of which at least 5 count as the top ones."""
+
+_MOST_NAMED = 20
+"""A legend with more trials would be larger than the plot."""
+
+log = logging.getLogger("hydra_async_sweeper")
 
 
 def draw(
-    folder: Path,
-    trials: Sequence[FinishedTrial],
-    objectives: Sequence[str],
-    directions: Sequence[str],
-    space: Space,
-    *,
-    exchanges: Sequence[Exchange] = (),
-    lanes: Lanes = ONE_LANE,
-    importances: Mapping[str, float] | None = None,
+    folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Space, exchanges: Sequence[Exchange] = ()
 ) -> list[Path]:
-    """Draws the plots of a sweep into folder/plots and returns their files.
+    """Draws the plots of a sweep into folder/plots and returns their files. One that fails is left out, with a warning.
 
     Args:
         folder: of the sweep.
-        trials: all that have ended.
-        objectives: their names.
-        directions: `minimize` or `maximize` for each objective.
+        study: Optuna's.
+        ended: its trials that have ended.
         space: what is searched.
         exchanges: between islands.
-        lanes: the islands, or the members of a population.
-        importances: of each parameter.
     """
-    ended = FinishedTrials(
-        sorted(trials, key=lambda t: (t.told, t.number)), tuple(objectives), tuple(directions), lanes
-    )
-    figures = {"history": _history(ended), "parallel": parallel_plot(ended, space)}
-    if importances:
-        figures["importance"] = _importance(importances, objectives[0])
-    if len(objectives) == 2:
-        figures["front"] = _front(ended)
-    if lanes.by_round:
-        figures["population"] = population_plot(ended, space)
-    elif lanes.size > 1:
-        figures["islands"] = islands_plot(ended, exchanges, lanes.size)
+    import matplotlib
+
+    matplotlib.use("Agg")  # no window
+    figures: list[tuple[str, Callable[[], Any]]] = list(_by_optuna(study, ended, len(space)))
+    if ended.lanes.by_round:
+        figures.append(("population", lambda: population_plot(ended, space)))
+    elif ended.lanes.size > 1:
+        figures.append(("islands", lambda: islands_plot(ended, exchanges)))
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    return [save(figure, folder / "plots" / f"{name}.png") for name, figure in figures.items()]
+    written = []
+    for name, make in figures:
+        path = folder / "plots" / f"{name}.png"
+        try:
+            with matplotlib.rc_context(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # all of these plots are experimental
+                _save(make(), path)
+        except Exception as error:  # the parameters of an application may have any names and values
+            log.warning("no plot %s: %s: %s", path.name, type(error).__name__, error)
+        else:
+            written.append(path)
+    return written
 
 
-def _history(ended: FinishedTrials) -> Any:
-    """The value of each trial against its place in time, and the best so far."""
-    rows = len(ended.objectives)
-    without = [outcome for outcome in OUTCOMES if any(_has_no_place(t) for t in ended.trials if t.outcome == outcome)]
-    strip = 0.3 + 0.3 * len(without) if without else 0.0
-    figure = new_figure(9.0, 0.9 + 3.6 * rows + strip)
-    panels = figure.subplots(
-        rows + bool(without), 1, sharex=True, squeeze=False,
-        height_ratios=[3.6] * rows + ([strip] if without else []),
-    )[:, 0]  # fmt: skip
-    places = ended.places()
-    for objective, axes in enumerate(panels[:rows]):
-        _draw_history(axes, ended, objective, places)
-    if without:
-        _draw_strip(panels[-1], ended, without, places)
-    number_places(panels[-1], len(places))
-    panels[-1].set_xlabel("trials in the order in which they ended")
-    title(figure, "Value of each trial", ended)
-    legend_below(figure, panels[:rows])
+def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The names of Optuna's plots, and what draws them. Those of a further objective have its number in their name."""
+    from optuna.visualization import matplotlib as plots
+
+    completed = ended.completed()
+    for at, name in enumerate(ended.objectives if completed else ()):
+        own: dict[str, Any] = {"target_name": name}
+        if len(ended.objectives) > 1:  # without a target, Optuna draws the best value so far, too
+            own["target"] = partial(_value, at)
+        number = f"_{at}" if at else ""
+        values = [trial.values[at] for trial in completed if trial.values]
+        yield f"history{number}", partial(_history, plots, study, own, values, ended.directions[at])
+        if width:
+            yield f"parallel{number}", partial(_wide, plots.plot_parallel_coordinate, study, own, width + 2)
+            yield f"slice{number}", partial(_wide, plots.plot_slice, study, own, width)
+    if _tells_importances(ended):
+        yield "importance", partial(_importance, plots, study, len(completed), ended.objectives[0])
+    if len(ended.objectives) == 2 and completed:
+        yield "front", partial(_figure, plots.plot_pareto_front, study, target_names=list(ended.objectives))
+    if any(trial.intermediate_values for trial in study.get_trials(deepcopy=False)):
+        yield "intermediate", partial(_intermediate, plots, study)
+    if ended.trials:
+        yield "timeline", partial(_figure, plots.plot_timeline, study)
+
+
+def _tells_importances(ended: FinishedTrials) -> bool:
+    completed = ended.completed()
+    return len(ended.objectives) == 1 and len(completed) >= _FEWEST and len({t.values for t in completed}) > 1
+
+
+def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
+    return trial.values[at]
+
+
+def _figure(plot: Callable[..., Any], study: "optuna.Study", **own: Any) -> Any:
+    axes = plot(study, **own)
+    return (axes if hasattr(axes, "figure") else axes.flat[0]).figure
+
+
+def _history(plots: Any, study: "optuna.Study", own: dict[str, Any], values: list[float], direction: str) -> Any:
+    figure = _figure(plots.plot_optimization_history, study, **own)
+    scale(figure.axes[0].yaxis, values, direction)
     return figure
 
 
-def _has_no_place(trial: FinishedTrial) -> bool:
-    return trial.values is None or trial.outcome not in (COMPLETED, PRUNED)
-
-
-def _draw_history(axes: Any, ended: FinishedTrials, objective: int, places: Mapping[int, int]) -> None:
-    for outcome in (COMPLETED, PRUNED):
-        points = [
-            (places[trial.number], trial.values[objective])
-            for trial in ended.trials
-            if trial.outcome == outcome and trial.values is not None
-        ]
-        if points:
-            marker, colour = STYLES[outcome]
-            size = 34 if len(places) <= 60 else 16
-            axes.scatter(*zip(*points, strict=True), s=size, marker=marker, color=colour, label=outcome, zorder=3)
-    steps = best_so_far(ended.completed(), objective, ended.directions[objective])
-    if steps:
-        x = [places[trial.number] for trial, _ in steps]
-        y = [value for _, value in steps]
-        axes.plot(
-            [*x, len(places) + 0.5], [*y, y[-1]], drawstyle="steps-post", color=GREEN, lw=1.6, label="best so far"
-        )
-        axes.set_title(f"best {number_text(y[-1])} (trial {steps[-1][0].number})", fontsize=9, loc="right", color=GREEN)
-    else:
-        say(axes, "no completed trial has a value yet")
-    scale(axes.yaxis, [t.values[objective] for t in ended.trials if t.values], ended.directions[objective])
-    axes.set_ylabel(ended.axis_name(objective))
-    axes.grid(alpha=0.25)
-
-
-def _draw_strip(axes: Any, ended: FinishedTrials, outcomes: Sequence[str], places: Mapping[int, int]) -> None:
-    """Marks the trials that have no value."""
-    for row, outcome in enumerate(outcomes):
-        marker, colour = STYLES[outcome]
-        x = [places[trial.number] for trial in ended.trials if trial.outcome == outcome and _has_no_place(trial)]
-        axes.scatter(x, [row] * len(x), s=30, marker=marker, color=colour, linewidths=1.2)
-    axes.set_yticks(range(len(outcomes)), outcomes)
-    axes.set_ylim(len(outcomes) - 0.4, -0.6)
-    axes.grid(alpha=0.25, axis="x")
-
-
-def _importance(importances: Mapping[str, float], objective: str) -> Any:
-    """A bar for each parameter, the most important on top."""
-    ranked = sorted(importances.items(), key=lambda item: -item[1])
-    figure = new_figure(8.0, 1.3 + 0.42 * len(ranked))
-    axes = figure.subplots()
-    bars = axes.barh(range(len(ranked)), [value for _, value in ranked], color=BLUE, height=0.65)
-    axes.bar_label(bars, [f"{value:.1%}" for _, value in ranked], padding=4, fontsize=9)
-    axes.set_yticks(range(len(ranked)), [wrapped(key, 36) for key, _ in ranked])
-    axes.set_ylim(len(ranked) - 0.4, -0.6)
-    axes.set_xlim(0, max(value for _, value in ranked) * 1.15 or 1)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_xlabel("share of the importance (PED-ANOVA)")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Importance of each parameter for\n{wrapped(objective, 60)}", fontsize=11)
+def _wide(plot: Callable[..., Any], study: "optuna.Study", own: dict[str, Any], columns: int) -> Any:
+    figure = _figure(plot, study, **own)
+    figure.set_size_inches(max(6.4, 2.4 * columns), 4.8)
     return figure
 
 
-def _front(ended: FinishedTrials) -> Any:
-    """Two objectives against each other, and the trials that no other one beats in both."""
-    figure = new_figure(7.5, 6.0)
-    axes = figure.subplots()
-    x, y = ended.values(0), ended.values(1)
-    if x:
-        best = sorted(ended.best(), key=lambda trial: losses_of(trial, ended.directions) or ())
-        corners = [trial.values for trial in best if trial.values]
-        axes.scatter(x, y, s=26, color=BLUE, alpha=0.7, label="completed")
-        scale(axes.xaxis, x, ended.directions[0])
-        scale(axes.yaxis, y, ended.directions[1])
-        style = {"color": RED, "lw": 1.4, "marker": "o", "ms": 6, "drawstyle": "steps-post", "zorder": 3}
-        axes.plot(*zip(*corners, strict=True), label="Pareto front", **style)
-        axes.margins(0.08)
-        _name_points(figure, axes, best, ended.directions)
-    else:
-        say(axes, "no completed trial has a value yet")
-        axes.set_xticks([])
-    axes.set_xlabel(ended.axis_name(0))
-    axes.set_ylabel(ended.axis_name(1))
-    axes.grid(alpha=0.25)
-    title(figure, "Pareto front", ended)
-    legend_below(figure, [axes])
+def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) -> Any:
+    """How much each parameter decides whether a trial is among the best tenth.
+
+    Watanabe et al. 2023, "PED-ANOVA" (arXiv 2304.10255). With few trials the best five take the place of the tenth.
+    """
+    import optuna
+
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator
+    given = inspect.signature(evaluator).parameters
+    quantile = "target_quantile" if "target_quantile" in given else "baseline_quantile"  # before Optuna 4.3
+    top = evaluator(**{quantile: max(0.1, _FEWEST_TOP / completed)})
+    return _figure(plots.plot_param_importances, study, evaluator=top, target_name=name)
+
+
+def _intermediate(plots: Any, study: "optuna.Study") -> Any:
+    figure = _figure(plots.plot_intermediate_values, study)
+    legend = figure.axes[0].get_legend()
+    if legend is not None and len(legend.get_texts()) > _MOST_NAMED:
+        legend.remove()
     return figure
 
 
-def _name_points(figure: Any, axes: Any, best: Sequence[FinishedTrial], directions: Sequence[str]) -> None:
-    """Writes the numbers of the front's trials on its free side, but none over another."""
-    figure.draw_without_rendering()  # the layout decides where the points are
-    right, up = (direction == "maximize" for direction in directions)
-    style = {"ha": "left" if right else "right", "va": "bottom" if up else "top", "fontsize": 8, "color": RED}
-    written: list[tuple[float, float]] = []
-    for trial in best:
-        x, y = axes.transData.transform(trial.values)
-        if all(abs(x - a) > 30 or abs(y - b) > 14 for a, b in written):
-            written.append((x, y))
-            offset = (5 if right else -5, 3 if up else -3)
-            axes.annotate(str(trial.number), trial.values, offset, textcoords="offset points", zorder=4, **style)
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
+    figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
+    temporary.replace(path)
+    pyplot.close("all")

@@ -5,105 +5,89 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from hydra_async_sweeper.files import read_yaml
 from hydra_async_sweeper.population import lineage
-from hydra_async_sweeper.ranking import OUTCOMES, best_trials, place_of
+from hydra_async_sweeper.ranking import OUTCOMES, FinishedTrials
 from hydra_async_sweeper.settings import RESULTS
 from hydra_async_sweeper.space import Params
-from hydra_async_sweeper.terms import ONE_LANE, FinishedTrial, Lanes
 
 
 def write_tables(
     folder: Path,
-    trials: Sequence[FinishedTrial],
-    objectives: Sequence[str],
-    directions: Sequence[str],
+    ended: FinishedTrials,
     *,
     total: int,
     command: str | None,
-    lanes: Lanes = ONE_LANE,
-    name: str = "optuna",
+    name: str = "async",
     folder_of: Callable[[int], str] = str,
 ) -> None:
     """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
 
     Args:
         folder: of the sweep.
-        trials: all that have ended.
-        objectives: their names.
-        directions: `minimize` or `maximize` for each objective.
+        ended: all trials that have ended.
         total: how many trials the sweep is to have.
         command: the command that trains the best configuration.
-        lanes: the islands, or the members of a population.
         name: of the sweeper.
         folder_of: from a trial's number to its folder in the sweep's.
     """
-    _write_atomically(folder / "trials.csv", _csv(trials, objectives, lanes))
-    results = _results(trials, objectives, directions, total, command, name, folder_of, lanes)
-    _write_atomically(folder / RESULTS, _yaml(results))
+    _write_atomically(folder / "trials.csv", _csv(ended))
+    results = {"name": name, **_results(ended, folder_of)}
+    results["command"] = command
+    results["objectives"] = dict(zip(ended.objectives, ended.directions, strict=True))
+    counts = Counter(trial.outcome for trial in ended.trials)
+    results["trials"] = {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}}
+    text = yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf)
+    _write_atomically(folder / RESULTS, text)
 
 
-def _csv(trials: Sequence[FinishedTrial], objectives: Sequence[str], lanes: Lanes) -> str:
-    ordered = sorted(trials, key=lambda trial: trial.number)
+def _csv(ended: FinishedTrials) -> str:
+    ordered = sorted(ended.trials, key=lambda trial: trial.number)
     params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
-    lane = [*place_of(0, lanes), *(["parent"] if lanes.by_round else [])]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["number", "told", "outcome", *lane, *objectives, "seconds", "same_as", "failure", *params])
+    lane = [*ended.lanes.place_of(0), *(["parent"] if ended.lanes.by_round else [])]
+    writer.writerow(["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params])
     for trial in ordered:
         writer.writerow([
-            trial.number, trial.told, trial.outcome, *place_of(trial.number, lanes).values(),
-            *([trial.parent] if lanes.by_round else []),
-            *(trial.values or [""] * len(objectives)), trial.seconds, trial.same_as, " ".join(trial.failure.split()),
-            *(trial.params.get(key, "") for key in params),
+            trial.number, trial.told, trial.outcome, *ended.lanes.place_of(trial.number).values(),
+            *([trial.parent] if ended.lanes.by_round else []),
+            *(trial.values or [""] * len(ended.objectives)), trial.seconds, trial.same_as,
+            " ".join(trial.failure.split()), *(trial.params.get(key, "") for key in params),
         ])  # fmt: skip
     return text.getvalue()
 
 
-def _results(
-    trials: Sequence[FinishedTrial],
-    objectives: Sequence[str],
-    directions: Sequence[str],
-    total: int,
-    command: str | None,
-    name: str,
-    folder_of: Callable[[int], str],
-    lanes: Lanes,
-) -> dict[str, Any]:
-    best = best_trials(trials, directions, lanes)
-    results: dict[str, Any] = {"name": name}
-    if len(objectives) == 1:
-        trial = best[0] if best else None
-        results["best_params"] = _plain_params(trial.params) if trial else None
-        results["best_value"] = trial.values[0] if trial and trial.values else None
-        results["best_trial"] = trial.number if trial else None
-        results["best_folder"] = folder_of(trial.number) if trial else None
-    else:
-        results["solutions"] = [
+def _results(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, Any]:
+    best = ended.best()
+    if len(ended.objectives) > 1:
+        solutions = [
             {
-                "params": _plain_params(trial.params),
-                "values": list(trial.values or ()),
-                "trial": trial.number,
+                "params": _plain_params(trial.params), "values": list(trial.values or ()), "trial": trial.number,
                 "folder": folder_of(trial.number),
             }
             for trial in best
-        ]
-    if lanes.by_round and best:
-        chosen = {trial.number: trial for trial in trials}
-        chain = lineage(best[0].number, {number: trial.parent for number, trial in chosen.items()})
-        results["lineage"] = [{"trial": n, "folder": folder_of(n), "params": dict(chosen[n].params)} for n in chain]
-    counts = Counter(trial.outcome for trial in trials)
-    return {
-        **results,
-        "command": command,
-        "objectives": dict(zip(objectives, directions, strict=True)),
-        "trials": {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}},
+        ]  # fmt: skip
+        return {"solutions": solutions}
+    trial = best[0] if best else None
+    results: dict[str, Any] = {
+        "best_params": _plain_params(trial.params) if trial else None,
+        "best_value": trial.values[0] if trial and trial.values else None,
+        "best_trial": trial.number if trial else None,
+        "best_folder": folder_of(trial.number) if trial else None,
     }
+    if trial and ended.lanes.by_round:
+        chosen = {trial.number: trial for trial in ended.trials}
+        chain = lineage(trial.number, {number: trial.parent for number, trial in chosen.items()})
+        results["lineage"] = [{"trial": n, "folder": folder_of(n), "params": dict(chosen[n].params)} for n in chain]
+    return results
 
 
 def _plain_params(params: Params) -> dict[str, Any]:
@@ -137,13 +121,7 @@ def best_command(folder: Path, number: int) -> str | None:
     return command if isinstance(command, str) else None
 
 
-def _yaml(results: Mapping[str, Any]) -> str:
-    import yaml  # type: ignore[import-untyped]
-
-    return str(yaml.safe_dump(dict(results), sort_keys=False, allow_unicode=True, width=math.inf))
-
-
 def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # sweep_report.py may write it, too
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
     temporary.write_text(text)
     temporary.replace(path)

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from hydra_async_sweeper.ranking import best_trials, place_of
-from hydra_async_sweeper.report.words import count_text, number_text
+from hydra_async_sweeper.ranking import best_trials
 from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial
 
 log = logging.getLogger("hydra_async_sweeper")
@@ -146,7 +145,7 @@ class SweepView:
         table.add_column("elapsed", justify="right")
 
         def add(number: int, state: str, style: str, step: str, value: str, mark: str, elapsed: float | None) -> None:
-            lane = list(map(str, place_of(number, self._lanes).values()))
+            lane = list(map(str, self._lanes.place_of(number).values()))
             took = "" if elapsed is None else _took(elapsed)
             table.add_row(str(number), Text(state, style), step, value, Text(mark, "bold green"), *lane, took)
 
@@ -205,6 +204,14 @@ def seconds_left(elapsed: Sequence[float], running: Sequence[float], waiting: in
     for _ in range(waiting):
         heapq.heapreplace(free, free[0] + mean)
     return max(free)
+
+
+def number_text(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _count_done(done: int, total: int) -> str:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 @dataclass
 class _Common:
-    """The keys of both sweepers below `hydra.sweeper`; docs/sweeps.md explains all keys."""
+    """The keys of both sweepers below `hydra.sweeper`; the README explains them."""
 
     n_jobs: int = 1
     objective: Any = None
@@ -28,6 +28,7 @@ class _Common:
     max_retries: int = 2
     warm: bool = True
     preload: List[str] = field(default_factory=list)  # noqa: UP006
+    plots: bool = True
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Rebuilds the tables and plots of a sweep from its study.journal. The sweep may still be running.
 
-    python scripts/sweep_report.py outputs/maml_omniglot/sweep
-    python scripts/sweep_report.py outputs/maml_omniglot/sweep --study-name second
+    python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep
+    python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep --study-name second
 
 Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, and only reads the journal. Exit codes:
 0 written; 2 the folder holds no such study, or the journal is damaged.
@@ -13,23 +13,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import optuna
 
-from hydra_async_sweeper import islands, report  # noqa: E402 (the path comes first)
-from hydra_async_sweeper.ranking import best_trials, results_of  # noqa: E402
-from hydra_async_sweeper.settings import PBT  # noqa: E402
-from hydra_async_sweeper.space import from_plain  # noqa: E402
-from hydra_async_sweeper.terms import ONE_LANE, FinishedTrial, Lanes  # noqa: E402
-
-if TYPE_CHECKING:
-    import optuna
+from hydra_async_sweeper import islands
+from hydra_async_sweeper.ranking import FinishedTrials, results_of
+from hydra_async_sweeper.report.plots import draw
+from hydra_async_sweeper.report.tables import best_command, write_tables
+from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
+from hydra_async_sweeper.space import from_plain
+from hydra_async_sweeper.study import finished_of
+from hydra_async_sweeper.terms import ONE_LANE, Lanes
 
 OK, BAD_USAGE = 0, 2
-
-JOURNAL = "study.journal"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,12 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
     parser.add_argument("--study-name", metavar="NAME", help="of the study, if the journal holds several")
     parser.add_argument("--storage", type=Path, metavar="FILE", help=f"the journal, if it is not FOLDER/{JOURNAL}")
+    parser.add_argument("--only-plots", action="store_true", help="leave the tables as they are")
     options = parser.parse_args(arguments)
     try:
         study = open_study(options.storage or options.folder / JOURNAL, options.study_name)
         identity = identity_of(study)
         options.folder.mkdir(parents=True, exist_ok=True)
-        written = rebuild(options.folder, study, identity)
+        written = rebuild(options.folder, study, identity, tables=not options.only_plots)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
@@ -54,17 +52,13 @@ def main(arguments: Sequence[str]) -> int:
     return OK
 
 
-def open_study(journal: Path, name: str | None) -> "optuna.Study":
+def open_study(journal: Path, name: str | None) -> optuna.Study:
     """The study of that name in a journal, or the only one that it holds. Writes nothing.
 
     Raises:
         FileNotFoundError: there is no journal.
-        ValueError: optuna is missing, the journal is damaged, or does not hold the study.
+        ValueError: the journal is damaged, or does not hold the study.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ValueError("a sweep needs the package optuna; type pip install optuna") from error
     if not journal.is_file():
         raise FileNotFoundError(
             f"{journal}: there is no such journal; name the folder of a sweep, or type --storage FILE"
@@ -85,11 +79,10 @@ def open_study(journal: Path, name: str | None) -> "optuna.Study":
             raise ValueError(f"{journal}: holds {', '.join(names)}; type --study-name {names[0]}")
         if name is not None and name not in names:
             raise ValueError(f"--study-name {name}: {journal} holds {', '.join(names)}; type --study-name {names[0]}")
-        name = name or names[0]
-        return optuna.load_study(study_name=name, storage=storage)
+        return optuna.load_study(study_name=name or names[0], storage=storage)
 
 
-def identity_of(study: "optuna.Study") -> Mapping[str, Any]:
+def identity_of(study: optuna.Study) -> Mapping[str, Any]:
     """What the sweeper has noted about a sweep.
 
     Raises:
@@ -101,28 +94,21 @@ def identity_of(study: "optuna.Study") -> Mapping[str, Any]:
     return identity
 
 
-def rebuild(folder: Path, study: "optuna.Study", identity: Mapping[str, Any]) -> list[Path]:
+def rebuild(folder: Path, study: optuna.Study, identity: Mapping[str, Any], *, tables: bool = True) -> list[Path]:
     """Writes the tables and plots; returns their files."""
-    from hydra_async_sweeper.study import finished_of
-
     frozen = study.get_trials(deepcopy=False)
-    trials = [finished_of(trial) for trial in frozen if trial.state.is_finished()]
+    trials = sorted((finished_of(t) for t in frozen if t.state.is_finished()), key=lambda t: (t.told, t.number))
     directions = [direction.name.lower() for direction in study.directions]
-    objectives = identity["objective"] or ["value"]
-    lanes = lanes_of(identity)
-    best = best_trials(trials, directions, lanes)
-    command = report.best_command(folder, best[0].number) if best else None
-    report.write_tables(
-        folder, trials, objectives, directions, total=len(frozen), command=command, lanes=lanes,
-        name=PBT if identity["sampler"] == PBT else "async",
-        folder_of=partial(trial_folder, folder),
-    )  # fmt: skip
-    plots = report.draw(
-        folder, trials, objectives, directions, from_plain(identity["space"]),
-        exchanges=exchanges_of(trials, directions, {**study.user_attrs, **identity["islands"]}), lanes=lanes,
-        importances=report.importances_of(study),
-    )  # fmt: skip
-    return [folder / "trials.csv", folder / "optimization_results.yaml", *plots]
+    ended = FinishedTrials(trials, identity["objective"] or ["value"], directions, lanes_of(identity))
+    if tables:
+        best = ended.best()
+        write_tables(
+            folder, ended, total=len(frozen), command=best_command(folder, best[0].number) if best else None,
+            name=PBT if identity["sampler"] == PBT else "async", folder_of=partial(trial_folder, folder),
+        )  # fmt: skip
+    exchanges = exchanges_of(ended, {**study.user_attrs, **identity["islands"]})
+    plots = draw(folder, study, ended, from_plain(identity["space"]), exchanges)
+    return [*([folder / "trials.csv", folder / RESULTS] if tables else []), *plots]
 
 
 def lanes_of(identity: Mapping[str, Any]) -> Lanes:
@@ -133,19 +119,17 @@ def lanes_of(identity: Mapping[str, Any]) -> Lanes:
 
 
 def trial_folder(folder: Path, number: int) -> str:
-    """The name of a trial's folder: `trial_0007` in this program's sweeps, `7` in others."""
+    """The name of a trial's folder: `trial_0007` where the program names them so, else `7`."""
     name = f"trial_{number:04d}"
     return name if (folder / name).is_dir() else str(number)
 
 
-def exchanges_of(
-    trials: Sequence[FinishedTrial], directions: Sequence[str], plain: Mapping[str, Any]
-) -> Sequence[islands.Exchange]:
+def exchanges_of(ended: FinishedTrials, plain: Mapping[str, Any]) -> Sequence[islands.Exchange]:
     """The exchanges between islands, from their settings; none where there are none."""
     if not {"island_size", "num_islands"} <= plain.keys():
         return ()
     settings = islands.islands(**{key: plain[key] for key in islands.IslandSettings._fields if key in plain})
-    return islands.fold(results_of(trials, directions), settings).exchanges
+    return islands.fold(results_of(ended.trials, ended.directions), settings).exchanges
 
 
 if __name__ == "__main__":
