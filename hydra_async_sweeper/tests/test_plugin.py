@@ -1,4 +1,4 @@
-"""Hydra's own suites for launchers and sweepers, with the sweeper `async` and two slots; and an app of somebody else."""
+"""Hydra's own suites for launchers and sweepers, with the sweeper `async` and two slots; and an app of a stranger."""
 
 import csv
 import os
@@ -35,6 +35,7 @@ OVERRIDES = ["hydra/sweeper=async", "hydra.sweeper.n_jobs=2", "hydra.sweeper.plo
 def as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The suites want a Hydra that no earlier test has told a version; and the programs that they start in folders of
     their own must find our plugin."""
+    Plugins.instance()  # registers the configs of all plugins once; the suites return to the state before each test
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent / "src"))
     instances: dict[Any, Any] = Singleton._instances
     before = instances.pop(VersionBase, None)

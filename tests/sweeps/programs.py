@@ -16,7 +16,14 @@ FIXED = (
 )  # fmt: skip
 
 
+PLOTS = "hydra.sweeper.plots=true"
+
+
 def sweep(folder: Path, *overrides: str, **extra: str) -> Program:
+    """Starts a sweep, which draws no plots unless it is told to."""
+    searches = any(text.startswith("hydra/sweeper=") for text in overrides)
+    if searches and PLOTS not in overrides:
+        overrides = (*overrides, "hydra.sweeper.plots=false")
     command = [sys.executable, str(ROOT / "train.py"), "-m", *FIXED, *overrides, f"hydra.sweep.dir={folder}"]
     return Program(command, folder.parent, extra)
 

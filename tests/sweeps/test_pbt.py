@@ -11,7 +11,7 @@ from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.population import decide, lineage, population
 from hydra_async_sweeper.space import Number
 from tests.runs import metrics
-from tests.sweeps.programs import completed, params, rows, run_until_killed, sweep
+from tests.sweeps.programs import PLOTS, completed, params, rows, run_until_killed, sweep
 
 pytestmark = pytest.mark.thorough
 
@@ -27,7 +27,7 @@ def population_of(folder: Path) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
-    yield folder, completed(folder, *SPACE, *SEARCH, "hydra.sweeper.n_jobs=2")
+    yield folder, completed(folder, *SPACE, *SEARCH, "hydra.sweeper.n_jobs=2", PLOTS)
 
 
 def test_each_round_goes_on_where_its_parent_stood_as_the_results_decide(undisturbed: tuple[Path, str]) -> None:

@@ -17,7 +17,7 @@ from metalearn.config.compose import compose_sweeper
 from metalearn.errors import ConfigError
 from metalearn.runs.folder import lock
 from tests.runs import ROOT, Program, slow, until, why_not_isolable
-from tests.sweeps.programs import completed, params, rows, run_until_killed, sweep
+from tests.sweeps.programs import PLOTS, completed, params, rows, run_until_killed, sweep
 
 pytestmark = pytest.mark.thorough
 
@@ -28,7 +28,7 @@ SEARCH = ("hydra/sweeper=async", "hydra.sweeper.sampler=random", "hydra.sweeper.
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
-    yield folder, completed(folder, *SPACE, *SEARCH)
+    yield folder, completed(folder, *SPACE, *SEARCH, PLOTS)
 
 
 def test_every_trial_is_there_once_with_the_bits_of_a_plain_run(undisturbed: tuple[Path, str]) -> None:
@@ -198,7 +198,7 @@ def test_a_run_that_ended_before_it_was_told_is_told_and_tables_are_written_agai
     (folder / "trials.csv").unlink()
     shutil.rmtree(folder / "plots")
     before = {path: path.stat().st_mtime_ns for path in folder.glob("trial_*/result.json")}
-    completed(folder, *SPACE, *SEARCH)
+    completed(folder, *SPACE, *SEARCH, PLOTS)
     keys = ("number", "told", "outcome", "val.mse", "algorithm.inner_lr", "trainer.steps")
     assert [[row[key] for key in keys] for row in rows(folder)] == [[row[key] for key in keys] for row in whole]
     assert {path: path.stat().st_mtime_ns for path in before} == before

@@ -12,25 +12,39 @@ never a parent and never leaves its island; in pollination a target drops one in
 import math
 import random
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra_async_sweeper.space import Number, Params, Space, uniform, value_at
 
 
 class IslandSettings(NamedTuple):
-    """Settings of the search; `islands` makes and explains them."""
+    """Settings of the search; `islands` checks them.
+
+    seed: of all random numbers.
+    pop_size: parents are two of an island's best `pop_size`; until it has as many, trials are random.
+    num_islands: how many populations evolve side by side.
+    island_size: slots that work for an island, from `slots_per_island` when the study is made. It must not change when
+        the study resumes with other slots: exchanges would become more or less frequent.
+    migration_probability: an exchange follows a result with `migration_probability / island_size`.
+    pollination: True sends copies, and the target drops its worst. False lets the individuals leave.
+    topology: how many individuals island i sends to island j at an exchange. By default 1 to every other island.
+    crossover: the share of the first parent: each parameter comes from it with this probability.
+    mutation: the probability that one parameter is drawn afresh.
+    sigma: the standard deviation of the move of one number that is not whole, as a part of its interval.
+    random_init: the probability that all parameters are drawn afresh.
+    """
 
     seed: int
     pop_size: int
-    num_islands: int
-    island_size: int
-    migration_probability: float
-    pollination: bool
-    topology: tuple[tuple[int, ...], ...]
-    crossover: float
-    mutation: float
-    sigma: float
-    random_init: float
+    num_islands: int = 1
+    island_size: int = 1
+    migration_probability: float = 0.9
+    pollination: bool = True
+    topology: Sequence[Sequence[int]] | None = None
+    crossover: float = 0.7
+    mutation: float = 0.4
+    sigma: float = 0.05
+    random_init: float = 0.1
 
 
 class ScoredTrial(NamedTuple):
@@ -68,58 +82,28 @@ class Populations(NamedTuple):
     told: int = -1
 
 
-def islands(
-    *,
-    seed: int,
-    pop_size: int,
-    num_islands: int = 1,
-    island_size: int = 1,
-    migration_probability: float = 0.9,
-    pollination: bool = True,
-    topology: Sequence[Sequence[int]] | None = None,
-    crossover: float = 0.7,
-    mutation: float = 0.4,
-    sigma: float = 0.05,
-    random_init: float = 0.1,
-) -> IslandSettings:
-    """Checked settings.
-
-    Args:
-        seed: of all random numbers.
-        pop_size: parents are two of an island's best `pop_size`; until it has as many, trials are random.
-        num_islands: how many populations evolve side by side.
-        island_size: slots that work for an island, from `slots_per_island` when the study is made. It must not change
-            when the study resumes with other slots: exchanges would become more or less frequent.
-        migration_probability: an exchange follows a result with `migration_probability / island_size`.
-        pollination: True sends copies, and the target drops its worst. False lets the individuals leave.
-        topology: how many individuals island i sends to island j at an exchange. By default 1 to every other island.
-        crossover: the share of the first parent: each parameter comes from it with this probability.
-        mutation: the probability that one parameter is drawn afresh.
-        sigma: the standard deviation of the move of one number that is not whole, as a part of its interval.
-        random_init: the probability that all parameters are drawn afresh.
+def islands(**given: Any) -> IslandSettings:
+    """The settings with these fields, checked, and with the topology as a matrix.
 
     Raises:
-        ValueError: an argument outside its range, or a topology that does not fit the islands.
+        ValueError: a field outside its range, or a topology that does not fit the islands.
+        TypeError: there is no such field, or one is missing.
     """
-    counts = {"num_islands": (num_islands, 1, 4), "island_size": (island_size, 1, 1), "pop_size": (pop_size, 2, 8)}
-    for name, (count, least, usual) in counts.items():
+    settings = IslandSettings(**given)
+    for name, least, usual in (("num_islands", 1, 4), ("island_size", 1, 1), ("pop_size", 2, 8)):
+        count = getattr(settings, name)
         if not _is_whole(count) or count < least:
             raise ValueError(f"{name}={count!r}: must be a whole number of at least {least}; type {name}={usual}")
-    if not _is_whole(seed):
-        raise ValueError(f"seed={seed!r}: must be a whole number; type seed=0")
-    if not isinstance(pollination, bool):
-        raise ValueError(f"pollination={pollination!r}: must be true or false; type pollination=true")
-    shares = {
-        "migration_probability": (migration_probability, 0.9), "crossover": (crossover, 0.7),
-        "mutation": (mutation, 0.4), "sigma": (sigma, 0.05), "random_init": (random_init, 0.1),
-    }  # fmt: skip
-    for name, (share, default) in shares.items():
+    if not _is_whole(settings.seed):
+        raise ValueError(f"seed={settings.seed!r}: must be a whole number; type seed=0")
+    if not isinstance(settings.pollination, bool):
+        raise ValueError(f"pollination={settings.pollination!r}: must be true or false; type pollination=true")
+    for name in ("migration_probability", "crossover", "mutation", "sigma", "random_init"):
+        share = getattr(settings, name)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            default = IslandSettings._field_defaults[name]
             raise ValueError(f"{name}={share!r}: must be a number from 0 to 1; type {name}={default}")
-    return IslandSettings(
-        seed, pop_size, num_islands, island_size, migration_probability, pollination, _matrix(topology, num_islands),
-        crossover, mutation, sigma, random_init,
-    )  # fmt: skip
+    return settings._replace(topology=_matrix(settings.topology, settings.num_islands))
 
 
 def slots_per_island(n_jobs: int, num_islands: int) -> int:
@@ -191,6 +175,7 @@ def fold(finished: Iterable[ScoredTrial], settings: IslandSettings, before: Popu
 
 def _exchange(told: int, source: int, populations: list[list[Individual]], settings: IslandSettings) -> list[Exchange]:
     """Changes `populations` by what the source sends after the result `told`, which is often nothing."""
+    assert settings.topology is not None
     rng = random.Random(f"{settings.seed}-exchange-{told}")
     if rng.random() >= settings.migration_probability / settings.island_size:
         return []

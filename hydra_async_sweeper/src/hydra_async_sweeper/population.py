@@ -8,22 +8,31 @@ with any number of slots, takes the same decisions.
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.space import Category, Dimension, Params, Space, Value, steps_of, uniform, value_at, with_step
 
 
 class PopulationSettings(NamedTuple):
-    """Settings of the search; `population` makes and explains them."""
+    """Settings of the search; `population` checks them.
+
+    seed: of all random numbers.
+    members: how many runs train side by side.
+    rounds: how often all of them train, and are compared.
+    quantile: after a round this share of the members, the worst, takes over from this share, the best.
+    factors: a number that is taken over is multiplied by one of them.
+    resample: the probability that a parameter that is taken over is drawn afresh.
+    schedule: the parameters of each round; one member then follows them, and decides nothing.
+    """
 
     seed: int
     members: int
     rounds: int
-    quantile: float
-    factors: tuple[float, ...]
-    resample: float
-    schedule: tuple[Params, ...] | None
+    quantile: float = 0.25
+    factors: Sequence[float] = (0.8, 1.2)
+    resample: float = 0.25
+    schedule: Sequence[Params] | None = None
 
     @property
     def replaced(self) -> int:
@@ -38,43 +47,29 @@ class Decision(NamedTuple):
     parent: int | None
 
 
-def population(
-    *,
-    seed: int,
-    members: int,
-    rounds: int,
-    quantile: float = 0.25,
-    factors: Sequence[float] = (0.8, 1.2),
-    resample: float = 0.25,
-    schedule: Sequence[Params] | None = None,
-) -> PopulationSettings:
-    """Checked settings.
-
-    Args:
-        seed: of all random numbers.
-        members: how many runs train side by side.
-        rounds: how often all of them train, and are compared.
-        quantile: after a round this share of the members, the worst, takes over from this share, the best.
-        factors: a number that is taken over is multiplied by one of them.
-        resample: the probability that a parameter that is taken over is drawn afresh.
-        schedule: the parameters of each round; one member then follows them, and decides nothing.
+def population(**given: Any) -> PopulationSettings:
+    """The settings with these fields, checked. A schedule makes it one member with a round for each entry.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: a field outside its range.
+        TypeError: there is no such field, or one is missing.
     """
-    for name, count, least, usual in (("members", members, 2, 4), ("rounds", rounds, 1, 5)):
+    settings = PopulationSettings(**given)
+    for name, least, usual in (("members", 2, 4), ("rounds", 1, 5)):
+        count = getattr(settings, name)
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise ValueError(f"{name}={count!r}: must be a whole number of at least {least}; type {name}={usual}")
-    for name, share, most, usual_share in (("quantile", quantile, 0.5, 0.25), ("resample", resample, 1, 0.25)):
+    for name, most in (("quantile", 0.5), ("resample", 1)):
+        share = getattr(settings, name)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= most:
-            raise ValueError(f"{name}={share!r}: must be a number from 0 to {most:g}; type {name}={usual_share}")
+            raise ValueError(f"{name}={share!r}: must be a number from 0 to {most:g}; type {name}=0.25")
+    factors = settings.factors
     if not factors or not all(_is_factor(factor) for factor in factors):
         raise ValueError(f"factors={factors!r}: must be a list of numbers above 0; type factors=[0.8,1.2]")
-    if schedule is not None:
-        members, rounds = 1, len(schedule)
-    return PopulationSettings(
-        seed, members, rounds, quantile, tuple(factors), resample, None if schedule is None else tuple(schedule)
-    )
+    settings = settings._replace(factors=tuple(factors))
+    if settings.schedule is None:
+        return settings
+    return settings._replace(members=1, rounds=len(settings.schedule), schedule=tuple(settings.schedule))
 
 
 def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings) -> Decision | None:

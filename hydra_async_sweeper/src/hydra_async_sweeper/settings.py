@@ -2,14 +2,15 @@
 
 import importlib.util
 import reprlib
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 from hydra_async_sweeper import islands as evolution
-from hydra_async_sweeper.files import read_yaml
 from hydra_async_sweeper.islands import IslandSettings
 from hydra_async_sweeper.outcome import direction_of
 from hydra_async_sweeper.population import PopulationSettings, population
@@ -27,6 +28,9 @@ PBT = "pbt"
 """What stands for the sampler where `hydra/sweeper=pbt` searches."""
 
 RESULTS, JOURNAL = "optimization_results.yaml", "study.journal"
+
+_LARGEST = 2**22
+"""Bytes of a YAML file that is read."""
 
 POPULATION = 10
 """Parents of an island where `hydra.sweeper.islands.pop_size` is not given."""
@@ -242,3 +246,19 @@ def _at_least(key: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         example = f"type hydra.sweeper.{key}={max(least, 1)}"
         raise SpaceError(f"hydra.sweeper.{key}={value!r}: must be a whole number of at least {least}; {example}")
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file, which somebody else may have written, as plain values.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+        ValueError: it is no regular file, has more than 4 MiB, or holds no YAML.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+        raise ValueError(f"{path}: is no regular file of at most {_LARGEST:,} bytes")
+    try:
+        return yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path}: holds no YAML ({type(error).__name__})") from error

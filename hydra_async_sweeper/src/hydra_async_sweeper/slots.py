@@ -9,11 +9,13 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -127,7 +129,7 @@ class TrialSlots:
     def close(self) -> None:
         """Ends the nursery, and with it whatever is still running."""
         self._socket.close()
-        with _gone_is_fine():
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended already
             os.kill(self._nursery, signal.SIGKILL)
             os.waitpid(self._nursery, 0)
 
@@ -168,8 +170,6 @@ class _Nursery:
             os._exit(1)
 
     def _loop(self, wake: socket.socket) -> None:
-        import select
-
         while True:
             ready, _, _ = select.select([self._controller, wake], [], [])
             if wake in ready:
@@ -256,17 +256,8 @@ def _note_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _send_signal(pid: int, what: signal.Signals) -> None:
-    with _gone_is_fine():
+    with suppress(ProcessLookupError):  # it has ended already
         os.kill(pid, what)
-
-
-class _gone_is_fine:  # noqa: N801 (used as a word)
-    """Passes over a process that has ended already."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        return kind is not None and issubclass(kind, ProcessLookupError | ChildProcessError)
 
 
 def _outcome_path(folder: Path, number: int) -> Path:

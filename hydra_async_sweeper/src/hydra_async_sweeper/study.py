@@ -4,7 +4,6 @@ The journal is the only state of a sweep beside the trials' own folders. It may 
 is removed, and a trial that was under way is run again under its number, with its parameters, in its folder.
 """
 
-import contextlib
 import fcntl
 import json
 import math
@@ -97,7 +96,8 @@ class Study:
     def _open(self, path: Path, name: str, directions: Sequence[Direction]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            with _without_experimental_warnings():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_FileLock(path)))
                 self._study = optuna.create_study(
                     storage=storage, study_name=name, directions=list(directions), load_if_exists=True
@@ -214,10 +214,6 @@ class Study:
     def losses(self) -> list[islands.ScoredTrial]:
         """The trials that have ended, as the searches take them; only a completed one has a loss."""
         return results_of(self.finished(), self.directions)
-
-    def optuna_study(self) -> optuna.Study:
-        """Optuna's own view, for its importance evaluators."""
-        return self._study
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
@@ -356,10 +352,3 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, node
-
-
-@contextlib.contextmanager
-def _without_experimental_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield

@@ -12,10 +12,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from hydra_async_sweeper.files import read_yaml
 from hydra_async_sweeper.population import lineage
 from hydra_async_sweeper.ranking import OUTCOMES, FinishedTrials
-from hydra_async_sweeper.settings import RESULTS
+from hydra_async_sweeper.settings import RESULTS, read_yaml
 from hydra_async_sweeper.space import Params
 
 
