@@ -2,7 +2,7 @@
 
     python -m venv propulate-env
     propulate-env/bin/pip install --no-deps propulate==1.2.2 numpy colorlog
-    propulate-env/bin/python tests/sweeps/record_propulate.py        writes tests/sweeps/propulate.json
+    propulate-env/bin/python hydra_async_sweeper/tests/record_propulate.py     writes propulate.json beside it
 
 Propulate needs no MPI here: its workers are objects of one process, and a small stub carries their messages. GPy and
 deepdiff stay away too: only its surrogate models and a debugging check use them.

@@ -84,6 +84,12 @@ def test_a_checkpoint_is_evaluated_from_another_folder(bin_folder: Path, runs: P
     assert outcome.code == 0 and "test accuracy" in outcome.text, outcome.text
 
 
+def test_a_search_without_the_sweeper_says_what_to_install(bin_folder: Path, tmp_path: Path) -> None:
+    command = [str(bin_folder / "metalearn"), "--multirun", *TINY, "hydra/sweeper=async", "seed=0,1"]
+    outcome = Program(command, tmp_path).wait()
+    assert outcome.code == 2 and "type pip install ./hydra_async_sweeper" in outcome.text, outcome.text
+
+
 def test_wrong_usage_says_what_to_type(bin_folder: Path, tmp_path: Path) -> None:
     outcome = Program([str(bin_folder / "metalearn"), "evalute", "checkpoint=x"], tmp_path).wait()
     assert outcome.code == 2 and "did you mean evaluate?" in outcome.text
