@@ -1,4 +1,4 @@
-"""The text of `python train.py --help`, and docs/config.md; the explanations are the comments of the yaml files."""
+"""The text of `metalearn train --help`, and of the site's page of the config; the explanations are the comments of the yaml files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,12 +39,12 @@ def help_text() -> str:
 
 
 def config_page() -> str:
-    """docs/config.md: every group with its options, and every key with its default."""
+    """The site's page of the config: every group with its options, and every key with its default."""
     lines = [
         "# Config",
         "",
-        "Made from the comments in `conf/` by `python scripts/make_config_page.py`. Choose an option by",
-        "`GROUP=OPTION`, set a key by `KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
+        "From the comments in `conf/`; `metalearn help` prints the same. Choose an option by `GROUP=OPTION`, set a key by",
+        "`KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
         "",
         "## Groups",
     ]

@@ -1,0 +1,243 @@
+"""A hook of mkdocs: the pages that are made when the site is built, so that none of them can go stale in the repository.
+
+The config page comes from the comments in `conf/`, the command line's from the `--help` of each command, the API's from
+docstrings by mkdocstrings, an algorithm's from its yaml and its module, the results and the changelog from the files at
+the top of the repository.
+"""
+
+import ast
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from metalearn.__main__ import COMMANDS, main  # noqa: E402 (the path comes first, here and below)
+from metalearn.config.help import config_page  # noqa: E402
+
+ALGORITHMS = "reference/algorithms"
+
+ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})(?![^<]*</(?:a|code|title)>)")
+
+LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))")
+"""The target of a link to a file."""
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Adds the algorithms to the navigation."""
+    section = _entry(config.nav, "Algorithms")
+    section += [{name: f"{ALGORITHMS}/{name}.md"} for name in algorithms()]
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> None:
+    """Adds the generated pages, and the pictures of the results."""
+    for path, text in pages():
+        files.append(File.generated(config, path, content=text))
+    for picture in sorted((ROOT / "results").glob("*.png")):
+        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Makes a link of each paper's number."""
+    return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>', html)
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """The path and the text of each generated page."""
+    yield "reference/config.md", config_page()
+    yield "reference/cli.md", cli_page()
+    yield from api_pages()
+    yield f"{ALGORITHMS}/index.md", algorithms_page()
+    for name in algorithms():
+        yield f"{ALGORITHMS}/{name}.md", algorithm_page(name)
+    for name in ("RESULTS.md", "CHANGELOG.md"):
+        yield name.lower(), from_the_top((ROOT / name).read_text())
+
+
+def from_the_top(text: str) -> str:
+    """A document of the repository's top folder, with links as seen from docs/; links that leave the site are text."""
+
+    def target(match: re.Match[str]) -> str:
+        path, _, anchor = match[1].partition("#")
+        return path.removeprefix("docs/") + (f"#{anchor}" if anchor else "")
+
+    leaving = re.compile(r"\[([^]]*)\]\((?!https?:|#|docs/|results/[\w.]+\.png)[^)]*\)")
+    return LINK.sub(target, leaving.sub(r"\1", text))
+
+
+# The command line
+
+
+def cli_page() -> str:
+    """What `--help` says, command by command; that of `train` is the page of the config."""
+    lines = [
+        "# Command line",
+        "",
+        "`metalearn COMMAND …`; without a command, `train`. Also as `python -m metalearn`, and in a checkout "
+        "`python train.py` is `metalearn train`.",
+        "",
+        "## `metalearn train`",
+        "",
+        "Trains. `GROUP=OPTION` and `KEY=VALUE` choose everything: see [Config](config.md).",
+    ]
+    for command in COMMANDS:
+        if command not in ("train", "help"):
+            lines += ["", f"## `metalearn {command}`", "", "```text", help_of(command), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def help_of(command: str) -> str:
+    """What `metalearn COMMAND --help` prints, 100 characters wide."""
+    printed = io.StringIO()
+    arguments, width = sys.argv, os.environ.get("COLUMNS")
+    sys.argv, os.environ["COLUMNS"] = [f"metalearn {command}"], "100"
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([command, "--help"])
+    finally:
+        sys.argv = arguments
+        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
+    return printed.getvalue().strip()
+
+
+# The API
+
+
+def api_pages() -> Iterator[tuple[str, str]]:
+    """The public names of the packages; mkdocstrings puts their docstrings in."""
+    yield "reference/api/metalearn.md", _api("metalearn", exported("metalearn"), {"show_submodules": False})
+    types = [name for name in classes("metalearn/types.py") if not name.startswith("_")]
+    yield "reference/api/types.md", _api("metalearn.types", types, {})
+    modules = {path.stem for path in (ROOT / "distributed").glob("*.py")} | {"dist", "rpc"}
+    names = [name for name in exported("distributed") if name not in modules]
+    names += [f"autograd.{name}" for name in functions("distributed/autograd.py")]
+    yield "reference/api/distributed.md", _api("distributed", names, {})
+
+
+def _api(module: str, names: list[str], options: dict[str, Any]) -> str:
+    about = ast.get_docstring(_tree(_source(module))) or ""
+    lines = [f"# `{module}`", "", about]
+    for name in names:
+        lines += ["", f"::: {module}.{name}"]
+    return "\n".join(lines) + "\n"
+
+
+def exported(package: str) -> list[str]:
+    """The names in `__all__` of a package."""
+    for node in _tree(_source(package)).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return list(ast.literal_eval(node.value))
+    raise ValueError(f"{package} has no __all__")
+
+
+def classes(path: str) -> list[str]:
+    return [node.name for node in _tree(ROOT / path).body if isinstance(node, ast.ClassDef)]
+
+
+def functions(path: str) -> list[str]:
+    names = [node.name for node in _tree(ROOT / path).body if isinstance(node, ast.FunctionDef)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _source(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+# Algorithms
+
+
+def algorithms() -> list[str]:
+    """The options of the group `algorithm`."""
+    return sorted(path.stem for path in (ROOT / "conf/algorithm").glob("*.yaml"))
+
+
+def algorithms_page() -> str:
+    """The table of all algorithms."""
+    lines = [
+        "# Algorithms",
+        "",
+        "Choose one by `algorithm=NAME`. Each page has the formulas, how they differ from the authors' code, the tests "
+        "that prove them, the keys and the experiments. [What algorithms share](../../explanation/learning.md) holds for "
+        "all of them.",
+        "",
+        "| `algorithm` | what | experiments |",
+        "| --- | --- | --- |",
+    ]
+    for name in algorithms():
+        chosen = "<br>".join(f"`{experiment}`" for experiment in experiments(name))
+        lines.append(f"| [{name}]({name}.md) | {_summary('algorithm', name)} | {chosen} |")
+    return "\n".join(lines) + "\n"
+
+
+def algorithm_page(name: str) -> str:
+    """One algorithm: the docstring of its module, its keys and its experiments."""
+    factory: str = _yaml(f"algorithm/{name}")["_target_"]
+    module = factory.rpartition(".")[0]
+    title, _, about = (ast.get_docstring(_tree(_source(module))) or "").partition("\n")
+    lines = [f"# {name}", "", f"{title}", about, "", "## Keys", "", f"`metalearn train algorithm={name} …`", ""]
+    lines += [_keys(f"algorithm={name}") or "It has no keys."]
+    if experiments(name):
+        lines += ["", "## Experiments", "", "| `experiment` | what |", "| --- | --- |"]
+        lines += [f"| `{chosen}` | {_summary('experiment', chosen)} |" for chosen in experiments(name)]
+    lines += ["", "## Factory", "", f"::: {factory}"]
+    return "\n".join(lines) + "\n"
+
+
+def experiments(algorithm: str) -> list[str]:
+    """The experiments that choose an algorithm."""
+    names = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
+    return [name for name in names if _chosen(name) == algorithm]
+
+
+def _chosen(experiment: str) -> str | None:
+    """The algorithm of an experiment, which may begin from another experiment."""
+    found = None
+    for entry in _yaml(f"experiment/{experiment}").get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            found = _chosen(entry)
+        elif "override /algorithm" in entry:
+            found = entry["override /algorithm"]
+    return found
+
+
+def _yaml(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / f"conf/{name}.yaml").read_text()) or {}
+    return content
+
+
+def _summary(group: str, option: str) -> str:
+    """What the config page says of an option."""
+    table = config_page().partition(f"\n### `{group}`\n")[2].partition("\n#")[0]
+    found = re.search(rf"^\| `{option}` \| (.*) \|$", table, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _keys(owner: str) -> str:
+    """The table of the config page for the keys of a choice."""
+    return config_page().partition(f"\n### Keys of `{owner}`\n")[2].partition("\n#")[0].strip()
+
+
+def _entry(nav: Any, name: str) -> list[Any]:
+    """The list of a section of the navigation, wherever it is."""
+    for entry in nav:
+        for title, content in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(content, list):
+                found: list[Any] = content if title == name else _entry(content, name)
+                if found:
+                    return found
+    return []
