@@ -7,6 +7,7 @@ the top of the repository.
 
 import ast
 import contextlib
+import functools
 import io
 import os
 import re
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from metalearn.__main__ import COMMANDS, main  # noqa: E402 (the path comes first, here and below)
-from metalearn.config.help import config_page  # noqa: E402
+from metalearn.config import help as config_help  # noqa: E402
 
 ALGORITHMS = "reference/algorithms"
 
@@ -62,6 +63,12 @@ def pages() -> Iterator[tuple[str, str]]:
         yield f"{ALGORITHMS}/{name}.md", algorithm_page(name)
     for name in ("RESULTS.md", "CHANGELOG.md"):
         yield name.lower(), from_the_top((ROOT / name).read_text())
+
+
+@functools.cache
+def config_page() -> str:
+    """Every group with its options, and every key with its default."""
+    return config_help.config_page()
 
 
 def from_the_top(text: str) -> str:
