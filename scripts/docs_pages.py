@@ -18,7 +18,10 @@ from typing import Any
 
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -29,6 +32,12 @@ from metalearn.config import help as config_help  # noqa: E402
 ALGORITHMS = "reference/algorithms"
 
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})(?![^<]*</(?:a|code|title)>)")
+
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the theme loads for pages that are opened from files; docs/site.js does the same without a network."""
+
+FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(https?:[^\"' >]*)")
+"""What a page would load from elsewhere."""
 
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))")
 """The target of a link to a file."""
@@ -53,6 +62,29 @@ def on_page_content(html: str, **_: Any) -> str:
     return ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>', html)
 
 
+def on_post_page(output: str, *, page: Page, **_: Any) -> str:
+    """Raises PluginError if the page would load anything from elsewhere."""
+    return own(output, get_relative_url("site.js", page.url))
+
+
+def on_post_template(output_content: str, *, template_name: str, **_: Any) -> str:
+    """The same for the page of a wrong address, which may be shown at any depth."""
+    return own(output_content, "/site.js") if template_name.endswith(".html") else output_content
+
+
+def own(html: str, script: str) -> str:
+    """The page with our script in place of the theme's.
+
+    Raises:
+        PluginError: it loads something from elsewhere.
+    """
+    html = html.replace(SHIM, script)
+    foreign = FOREIGN.search(html)
+    if foreign:
+        raise PluginError(f"{foreign[1]}: a page would load this from elsewhere; put a copy into docs/")
+    return html
+
+
 def pages() -> Iterator[tuple[str, str]]:
     """The path and the text of each generated page."""
     yield "reference/config.md", config_page()
@@ -62,7 +94,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for name in algorithms():
         yield f"{ALGORITHMS}/{name}.md", algorithm_page(name)
     for name in ("RESULTS.md", "CHANGELOG.md"):
-        yield name.lower(), from_the_top((ROOT / name).read_text())
+        yield name.lower(), "---\nhide: [navigation]\n---\n\n" + from_the_top((ROOT / name).read_text())
 
 
 @functools.cache
@@ -122,16 +154,16 @@ def help_of(command: str) -> str:
 
 def api_pages() -> Iterator[tuple[str, str]]:
     """The public names of the packages; mkdocstrings puts their docstrings in."""
-    yield "reference/api/metalearn.md", _api("metalearn", exported("metalearn"), {"show_submodules": False})
+    yield "reference/api/metalearn.md", _api("metalearn", exported("metalearn"))
     types = [name for name in classes("metalearn/types.py") if not name.startswith("_")]
-    yield "reference/api/types.md", _api("metalearn.types", types, {})
+    yield "reference/api/types.md", _api("metalearn.types", types)
     modules = {path.stem for path in (ROOT / "distributed").glob("*.py")} | {"dist", "rpc"}
     names = [name for name in exported("distributed") if name not in modules]
-    names += [f"autograd.{name}" for name in functions("distributed/autograd.py")]
-    yield "reference/api/distributed.md", _api("distributed", names, {})
+    names += [f"autograd.{name}" for name in exported("distributed.autograd") if name != "DistAutogradContext"]
+    yield "reference/api/distributed.md", _api("distributed", names)
 
 
-def _api(module: str, names: list[str], options: dict[str, Any]) -> str:
+def _api(module: str, names: list[str]) -> str:
     about = ast.get_docstring(_tree(_source(module))) or ""
     lines = [f"# `{module}`", "", about]
     for name in names:
@@ -149,11 +181,6 @@ def exported(package: str) -> list[str]:
 
 def classes(path: str) -> list[str]:
     return [node.name for node in _tree(ROOT / path).body if isinstance(node, ast.ClassDef)]
-
-
-def functions(path: str) -> list[str]:
-    names = [node.name for node in _tree(ROOT / path).body if isinstance(node, ast.FunctionDef)]
-    return [name for name in names if not name.startswith("_")]
 
 
 def _source(module: str) -> Path:
@@ -222,6 +249,7 @@ def _chosen(experiment: str) -> str | None:
     return found
 
 
+@functools.cache
 def _yaml(name: str) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((ROOT / f"conf/{name}.yaml").read_text()) or {}
     return content
