@@ -1,4 +1,4 @@
-# The program on one node, with its compiler: docs/deploy.md#docker. A change of our code rebuilds the last layers only.
+# The program on one node, with its compiler: docs/how-to/deploy.md#docker. A change of our code rebuilds the last layers only.
 
 # Renew version and digest together, or check them: docker buildx imagetools inspect python:3.12.14-slim-bookworm
 ARG PYTHON=python:3.12.14-slim-bookworm@sha256:0f5b26b9518d002b6173fd61daad821fa340635ebfec5bba471013f9ca114579

@@ -1,4 +1,4 @@
-"""Measures what a step costs by the number of workers, and compares it with the law in docs/scale.md.
+"""Measures what a step costs by the number of workers, and compares it with the law in docs/explanation/strategies.md.
 
     python benchmarks/scale.py                                     on this host: CPU time, sockets, threads, bytes
     python benchmarks/scale.py --latency-ms 5 --mbit 400           every rank behind a link of its own

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the pages that are made when the site is built, so that none of them can go stale in the repository.
+"""A hook of mkdocs: the pages that are made when the site is built, so that none can go stale in the repository.
 
 The config page comes from the comments in `conf/`, the command line's from the `--help` of each command, the API's from
 docstrings by mkdocstrings, an algorithm's from its yaml and its module, the results and the changelog from the files at
@@ -206,8 +206,8 @@ def algorithms_page() -> str:
         "# Algorithms",
         "",
         "Choose one by `algorithm=NAME`. Each page has the formulas, how they differ from the authors' code, the tests "
-        "that prove them, the keys and the experiments. [What algorithms share](../../explanation/learning.md) holds for "
-        "all of them.",
+        "that prove them, the keys and the experiments. [What algorithms share](../../explanation/learning.md) holds "
+        "for all of them.",
         "",
         "| `algorithm` | what | experiments |",
         "| --- | --- | --- |",

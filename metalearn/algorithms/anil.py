@@ -2,6 +2,10 @@
 
 MAML whose inner steps change the head only. The inner steps do not change the features of the support set, so these
 are computed once. The outer step changes everything.
+
+The model must end in one linear layer. No code of the authors was found to compare with.
+
+Tests: `test_anil_on_a_frozen_body_is_logistic_regression`.
 """
 
 from collections.abc import Iterator

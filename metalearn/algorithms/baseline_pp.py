@@ -3,6 +3,15 @@
 A class has a weight vector, and its logit is the cosine between this vector and the features, times a factor. Body and
 vectors are trained as in supervised learning; then the body is frozen, and a task learns vectors of its own. They begin
 at the means of the support features of the classes (as the imprinted weights of Qi et al. 2018, arXiv 1712.07136).
+
+Differences from the authors' code:
+
+- The vectors of a task start at random there. Without any step, ours send a query to the class whose mean has the
+  largest cosine.
+- Their factors are 2 for up to 200 classes and 30 above; here `scale` and `task_scale`.
+- The training of a task, and the norms: as for finetune.
+
+Tests: `test_baseline_pp_is_a_cosine_classifier_by_torch`.
 """
 
 from collections.abc import Iterator

@@ -8,6 +8,18 @@ task; the outer step changes θ only, through the inner steps. φ is an input of
   norm with the scale γ ∘ scale and the shift γ ∘ shift + β.
 
 So φ changes two parameters of the network for each task, and the network itself stays as it is.
+
+Differences from the authors' code:
+
+- Their FiLM has drawn biases b_γ and b_β, which would repeat the norm's own scale and shift. Both stand behind the
+  norm; theirs behind the pooling, too. Ours is in one place.
+- Their starting values are torch's; ours are Xavier's, for the network and for W.
+- They clip the meta-gradient of every task to [−10, 10]. They report 100 waves at evenly spaced points, we 600 at
+  random ones.
+- They have no Omniglot.
+
+Tests: `test_cavia_of_a_perceptron_has_the_context_beside_its_inputs`,
+`test_the_compiled_network_gives_what_its_layers_give`.
 """
 
 import math

@@ -2,6 +2,16 @@
 
 Chen et al. 2019 (arXiv 1904.04232), "Baseline": the body is trained as in supervised learning, then
 frozen, and a linear head is trained on its features of a task's support set. With `whole`, a task trains the body, too.
+
+It needs a dataset with samples for training and tasks for evaluation, such as `dataset=omniglot_pretraining`.
+
+Differences from the authors' code:
+
+- Theirs trains a head in 100 epochs of shuffled mini-batches of 4, from a random start; ours in `eval_steps` steps on
+  the whole support set, from zero. Nothing is random, so the value of a task does not depend on a seed.
+- They normalise features by running statistics; we by batch or support statistics.
+
+Tests: `test_finetune_is_a_classifier_by_torch`.
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,20 @@ GPICL, Kirsch et al. 2022 (arXiv 2212.04458): a transformer that is trained on m
 pass. CAML, Fifty et al. 2024 (arXiv 2310.10971), section 3: samples and labels as one set without an order; a query has
 a learned token in place of its label. What differs here: the encoder is trained with the transformer, and a query
 attends to the support set and itself only.
+
+The order of the support set changes nothing, and no query depends on another; with `model.transductive=true` the
+encoder's norms still do. At first, queries and keys of the attention have the same weights, so that a sample attends to
+those like it.
+
+Differences from the papers:
+
+- GPICL's inputs are a sequence with a causal mask, whose every position is a prediction. Ours is a set, as CAML's.
+- GPICL embeds pixels by a linear map; CAML has a large pretrained encoder. Ours is any network, trained along.
+- CAML's class embeddings are fixed vectors at equal angles; ours are learned. Theirs are far larger.
+
+Tests: `test_attention_is_torchs_under_a_mask`, `test_the_transformer_is_torchs_with_the_same_weights`,
+`test_the_gradients_are_finite_differences`, `test_a_prediction_depends_on_no_other_query`,
+`test_the_order_of_the_support_set_changes_nothing_but_its_labels_do`.
 """
 
 import torch

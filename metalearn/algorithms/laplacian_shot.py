@@ -9,6 +9,16 @@ So the learner is transductive, whatever the model.
 With `rectified`, the queries are first shifted by the difference of the means of both sets, and each class mean is
 taken anew over all samples, support and queries, that are nearest to it by cosine, weighted by a softmax of ten times
 the cosines (Liu et al. 2020, arXiv 1911.10713).
+
+Differences from the authors' code:
+
+- They count the query itself as one of its 3 neighbours; so `neighbours=2` is theirs.
+- They choose λ on validation tasks, and stop early where their energy hardly changes. Ours does all `eval_steps`.
+- A class without samples keeps its mean when prototypes are rectified; theirs drops the class. A single query is not
+  rectified: shifted to the mean of the support set, every query would be the same.
+
+Tests: `test_bound_updates_are_those_of_numpy`, `test_affinities_by_hand`,
+`test_the_mean_of_a_class_without_samples_stays`, `test_queries_together_are_classified_better`.
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,23 @@ Section 4 changes MAML in six ways. Five have a switch of their own here: the mu
 derivative order, batch-norm scales and shifts for every inner step, a learned rate for every layer and inner step, and
 the cosine schedule of the outer rate (`optimizer.schedule=cosine`). The sixth, batch statistics for every step, is how
 all our models normalise.
+
+The multi-step loss (equation 4) is Σⱼ wⱼ L_query(θⱼ) over the inner steps j, where θⱼ₊₁ = θⱼ − αⱼ ∇L_support(θⱼ). With
+all switches off, MAML++ is MAML, bit for bit. In evaluation, inner steps beyond `inner_steps` share the rates and norms
+of the last.
+
+Differences from the authors' code:
+
+- They keep running statistics for every inner step, which never reach an output. We keep none.
+- Their loss weights change once per epoch of 500 steps, with a lower limit; ours fall at every meta-step and reach 0 at
+  `multi_step_until`. Their cosine changes once per epoch, ours at every step.
+- They have K + 1 rates for K steps, of which the last is never used.
+- Their Omniglot config pools and has leaky ReLUs and 8 tasks a step: `experiment=maml_pp_omniglot_paper`.
+- They test the mean of the five checkpoints with the best validation, we one. They rotate in training only, we in the
+  test, too.
+
+Tests: `test_maml_pp_switched_off_is_maml`, `test_maml_pp_begins_with_first_order_gradients`,
+`test_maml_pp_weighs_the_losses_of_all_steps`.
 """
 
 from collections.abc import Iterator

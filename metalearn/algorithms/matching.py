@@ -4,6 +4,11 @@ The class probabilities of a query are a sum over the support set, p(y | x) = Σ
 attention a is a softmax over cosine similarities of features (section 2.1.1). Its logarithm is what is computed, so a
 class whose probability is below the smallest float has a gradient, too. One network gives the features of both. The
 full context embeddings of section 2.1.2 are not here.
+
+The head of the model is left out, and so is the fine-tuning of the paper's table 1. No code of the authors was found to
+compare with.
+
+Tests: `test_matching_learns_from_a_class_that_is_far_away`.
 """
 
 import torch

@@ -2,6 +2,18 @@
 
 A class is the mean of the features of its support samples (equation 1). The class probabilities of a query are a
 softmax over its negative squared distances to these means (equation 2).
+
+The head of the model is left out.
+
+Differences from the authors' code:
+
+- In training they normalise support and queries together; in the test, by running statistics. We normalise each set by
+  itself; `model.transductive=false` normalises queries by the support set.
+- In their split every rotated character is a separate class: `dataset.split=vinyals`. The experiment rotates drawn
+  classes.
+- They halve Adam's rate every 2000 episodes and stop when validation does not improve; their validation has 15 queries.
+
+Tests: `test_prototypes_by_hand`.
 """
 
 from torch import Tensor

@@ -8,6 +8,24 @@ its state s (Adam's v) and its number of steps T are meta-parameters, too. All n
 same s and T, so that they can be computed side by side. If a step multiplies s by β, task i ends with sᵢ, and has added
 Sᵢ = sᵢ − βᵏ s. Then s ← βⁿᵏ s + (1 − βⁿᵏ) / (1 − βᵏ) · mean Sᵢ and T ← T + n k, as if the n tasks had come one after
 the other and each had added that mean. For n = 1 it is what the authors do.
+
+Differences from the authors' code:
+
+- A training task has no queries: the inner steps learn from both sets, so the logged training accuracy is that of
+  samples the task has learned from.
+- Their tasks come one after the other. TensorFlow adds ε to √v, torch and we to √v after its correction by T.
+- Their mini-batches are shuffled again in every pass. If ours can have every class equally often, they take the first
+  drawing of each class, then the second, and so on; else the order is drawn for every pass, by a seed that follows from
+  the inputs.
+- Without their transductive flag, each test sample is normalised together with the support set;
+  `model.transductive=false` here uses the statistics of the support set alone.
+- Their network flattens the last 2×2 map; ours averages it. They test on characters that are not rotated.
+
+Tests: `test_mini_batches_take_the_classes_in_turn`,
+`test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels`,
+`test_reptile_carries_one_adam_through_the_run_and_into_every_test_task`,
+`test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean`,
+`test_a_carried_state_has_the_same_bits_after_a_pause_and_on_any_number_of_workers`.
 """
 
 import functools

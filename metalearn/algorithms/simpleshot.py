@@ -3,6 +3,14 @@
 The network is trained as in supervised learning. A task compares features of length 1, "L2N" in the paper: a query
 belongs to the class whose mean is nearest. With `centred`, "CL2N", the mean of the training features is subtracted
 first. Nothing is trained on a task.
+
+The centre is a meta-parameter, `state.centre`: step T moves it by max(1/T, 0.01) of the way towards the mean of the
+features of its samples. The paper takes the mean of all training features after the training. No code of the authors
+was compared.
+
+Tests: `test_simpleshot_trains_as_finetune_and_compares_as_numpy`,
+`test_centred_features_are_compared_as_numpy_compares_them`,
+`test_the_centre_is_the_mean_of_the_features_at_first_and_then_follows_it_slowly`.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The programs in docs/distributed.md run, and print what stands beside their prints."""
+"""The programs in docs/how-to/remote-calls.md run, and print what stands beside their prints."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.runs import ROOT
 
 pytestmark = pytest.mark.thorough
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/distributed.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/remote-calls.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.thorough
 
 
 def seconds_since(began: float) -> float:
-    """How long a run took to end after the fault; `pytest -s` shows it, for RELIABILITY.md."""
+    """How long a run took to end after the fault; `pytest -s` shows it, for docs/explanation/reliability.md."""
     seconds = time.monotonic() - began
     print(f"ended {seconds:.1f} s after the fault")
     return seconds

@@ -1,4 +1,4 @@
-"""Parts of one's own, in folders outside the repository: those of docs/extending.md, and what is refused."""
+"""Parts of one's own, in folders outside the repository: those of docs/how-to/extend.md, and what is refused."""
 
 import json
 import re
@@ -20,9 +20,9 @@ from tests.runs import ROOT, Program
 
 FILE = re.compile(r"^`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-PAGE = (ROOT / "docs/extending.md").read_text()
+PAGE = (ROOT / "docs/how-to/extend.md").read_text()
 
-COMMAND = shlex.split(re.findall(r"^python /path/to/train.py (.*)$", PAGE, re.MULTILINE)[0])
+COMMAND = shlex.split(re.findall(r"^metalearn train (.*)$", PAGE, re.MULTILINE)[0])
 """The arguments of the command on that page."""
 
 OWN = [word for word in COMMAND if not word.startswith("workers=")]
@@ -31,7 +31,7 @@ SHORT = ["trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "train
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of docs/extending.md."""
+    """A folder with the files of docs/how-to/extend.md."""
     folder = tmp_path_factory.mktemp("home")
     files = FILE.findall(PAGE)
     assert len(files) == 12 and PAGE.count("```bash") == 1, "every block of the page is run here"
