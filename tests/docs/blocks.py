@@ -1,11 +1,10 @@
 """The code blocks of README.md and docs/, and a program that runs them: `python -m tests.docs.blocks FOLDER`.
 
-A line `# needs: …` marks the lines of a block below it: they need what a test does not have, and are not run. All other
-lines are run as they stand, but for fewer steps, tasks and trials.
+A line `<!-- needs: … -->` above a block says what it takes that a test does not have: it is not run. All other blocks
+are run as they stand, but for fewer steps, tasks and trials; a sweep that several pages show is run once.
 """
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -20,23 +19,21 @@ from typing import NamedTuple
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
-import train
 from metalearn.__main__ import COMMANDS
-from metalearn.__main__ import main as metalearn_main
+from metalearn.__main__ import main as metalearn
 from metalearn.tasks.glyphs import character
 from tests.runs import ROOT
 
-PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")))
+PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")))
 
 ELSEWHERE = {
-    ("docs/distributed.md", "python"): "tests/distributed/test_examples.py",
-    ("docs/extending.md", "python"): "tests/processes/test_extending.py",
-    ("docs/extending.md", "bash"): "tests/processes/test_extending.py",
+    ("docs/how-to/remote-calls.md", "python"): "tests/distributed/test_examples.py",
+    ("docs/how-to/extend.md", "python"): "tests/processes/test_extending.py",
+    ("docs/how-to/extend.md", "bash"): "tests/processes/test_extending.py",
 }
 """Pages and languages whose blocks another test runs."""
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDS = re.compile(r"^# needs: (\S.*)\n", re.MULTILINE)
+FENCE = re.compile(r"(?:^<!-- needs: (\S[^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 FEWER = {
     "trainer.steps": 2, "trainer.val_every": 2, "trainer.val_tasks": 2, "trainer.test_tasks": 2,
@@ -48,13 +45,14 @@ FEWER_TRIALS = {"async": {"n_trials": 2}, "pbt": {"members": 2, "rounds": 2}}
 PLACES = {
     "/path/to/pictures": "pictures dataset.image_size=28",
     "choice(200,2000)": "choice(1,2)",
+    "pause_after=100": "pause_after=1",
     "steps=200": "steps=2",
 }
 """What stands in a block, and what is run."""
 
 
 class Block(NamedTuple):
-    """A block of bash or Python: its page, the number of its first line, what is run of it, and what the rest needs."""
+    """A block of bash or Python: its page, the number of its first line, and what it needs if a test cannot run it."""
 
     page: str
     line: int
@@ -69,28 +67,27 @@ class Block(NamedTuple):
 
 def languages(page: str) -> set[str]:
     """Those that the fences of a page name."""
-    return {language for language, _ in FENCE.findall((ROOT / page).read_text())}
+    return {language for _, language, _ in FENCE.findall((ROOT / page).read_text())}
 
 
 def blocks(page: str) -> Iterator[Block]:
     text = (ROOT / page).read_text()
     for fence in FENCE.finditer(text):
-        if fence[1] in ("bash", "python"):
-            code, *marked = NEEDS.split(fence[2])
-            yield Block(page, text[: fence.start(2)].count("\n") + 1, fence[1], code, marked[0] if marked else None)
+        if fence[2] in ("bash", "python"):
+            yield Block(page, text[: fence.start(3)].count("\n") + 1, fence[2], fence[3], fence[1])
 
 
 def to_run() -> list[Block]:
     """The blocks that this program runs."""
-    found = [block for page in PAGES for block in blocks(page) if block.code.strip()]
+    found = [block for page in PAGES for block in blocks(page) if block.needs is None]
     elsewhere = {block.code for block in found if (block.page, block.language) in ELSEWHERE}
     return [block for block in found if block.code not in elsewhere]
 
 
 # Running
 
-multiruns: list[list[str]] = []
-"""Those that have been run; several pages show the same."""
+done: set[tuple[str, ...]] = set()
+"""The sweeps that have been run; several pages show the same."""
 
 
 def run(block: Block) -> None:
@@ -110,27 +107,16 @@ def run(block: Block) -> None:
 
 def command(words: list[str]) -> int:
     """Runs a command in this process; returns its exit code."""
-    program, arguments = words[0], words[1:]
-    if program == "python":
-        program, *arguments = arguments
-    if program in ("train.py", "metalearn") and not set(arguments[:1]) & COMMANDS.keys():
-        return training(shortened(arguments))
-    if program == "metalearn":
-        return metalearn_main(arguments)
-    name = Path(program).stem
-    assert program == f"scripts/{name}.py", f"{program}: is no program that a test runs; mark it by # needs: …"
-    code: int = importlib.import_module(f"scripts.{name}").main(arguments)
-    return code
-
-
-def training(arguments: list[str]) -> int:
-    """Runs train.py, unless it would be a multirun that has been run before."""
-    arguments = ["--multirun" if word == "-m" else word for word in arguments]
-    if "--multirun" in arguments:
-        if arguments in multiruns:
-            return 0
-        multiruns.append(arguments)
-    return train.main(arguments, train.PROGRAM)
+    program, *arguments = words
+    assert program == "metalearn", f"{program}: is no program that a test runs; mark it by <!-- needs: … -->"
+    name = arguments.pop(0) if arguments and arguments[0] in (*COMMANDS, "help") else "train"
+    if name in ("train", "sweep"):
+        arguments = shortened(["--multirun" if word == "-m" else word for word in arguments])
+        if name == "sweep" or "--multirun" in arguments:
+            if (name, *arguments) in done:
+                return 0
+            done.add((name, *arguments))
+    return metalearn([name, *arguments])
 
 
 def shortened(arguments: list[str]) -> list[str]:
@@ -138,7 +124,7 @@ def shortened(arguments: list[str]) -> list[str]:
     if "--help" in arguments:
         return arguments
     line = " ".join(arguments)
-    sweeper = "pbt" if "pbt" in line else "async" if "sweep=" in line or "=async" in line else None
+    sweeper = "pbt" if "pbt" in line else "async" if re.search(r"\bsweep=|=async|hydra\.sweeper", line) else None
     fewer = FEWER | {f"hydra.sweeper.{key}": value for key, value in FEWER_TRIALS.get(sweeper or "", {}).items()}
     swept = [word for word in arguments if re.match(r"[\w.]+=(choice|\S+,)", word)]
     fewer = {key: value for key, value in fewer.items() if not any(word.startswith(f"{key}=") for word in swept)}

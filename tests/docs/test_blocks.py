@@ -33,8 +33,8 @@ def test_a_block_runs(block: Block, outcomes: dict[str, str | None]) -> None:
 @pytest.mark.parametrize(
     ("language", "code", "message"),
     [
-        ("bash", "python train.py trainer.stepz=1", "did you mean trainer.steps?"),
-        ("bash", "make all", "make: is no program that a test runs; mark it by # needs: …"),
+        ("bash", "metalearn train trainer.stepz=1", "did you mean trainer.steps?"),
+        ("bash", "make all", "make: is no program that a test runs; mark it by <!-- needs: … -->"),
         ("python", "learned = train()", "name 'train' is not defined"),
     ],
 )
@@ -50,9 +50,9 @@ def test_a_mark_is_read_and_nothing_else_is() -> None:
     """Comments that are nearly marks would leave their lines unread; other languages would leave blocks unseen."""
     for page in PAGES:
         text = (ROOT / page).read_text()
-        assert blocks.languages(page) <= {"", "bash", "python", "text", "yaml"}, page
-        near = re.findall(r"^# ?needs?\b.*", text, re.MULTILINE | re.IGNORECASE)
-        assert all(re.fullmatch(r"# needs: \S.*", line) for line in near), (page, near)
+        assert blocks.languages(page) <= {"bash", "json", "python", "text", "yaml"}, page
+        near = re.findall(r"^.*<!--.*needs?\b.*|^# ?needs?\b.*", text, re.MULTILINE | re.IGNORECASE)
+        assert all(re.fullmatch(r"<!-- needs: \S.* -->", line) for line in near), (page, near)
         assert len(near) == sum(block.needs is not None for block in ALL if block.page == page), page
 
 

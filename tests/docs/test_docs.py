@@ -1,117 +1,179 @@
-"""The documents name lines of code, configs and tests: all of them exist."""
+"""The documents name configs, tests, files and pages: all of them exist, and so do those that other files name."""
 
+import ast
+import importlib
 import re
-from collections.abc import Iterator
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from metalearn.__main__ import COMMANDS
+from scripts import docs_pages
 from tests.runs import ROOT
 
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
-ALGORITHMS = ROOT / "docs/algorithms.md"
+DOCUMENTS = sorted({*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")})
 
-REFERENCE = re.compile(r"`([\w./-]+\.\w+):(\d+)`(?:\s+`([^`]+)`)?")
-"""`file:line`, and after it a piece of that line."""
+ALGORITHMS = sorted((ROOT / "metalearn/algorithms").glob("[a-z]*.py"))
+
+RELIABILITY = ROOT / "docs/explanation/reliability.md"
 
 GROUPS = "experiment|algorithm|inner|dataset|model|optimizer|strategy"
 
 CHOICE = re.compile(rf"(?<![\w.])({GROUPS})=(\w+(?:,\w+)*)(?![\w.(…])")
 """A chosen option of a group, or several."""
 
-SETTING = re.compile(r"`(\w+: [^`]+)`")
-"""A key and its value, as a yaml has them."""
+PATH = re.compile(r"(?<![\w./-])((?:docs|tests|benchmarks|deploy)/[\w./-]+\.[a-z]+|[A-Z]{5,}\.md)(#[\w-]+)?")
+"""A file of this repository, and a heading of a page."""
 
-every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+GENERATED = {ROOT / "docs" / path for path, _ in docs_pages.pages()}
 
+BASELINES = ("scratch", "supervised")
+"""Algorithms without a paper."""
 
-def wrong_references(text: str) -> Iterator[str]:
-    """A message for each wrong reference, with the line where its code really stands."""
-    for name, number, code in REFERENCE.findall(text):
-        path = ROOT / name
-        if not path.is_file():
-            yield f"{name}:{number}: there is no such file"
-            continue
-        if not code:
-            yield f"{name}:{number}: write a piece of the line behind it, in backticks"
-            continue
-        lines = path.read_text().splitlines()
-        if not 1 <= int(number) <= len(lines) or code not in lines[int(number) - 1]:
-            places = [f"{name}:{line}" for line, content in enumerate(lines, start=1) if code in content]
-            yield f"{name}:{number} `{code}`: it stands at {' or '.join(places) or 'no line of this file'}"
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def configs_of(text: str) -> list[Path]:
-    """The yamls that a text chooses, without the code that it refers to."""
-    chosen = CHOICE.findall(REFERENCE.sub("", text))
-    return [ROOT / f"conf/{group}/{name}.yaml" for group, names in chosen for name in names.split(",")]
+def tracked() -> list[Path]:
+    """The files of the repository that may name a page, as text."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    text = (".cfg", ".ipynb", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ".sbatch", "Dockerfile")
+    paths = [ROOT / name for name in listed if name.endswith(text) and not name.startswith("results/")]
+    return [path for path in paths if path.is_file() and path != Path(__file__)]
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {"#" + re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+
+
+def is_there(match: re.Match[str]) -> bool:
+    path = ROOT / match[1]
+    return path.exists() and (match[2] is None or match[2] in headings(path))
+
+
+def wrong_paths(text: str) -> list[str]:
+    """The paths that a text names and that do not exist, or lack the heading."""
+    return [match[0] for match in PATH.finditer(text) if not is_there(match)]
+
+
+def test_every_page_that_anything_names_is_there() -> None:
+    wrong = {str(path.relative_to(ROOT)): wrong_paths(path.read_text()) for path in tracked()}
+    assert not {path: names for path, names in wrong.items() if names}
+
+
+def test_a_page_or_a_heading_that_is_not_there_is_found() -> None:
+    assert wrong_paths("see docs/how-to/deploy.md#slurm and `docs/explanation/security.md`.") == []
+    assert wrong_paths("see docs/deploy.md#slurm") == ["docs/deploy.md#slurm"]
+    assert wrong_paths("see docs/how-to/deploy.md#cobalt, RELIABILITY.md") == [
+        "docs/how-to/deploy.md#cobalt",
+        "RELIABILITY.md",
+    ]
 
 
 @every_document
-def test_every_line_that_is_referred_to_is_there(document: Path) -> None:
-    wrong = list(wrong_references(document.read_text()))
-    assert not wrong, f"{document.name}:\n" + "\n".join(wrong)
-
-
-def test_a_reference_that_is_off_by_one_is_reported_with_the_right_line() -> None:
-    text = ALGORITHMS.read_text()
-    references = REFERENCE.findall(text)
-    assert len(references) > 40
-    for name, number, code in references:
-        for other in (int(number) - 1, int(number) + 1):
-            report = "".join(wrong_references(f"`{name}:{other}`\n`{code}`"))
-            assert f"{name}:{number}" in report, (
-                f"{name}:{number} `{code}`: line {other} has it, too; take another piece"
-            )
+def test_every_link_between_files_leads_somewhere(document: Path) -> None:
+    for target in docs_pages.LINK.findall(document.read_text()):
+        path, _, anchor = target.partition("#")
+        page = (document.parent / path).resolve() if path else document
+        assert page.exists() or page in GENERATED, f"{document.name}: {target}"
+        if anchor and page.exists():
+            assert f"#{anchor}" in headings(page), f"{document.name}: {target}"
 
 
 @every_document
 def test_every_chosen_config_is_there(document: Path) -> None:
     text = document.read_text()
     own = {ROOT / "conf" / name for name in re.findall(r"^`my_conf/([\w/]+\.yaml)`:$", text, re.MULTILINE)}
-    missing = [path for path in configs_of(text) if not path.is_file() and path not in own]
+    own |= {ROOT / "conf/algorithm/my_algorithm.yaml"}
+    chosen = [ROOT / f"conf/{group}/{name}.yaml" for group, names in CHOICE.findall(text) for name in names.split(",")]
+    missing = [path for path in chosen if not path.is_file() and path not in own]
     assert not missing, f"{document.name} chooses configs that do not exist: {', '.join(map(str, missing))}"
 
 
+def defined_tests() -> set[str]:
+    sources = [path.read_text() for folder in ROOT.glob("**/tests") for path in folder.rglob("*.py")]
+    return {name for source in sources for name in re.findall(r"^ *def (test_\w+)", source, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *ALGORITHMS], ids=lambda path: path.name)
+def test_every_named_test_is_there(path: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", path.read_text()))
+    assert named <= defined_tests(), sorted(named - defined_tests())
+
+
 def test_every_promise_names_a_test_that_is_there() -> None:
-    text = (ROOT / "RELIABILITY.md").read_text()
-    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| if this happens | then | test |")]
+    parts = RELIABILITY.read_text().split("\n\n")
+    tables = [part.splitlines() for part in parts if part.startswith("| if this happens | then | test |")]
     rows = [row for _, _, *rows in tables for row in rows]
     assert len(rows) > 20
+    defined = defined_tests()
     for row in rows:
-        test = row.split(" | ")[2]
-        files = re.findall(r"`(tests/[^`]+)`", test)
-        code = "".join((ROOT / name).read_text() for name in files if name.endswith(".py"))
-        assert files and all((ROOT / name).exists() for name in files), row
-        for name in re.findall(r"`(test_[^`]+)`", test):
-            assert f"def {name}(" in code, row
+        tests = re.findall(r"`(test_[^`]+)`", row.split(" | ")[2])
+        assert tests and set(tests) <= defined, row
 
 
-def test_every_algorithm_is_described() -> None:
-    described = {path.stem for path in configs_of(ALGORITHMS.read_text()) if path.parent.name == "algorithm"}
-    assert described == {path.stem for path in (ROOT / "conf/algorithm").glob("*.yaml")}
+def test_every_algorithm_has_its_paper_its_formulas_and_its_tests() -> None:
+    factories = [yaml.safe_load(path.read_text())["_target_"] for path in (ROOT / "conf/algorithm").glob("*.yaml")]
+    modules = {factory.rpartition(".")[0].rpartition(".")[2] for factory in factories}
+    assert modules == {path.stem for path in ALGORITHMS}
+    for path in ALGORITHMS:
+        about = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert path.stem in BASELINES or re.search(r"arXiv \d{4}\.\d{5}", about), path.name
+        assert "`test_" in about, f"{path.name}: name the tests that prove it"
 
 
-def test_settings_are_those_of_the_configs_beside_them() -> None:
-    """In a paragraph that begins with Config, the settings behind a choice stand in its yaml."""
-    checked = 0
-    for paragraph in ALGORITHMS.read_text().split("\n\n"):
-        if not paragraph.startswith("**Config.**"):
-            continue
-        chosen = [match.start() for match in CHOICE.finditer(paragraph)]
-        for start, end in zip(chosen, [*chosen[1:], len(paragraph)], strict=True):
-            part = paragraph[start:end]
-            (path,) = configs_of(part)
-            lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
-            for setting in SETTING.findall(part):
-                assert setting in lines, f"{setting}: is not in {path.relative_to(ROOT)}"
-                checked += 1
-    assert checked > 40
+# The pages that are made when the site is built
 
 
-@every_document
-def test_every_named_test_is_there(document: Path) -> None:
-    sources = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
-    defined = {name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)}
-    named = set(re.findall(r"`(test_\w+)`", document.read_text()))
-    assert named <= defined, sorted(named - defined)
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return dict(docs_pages.pages())
+
+
+def test_the_page_of_an_algorithm_has_its_formula_its_keys_and_its_experiments(made: dict[str, str]) -> None:
+    page = made["reference/algorithms/cavia.md"]
+    assert "φᵢ = φ₀ − α ∇φ L_support(φ₀, θ)" in page and "::: metalearn.algorithms.cavia.cavia" in page
+    assert "| `algorithm.contexts` | `5` |" in page and "| `cavia_sinusoid` |" in page
+    table = made["reference/algorithms/index.md"]
+    assert re.findall(r"^\| \[(\w+)\]", table, re.MULTILINE) == sorted(
+        p.stem for p in (ROOT / "conf/algorithm").iterdir()
+    )
+    assert "| [anil](anil.md) |" in table and "`anil_omniglot_fast`" in table  # by way of another experiment
+
+
+def test_the_page_of_the_command_line_has_every_command(made: dict[str, str]) -> None:
+    page = made["reference/cli.md"]
+    for command in COMMANDS:
+        assert f"## `metalearn {command}`" in page or command == "help"
+    assert "--workers WORKERS" in page
+
+
+def test_the_pages_of_the_api_have_every_public_name(made: dict[str, str]) -> None:
+    for package in ("metalearn", "distributed"):
+        module = importlib.import_module(package)
+        shown = re.findall(rf"^::: {package}\.([\w.]+)$", made[f"reference/api/{package}.md"], re.MULTILINE)
+        functions = {name for name in module.__all__ if not isinstance(getattr(module, name), type(re))}
+        assert functions <= set(shown)
+    assert "::: metalearn.types.Algorithm" in made["reference/api/types.md"]
+
+
+def test_results_and_changelog_link_to_pages_of_the_site(made: dict[str, str]) -> None:
+    assert "](docs/" not in made["results.md"] and "](how-to/" in made["results.md"]
+    text = docs_pages.from_the_top("[a](docs/how-to/train.md#loggers), [b](results/x.png), [c](LICENSE), [d](#e)")
+    assert text == "[a](how-to/train.md#loggers), [b](results/x.png), c, [d](#e)"
+
+
+def test_a_page_that_loads_something_from_elsewhere_is_refused() -> None:
+    assert docs_pages.own('<script src="https://unpkg.com/iframe-worker/shim"></script>', "site.js") == (
+        '<script src="site.js"></script>'
+    )
+    assert docs_pages.own('<a href="https://arxiv.org/abs/1703.03400">', "site.js")
+    for tag in (
+        '<script async src="https://example.org/x.js">',
+        "<link rel=stylesheet href=https://example.org/x.css>",
+    ):
+        with pytest.raises(docs_pages.PluginError, match="would load this from elsewhere"):
+            docs_pages.own(tag, "site.js")
