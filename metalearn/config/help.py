@@ -1,4 +1,4 @@
-"""The text of `metalearn train --help`, and of the site's page of the config; the explanations are the comments of the yaml files."""
+"""The text of `metalearn train --help`, and the site's page of the config, from the comments of the yaml files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +43,8 @@ def config_page() -> str:
     lines = [
         "# Config",
         "",
-        "From the comments in `conf/`; `metalearn help` prints the same. Choose an option by `GROUP=OPTION`, set a key by",
-        "`KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
+        "From the comments in `conf/`; `metalearn help` prints the same. Choose an option by `GROUP=OPTION`, set a key",
+        "by `KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
         "",
         "## Groups",
     ]
