@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -251,7 +251,7 @@ def _chosen(experiment: str) -> str | None:
 
 @functools.cache
 def _yaml(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / f"conf/{name}.yaml").read_text()) or {}
+    content: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/{name}.yaml"))  # type: ignore[assignment]
     return content
 
 
