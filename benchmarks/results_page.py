@@ -19,14 +19,15 @@ the paper's figure compares it with the mean of our seeds: *within* means that t
 a is the mean interval of our seeds and b that of the paper (0 if it gives none), *above* that ours is better, *below*
 that ours is worse. **Bold** is the best of ours, as chosen by this test itself, for each number of shots, among
 transductive and among inductive tests, within 120 minutes of one core. In one table, rows with the same numbers of
-shots and queries have the same test tasks. *Split* is the division of the characters ([Data and models](docs/how-to/data.md)). A
-*transductive* evaluation normalises, or predicts, all queries of a task together; an inductive one normalises them by
-the statistics of the support set. *Minutes* are those of training and validation, with one core for each worker; a mean
-of several networks has those of all of them. Many runs had other work beside them, or were paused in between, so
-minutes say little about the speeds of two rows: see [Performance](docs/explanation/performance.md).
-[Choose settings](docs/how-to/recipes.md) says how the settings were chosen. `metalearn reproduce --only ROW --output FOLDER`
-runs a row again, in that folder. The command, date, commit and machine of a figure are in `results/ROW_seedN.json`;
-`metalearn reproduce --render` draws this page from these files."""
+shots and queries have the same test tasks. *Split* is the division of the characters ([Data and
+models](docs/how-to/data.md)). A *transductive* evaluation normalises, or predicts, all queries of a task together; an
+inductive one normalises them by the statistics of the support set. *Minutes* are those of training and validation,
+with one core for each worker; a mean of several networks has those of all of them. Many runs had other work beside
+them, or were paused in between, so minutes say little about the speeds of two rows: see
+[Performance](docs/explanation/performance.md). [Choose settings](docs/how-to/recipes.md) says how the settings were
+chosen. `metalearn reproduce --only ROW --output FOLDER` runs a row again, in that folder. The command, date, commit
+and machine of a figure are in `results/ROW_seedN.json`; `metalearn reproduce --render` draws this page from these
+files."""
 
 
 def page(tables: Sequence[ResultTable], results: Results) -> str:
@@ -40,7 +41,10 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
             lines += ["", f"## {table.title}", "", *body(shown, results, sources)]
     if missing := [row for row in rows if not results[row.name]]:
         named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
-        lines += ["", f"Not run yet (photographs need a folder, see [Data and models](docs/how-to/data.md)): {'; '.join(named)}."]
+        lines += [
+            "",
+            f"Not run yet (photographs need a folder, see [Data and models](docs/how-to/data.md)): {'; '.join(named)}.",
+        ]
     numbered = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
     lines += ["", f"Figures of the papers: {'; '.join(numbered)}."] if sources else []
     return "\n".join(lines) + "\n"

@@ -24,12 +24,13 @@ make_venv() {
     "$python" -m venv .venv
     if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
         .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-        # Hydra finds a plugin only on the path. Setuptools is in the lock, so nothing else is downloaded.
+        # The command `metalearn`, and the sweeper: Hydra finds a plugin only on the path. Setuptools is in the lock, so
+        # nothing else is downloaded.
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-            --editable ./hydra_async_sweeper
+            --editable ./hydra_async_sweeper --editable .
     else
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ./hydra_async_sweeper \
-            --editable '.[dev]'
+            --editable '.[dev,docs]'
     fi
     echo "$stamp" >.venv/stamp
 }

@@ -9,21 +9,27 @@ from collections.abc import Callable, Sequence
 from math import cos, hypot, pi, prod, sin, sqrt, trunc
 from typing import NamedTuple
 
-<<<<<<<< HEAD:tests/sweeps/minima.py
-========
 from hydra_async_sweeper.space import Number, Space
 
->>>>>>>> b2cef4c (Move the sweeper and its plugin to a folder of their own):hydra_async_sweeper/tests/search_functions.py
 Loss = Callable[[Sequence[float]], float]
 
 
-class KnownMinimum(NamedTuple):
-    """A function, the limits of each of its parameters, and its least value."""
+class Problem(NamedTuple):
+    """A function, the limits of each of its parameters, its least value, and how often a search may evaluate it."""
 
     name: str
     loss: Loss
     limits: tuple[tuple[float, float], ...]
     minimum: float
+
+    @property
+    def evaluations(self) -> int:
+        return 200 if len(self.limits) == 2 else 1000
+
+    @property
+    def space(self) -> Space:
+        """Parameters x00, x01, …"""
+        return {f"x{index:02}": Number(low, high) for index, (low, high) in enumerate(self.limits)}
 
 
 def sphere(x: Sequence[float]) -> float:
@@ -85,21 +91,21 @@ def birastrigin(x: Sequence[float]) -> float:
     return bisphere(x) + 10 * sum(1 - cos(2 * pi * (v - 2.5)) for v in x)
 
 
-FUNCTIONS = {
-    function.name: function
-    for function in (
-        KnownMinimum("sphere", sphere, ((-5.12, 5.12),) * 2, 0.0),
-        KnownMinimum("rosenbrock", rosenbrock, ((-2.048, 2.048),) * 2, 0.0),
-        KnownMinimum("himmelblau", himmelblau, ((-6.0, 6.0),) * 2, 0.0),
-        KnownMinimum("bukin", bukin, ((-15.0, -5.0), (-3.0, 3.0)), 0.0),
-        KnownMinimum("eggcrate", eggcrate, ((-5.0, 5.0),) * 2, 0.0),
-        KnownMinimum("keane", keane, ((0.0, 10.0),) * 2, -0.673668),
-        KnownMinimum("leon", leon, ((0.0, 10.0),) * 2, 0.0),
-        KnownMinimum("step", step, ((-5.12, 5.12),) * 5, -25.0),
-        KnownMinimum("griewank", griewank, ((-600.0, 600.0),) * 10, 0.0),
-        KnownMinimum("schwefel", schwefel, ((-500.0, 500.0),) * 10, 0.0),
-        KnownMinimum("rastrigin", rastrigin, ((-5.12, 5.12),) * 20, 0.0),
-        KnownMinimum("bisphere", bisphere, ((-5.12, 5.12),) * 30, 0.0),
-        KnownMinimum("birastrigin", birastrigin, ((-5.12, 5.12),) * 30, 0.0),
+PROBLEMS = {
+    problem.name: problem
+    for problem in (
+        Problem("sphere", sphere, ((-5.12, 5.12),) * 2, 0.0),
+        Problem("rosenbrock", rosenbrock, ((-2.048, 2.048),) * 2, 0.0),
+        Problem("himmelblau", himmelblau, ((-6.0, 6.0),) * 2, 0.0),
+        Problem("bukin", bukin, ((-15.0, -5.0), (-3.0, 3.0)), 0.0),
+        Problem("eggcrate", eggcrate, ((-5.0, 5.0),) * 2, 0.0),
+        Problem("keane", keane, ((0.0, 10.0),) * 2, -0.673668),
+        Problem("leon", leon, ((0.0, 10.0),) * 2, 0.0),
+        Problem("step", step, ((-5.12, 5.12),) * 5, -25.0),
+        Problem("griewank", griewank, ((-600.0, 600.0),) * 10, 0.0),
+        Problem("schwefel", schwefel, ((-500.0, 500.0),) * 10, 0.0),
+        Problem("rastrigin", rastrigin, ((-5.12, 5.12),) * 20, 0.0),
+        Problem("bisphere", bisphere, ((-5.12, 5.12),) * 30, 0.0),
+        Problem("birastrigin", birastrigin, ((-5.12, 5.12),) * 30, 0.0),
     )
 }

@@ -42,7 +42,7 @@ def load(
 
     Args:
         path: a run folder, of which the best checkpoint is taken; the folder of a checkpoint; or that of a model that
-            scripts/export.py has published.
+            metalearn export has published.
         network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
             only you can name it.
         plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
@@ -111,7 +111,7 @@ def found(key: str, path: Path) -> Path:
         )
     raise ConfigError(
         f"{key}={path}: holds no run, no checkpoint and no published model; type the folder of a run (it holds "
-        "checkpoints), of a checkpoint (…/checkpoints/best), or of a model that scripts/export.py has written"
+        "checkpoints), of a checkpoint (…/checkpoints/best), or of a model that metalearn export has written"
     )
 
 

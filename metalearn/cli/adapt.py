@@ -1,16 +1,14 @@
 """Adapts what a run has learned to pictures of yours, and predicts the classes of others.
 
-    python scripts/adapt.py --model outputs/protonet_omniglot/seed0 --support my_folder --query other_folder --out out
+    metalearn adapt --model outputs/protonet_omniglot/seed0 --support my_folder --query other_folder --out out
 
---model is a run folder (its best checkpoint), a checkpoint folder, or a folder that scripts/export.py has written. In
+--model is a run folder (its best checkpoint), a checkpoint folder, or a folder that metalearn export has written. In
 --support, each folder with pictures is a class, named by its path. --query may have class folders of the same names, or
 just pictures.
 
 --out gets predictions.csv (file, label, probability, and a column for each class) and page.png (the queries beside the
 support pictures of their label); and, if the classes of the queries are known, confusion.csv, confusion.png and
 accuracy.json. Exit codes: 0 done; 1 failed; 2 bad usage, or a folder, a model or a picture that cannot be used.
-
-Where the package is installed, `metalearn adapt` does the same as `python scripts/adapt.py`.
 """
 
 import argparse
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, printable, report_error
 from metalearn.app.process import set_up_process
 from metalearn.checks import whole_number
-from metalearn.cli.arguments import names, whole
+from metalearn.cli.arguments import command_name, names, whole
 from metalearn.config.check import MOST_THREADS
 from metalearn.errors import ConfigError
 from metalearn.storage.files import creating, refuse_used
@@ -34,7 +32,9 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        command_name("adapt"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--model",
         required=True,

@@ -1,18 +1,15 @@
 """Evaluates a checkpoint on test tasks: on those of its own run, or on others.
 
-    python scripts/evaluate.py checkpoint=outputs/maml_omniglot/seed0/checkpoints/best
-    python scripts/evaluate.py checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
-    python scripts/evaluate.py checkpoint=… model.transductive=false on=val      any key of the run; validation tasks
-    python scripts/evaluate.py checkpoint=… workers=2                            any number of workers: the same numbers
-    python scripts/evaluate.py checkpoint=…/seed0/checkpoints/best 'ensemble=[…/seed1/checkpoints/best]'
-    python scripts/evaluate.py checkpoint=… 'plugins=[my_parts]'                 a run with parts of a package of yours
-    python scripts/evaluate.py --config-dir=my_conf checkpoint=… dataset=mine    a dataset of your own
-    torchrun --nproc_per_node=2 scripts/evaluate.py checkpoint=…
+    metalearn evaluate checkpoint=outputs/maml_omniglot/seed0/checkpoints/best
+    metalearn evaluate checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
+    metalearn evaluate checkpoint=… model.transductive=false on=val      any key of the run; validation tasks
+    metalearn evaluate checkpoint=… workers=2                            any number of workers: the same numbers
+    metalearn evaluate checkpoint=…/seed0/checkpoints/best 'ensemble=[…/seed1/checkpoints/best]'
+    metalearn evaluate checkpoint=… 'plugins=[my_parts]'                 a run with parts of a package of yours
+    metalearn evaluate --config-dir=my_conf checkpoint=… dataset=mine    a dataset of your own
+    torchrun --nproc_per_node=2 -m metalearn evaluate checkpoint=…
 
-Where the package is installed, `metalearn evaluate` does the same as `python scripts/evaluate.py`, and
-`torchrun … -m metalearn evaluate` as torchrun with the script.
-
-A checkpoint may be a model that scripts/export.py has published. With `ensemble`, the predictions are the mean of those
+A checkpoint may be a model that metalearn export has published. With `ensemble`, the predictions are the mean of those
 of all checkpoints, each adapted by itself; the config is that of the first. Short names: ways, shots and queries are
 keys of the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv
 (or val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or

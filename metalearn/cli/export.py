@@ -1,14 +1,12 @@
 """Publishes what a run has learned: a folder with model.safetensors and model.json, which holds no code and no path.
 
-    python scripts/export.py outputs/protonet_omniglot/seed0 --out protonet_omniglot
+    metalearn export outputs/protonet_omniglot/seed0 --out protonet_omniglot
 
 RUN is a run folder, whose best checkpoint is taken, or the folder of a checkpoint. model.json says how to build and use
 the network: algorithm, architecture, preprocessing, ways, shots, inner optimiser and steps. For its readers it has the
 test accuracy, the data set and its licence, and the versions. A part that a package of yours makes is only named: who
-uses the model needs the package, and admits it. Use the model by metalearn.load, scripts/adapt.py, scripts/evaluate.py
+uses the model needs the package, and admits it. Use the model by metalearn.load, metalearn adapt, metalearn evaluate
 checkpoint=FOLDER, or init_from=FOLDER. Exit codes: 0 done; 2 nothing that can be published.
-
-Where the package is installed, `metalearn export` does the same as `python scripts/export.py`.
 """
 
 import argparse
@@ -17,7 +15,7 @@ from pathlib import Path
 
 from metalearn.app.outcome import OK, exit_code_of
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import names
+from metalearn.cli.arguments import command_name, names
 
 UNKNOWN = {
     "test": "not known, so model.json has no accuracy; only the best checkpoint of a completed run has been tested",
@@ -28,7 +26,9 @@ UNKNOWN = {
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        command_name("export"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or of a checkpoint")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--licence", metavar="TEXT", help="that of your pictures, or of a data set that is not known")

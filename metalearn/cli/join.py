@@ -1,10 +1,10 @@
 """Adds workers to a run under way, from another terminal or another host.
 
-    python scripts/join.py outputs/maml_omniglot/seed0                   one worker more
-    python scripts/join.py outputs/maml_omniglot/seed0 --workers 4       four more
+    metalearn join outputs/maml_omniglot/seed0                   one worker more
+    metalearn join outputs/maml_omniglot/seed0 --workers 4       four more
 
 They join between two steps, and the result keeps its bits. SIGTERM or Ctrl-C lets them go after what they compute, and
-so does scripts/leave.py. The run must have begun with two or more workers under strategy=rpc. Another host must see
+so does metalearn leave. The run must have begun with two or more workers under strategy=rpc. Another host must see
 the run folder, and reach the address that the run was started with (launch.interface, launch.master_addr). Exit codes:
 0 the workers have left, or the run has ended well; 1 one of them has failed; 2 there is nothing to join.
 """
@@ -20,13 +20,15 @@ from types import FrameType
 from distributed.cluster.joining import UnreachableError, Way
 from metalearn.app import world_file
 from metalearn.app.job import Program, installed
-from metalearn.cli.arguments import whole
+from metalearn.cli.arguments import command_name, whole
 from metalearn.errors import RunError
 
 
 def main(arguments: Sequence[str], train: Program | None = None) -> int:
     """Runs the command line; returns the exit code. The workers run `train`, by default the installed program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        command_name("join"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the folder of the run")
     parser.add_argument("--workers", type=whole(1), default=1, help="how many to add")
     options = parser.parse_args(arguments)

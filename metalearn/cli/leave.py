@@ -1,6 +1,6 @@
 """Lets a worker of a run go. The others compute its chunks from then on, and the result keeps its bits.
 
-    python scripts/leave.py outputs/maml_omniglot/seed0 worker2
+    metalearn leave outputs/maml_omniglot/seed0 worker2
 
 SIGTERM to a worker's process does the same. worker0 leads the run and cannot leave: SIGTERM to it stops the run. Exit
 codes: 0 it leaves; 1 rank zero does not answer; 2 there is no such worker, or no run under way.
@@ -15,12 +15,15 @@ from pathlib import Path
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
 from distributed.cluster.joining import UnreachableError, Way
 from metalearn.app import world_file
+from metalearn.cli.arguments import command_name
 from metalearn.errors import RunError
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        command_name("leave"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the folder of the run")
     parser.add_argument("worker", help="the worker's name, such as worker2")
     options = parser.parse_args(arguments)

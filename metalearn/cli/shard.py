@@ -1,16 +1,14 @@
 """Cuts a dataset's decoded pictures, by class, into shards that `dataset.shards=FOLDER` reads.
 
-    python scripts/shard.py dataset=omniglot --out shards/omniglot
-    python scripts/shard.py dataset=cifar_fs --out shards/cifar100 --classes 4
-    python train.py experiment=maml_omniglot dataset.shards=shards/omniglot
+    metalearn shard dataset=omniglot --out shards/omniglot
+    metalearn shard dataset=cifar_fs --out shards/cifar100 --classes 4
+    metalearn train experiment=maml_omniglot dataset.shards=shards/omniglot
 
 The folder holds a file for every --classes classes, and index.json. The classes of different splits lie in different
 shards. A run with shards has the same tasks and the same numbers as one without. Each split list of a dataset reads the
 same shards, and so do the datasets of plain samples: those of omniglot serve omniglot_characters and
 omniglot_pretraining, those of cifar_fs serve fc100. Exit codes: 0 done; 2 a dataset that cannot be cut, or wrong
 arguments.
-
-Where the package is installed, `metalearn shard` does the same as `python scripts/shard.py`.
 """
 
 import argparse
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.outcome import OK, exit_code_of
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import whole
+from metalearn.cli.arguments import command_name, whole
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
@@ -35,7 +33,9 @@ CLASSES = 64
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        command_name("shard"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("keys", nargs="+", metavar="KEY=VALUE", help="dataset=NAME, and keys of the dataset")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument(

@@ -1,10 +1,12 @@
 """The text of `metalearn train --help`, and the site's page of the config, from the comments of the yaml files."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.config.options import CONF, groups, yaml_of
+from metalearn.errors import ConfigError
 
 
 class Key(NamedTuple):
@@ -33,8 +35,36 @@ def help_text() -> str:
         lines += [f"  {group}"]
         lines += [f"    {option:22} {_summary(yaml_of(group, option))}" for option in options]
     for owner, keys in _owners():
-        lines += [f"Keys of {owner}:", *(f"  {key.name + '=' + key.default:52} {key.meaning}" for key in keys)]
+        lines += [f"Keys of {owner}:", *map(_line, keys)]
     lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
+    return "\n".join(lines)
+
+
+def topic_text(topic: str, others: Collection[str] = ()) -> str:
+    """What the yamls say of a group (`algorithm`), an option (`algorithm=maml`), a key (`trainer.steps`) or the keys
+    below a name (`launch`). `others` are further topics, for the advice.
+
+    Raises:
+        ConfigError: there is nothing of this name; the message names the nearest.
+    """
+    group, _, option = topic.partition("=")
+    options = groups().get(group, [])
+    owners = [(owner, keys) for owner, keys in _owners()]
+    keys = [key for _, own in owners for key in own if key.name == topic or key.name.startswith(f"{topic}.")]
+    if (option and option not in options) or not (options or keys):
+        known = {*groups(), *(key.name for _, own in owners for key in own), *others}
+        known |= {f"{group}={name}" for name in options}
+        close = difflib.get_close_matches(topic, sorted(known), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"help {topic}: is no command, group, option or key{hint}; type metalearn help")
+    if not options:
+        return "\n".join(dict.fromkeys(_line(key) for key in keys))
+    shown = [option] if option else options
+    lines = [f"{group}={name:22} {_summary(yaml_of(group, name))}" for name in shown]
+    for owner, own in owners:
+        if owner in {f"{group}={name}" for name in shown}:
+            lines += ["", f"Keys of {owner}:", *map(_line, own)]
+    lines += [_line(key) for _, own in owners[:1] for key in own if key.name.startswith(f"{group}.") and not option]
     return "\n".join(lines)
 
 
@@ -70,6 +100,10 @@ def _owners() -> Iterator[tuple[str, list[Key]]]:
             keys = _keys(yaml_of(group, option), f"{group}.")
             if keys:
                 yield f"{group}={option}", keys
+
+
+def _line(key: Key) -> str:
+    return f"  {key.name + '=' + key.default:52} {key.meaning}"
 
 
 def _cell(text: str) -> str:

@@ -203,7 +203,7 @@ def read(key: str, path: Path) -> Snapshot:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish it anew with "
-            "scripts/export.py, or take another"
+            "metalearn export, or take another"
         ) from error
     kept = {name: content[name] for name in ("step", "preprocessing", KEY) if name in content}
     return Snapshot(params, {}, kept | {"config": config})

@@ -105,7 +105,7 @@ def glyphs(
         image_size: height and width, in pixels.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°.
-        shards: a folder that scripts/shard.py has written, from which the drawings are read; None draws them.
+        shards: a folder that metalearn shard has written, from which the drawings are read; None draws them.
 
     Raises:
         ValueError: the characters cannot fill the episode; another number or seed is out of range.

@@ -203,7 +203,7 @@ def mini_imagenet(
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
-        shards: a folder that scripts/shard.py has written, from which the pictures are read; None reads `root`.
+        shards: a folder that metalearn shard has written, from which the pictures are read; None reads `root`.
 
     Raises:
         ValueError: an episode has more ways than a split has classes, or another number is out of range.

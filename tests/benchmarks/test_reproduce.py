@@ -41,7 +41,7 @@ KEYS = {
 
 
 def program(folder: Path, *arguments: str) -> Program:
-    return Program([sys.executable, str(ROOT / "scripts/reproduce.py"), *arguments], folder)
+    return Program([sys.executable, "-m", "metalearn", "reproduce", *arguments], folder, {"PYTHONPATH": str(ROOT)})
 
 
 def places(folder: Path, *rows: str) -> list[str]:

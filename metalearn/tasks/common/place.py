@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 class DataPlace(NamedTuple):
     """The files of a dataset lie in the folder `root`. With `download`, torchvision fetches them if they are missing or
-    cannot be read. If `shards` names a folder that scripts/shard.py has written, the pictures come from there, and
+    cannot be read. If `shards` names a folder that metalearn shard has written, the pictures come from there, and
     `root` is not read."""
 
     root: str

@@ -157,7 +157,7 @@ def digest_of(index: Mapping[str, Any]) -> str:
 
 def _refused(folder: Path, reason: str) -> DataError:
     return DataError(
-        f"dataset.shards={folder}: {reason}; cut them again (python scripts/shard.py --help), or type "
+        f"dataset.shards={folder}: {reason}; cut them again (metalearn shard --help), or type "
         "another folder, or dataset.shards=null"
     )
 

@@ -1,4 +1,4 @@
-"""scripts/cache.py: what it shows, what it removes, and what it never touches."""
+"""`metalearn cache`: what it shows, what it removes, and what it never touches."""
 
 import os
 import subprocess

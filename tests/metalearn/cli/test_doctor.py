@@ -15,8 +15,8 @@ pytestmark = pytest.mark.thorough
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, str(ROOT / "scripts/doctor.py"), *arguments]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "metalearn", "doctor", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
 
 
 def test_the_doctor_checks_two_workers() -> None:

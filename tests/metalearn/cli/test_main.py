@@ -1,15 +1,17 @@
-"""Commands of `metalearn` without a file of tests of their own: compare, and those that need a checkout."""
+"""The command `metalearn`: its help, and the commands without a file of tests of their own."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from metalearn.__main__ import main
 from metalearn.cli import checkout, compare
+from metalearn.cli.main import COMMANDS, main, sweeping
 from metalearn.reporting import plots
 from metalearn.reporting.figures import new_axes
 from metalearn.reporting.plots import curve_of
+from tests.runs import ROOT
 
 
 def run_of(folder: Path, accuracies: list[float]) -> Path:
@@ -67,3 +69,59 @@ def test_a_command_names_itself(command: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main([command, "--no-such-option"])
     assert ended.value.code == 2 and f"usage: metalearn {command} " in capsys.readouterr().err
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"\n  {command} " in overview for command in COMMANDS)
+    assert main(["help"]) == 0 and capsys.readouterr().out == overview
+
+
+def test_every_command_but_help_and_sweep_is_a_file() -> None:
+    files = {path.stem.replace("_", "-") for path in (ROOT / "metalearn/cli").glob("*.py")}
+    assert {*COMMANDS} - {"help", "sweep"} == files - {"--init--", "main", "arguments", "checkout"}
+
+
+def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("metalearn ") and f"torch {version('torch')}" in said
+    assert "metalearn 0." in said or "not installed" in said
+
+
+@pytest.mark.parametrize(
+    ("topic", "lines"),
+    [
+        ("algorithm", ["algorithm=maml ", "Keys of algorithm=reptile:", "  algorithm.inner_lr="]),
+        ("algorithm=maml", ["algorithm=maml ", "Keys of algorithm=maml:"]),
+        ("trainer.steps", ["  trainer.steps="]),
+        ("launch", ["  launch.nnodes="]),
+        ("seed", ["  seed="]),
+        ("adapt", ["usage: metalearn adapt "]),
+    ],
+)
+def test_help_can_be_narrowed(topic: str, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if topic == "adapt":
+        with pytest.raises(SystemExit):
+            main(["help", topic])
+    else:
+        assert main(["help", topic]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n{line}" in f"\n{said}" for line in lines), said
+    if topic == "algorithm=maml":
+        assert "reptile" not in said
+
+
+@pytest.mark.parametrize(
+    ("topic", "nearest"),
+    [("algoritm", "algorithm"), ("trainer.stepz", "trainer.steps"), ("algorithm=malm", "algorithm=maml")],
+)
+def test_help_names_the_nearest_topic(topic: str, nearest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", topic]) == 2
+    assert f"help {topic}: is no command, group, option or key; did you mean {nearest}?" in capsys.readouterr().err
+
+
+def test_a_sweep_is_a_multirun_of_the_asynchronous_sweeper_unless_another_is_chosen() -> None:
+    assert sweeping(["a=1,2"]) == ["--multirun", "hydra/sweeper=async", "a=1,2"]
+    assert sweeping(["hydra/sweeper=basic", "a=1,2"]) == ["--multirun", "hydra/sweeper=basic", "a=1,2"]

@@ -1,0 +1,116 @@
+"""The command `metalearn`, also `python -m metalearn`: runs the sub-command that comes first; without one, trains."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from metalearn.errors import ConfigError, ForeignPackageError
+
+COMMANDS = {
+    "train": "train a meta-learner as its config says: KEY=VALUE and GROUP=OPTION",
+    "sweep": "search over configs: train --multirun, by default with hydra/sweeper=async",
+    "evaluate": "evaluate a checkpoint on test tasks, its own or others",
+    "adapt": "adapt what a run has learned to pictures of yours, and predict others",
+    "export": "publish what a run has learned, without code and paths",
+    "compare": "draw the validations of several runs in one plot",
+    "doctor": "check every way to send between the workers of this world",
+    "cache": "show and clean compiled kernels and decoded pictures",
+    "shard": "cut a dataset's pictures into shards that are read by class",
+    "join": "add workers to a run under way",
+    "leave": "let a worker of a run go",
+    "bench": "measure meta-gradients beside other libraries (in a checkout)",
+    "reproduce": "train and evaluate rows of RESULTS.md anew (in a checkout)",
+    "gpu-check": "check a machine with a GPU (in a checkout)",
+    "help": "explain a command, a config group, an option or a key",
+}
+"""The sub-commands. Each but `sweep` is the `main(argv)` of its module in metalearn/cli."""
+
+_OK, _BAD_USAGE = 0, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line, by default that of this process; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = arguments[0] if arguments else ""
+    if first in ("-h", "--help"):
+        return _print(overview())
+    if first == "--version":
+        return _print(versions())
+    is_command = bool(first) and "=" not in first and not first.startswith(("-", "+", "~"))
+    command = arguments.pop(0) if is_command else "train"
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return _refuse(f"{command}: there is no such command{hint}; allowed: {', '.join(COMMANDS)}, or KEY=VALUE …")
+    if command == "help":
+        return explain(arguments)
+    if command == "sweep":
+        command, arguments = "train", sweeping(arguments)
+    try:
+        module = importlib.import_module(f"metalearn.cli.{command.replace('-', '_')}")
+    except ForeignPackageError as error:
+        return _refuse(str(error))
+    code: int = module.main(arguments)
+    return code
+
+
+def sweeping(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `train` for those of `sweep`."""
+    chosen = any(argument.lstrip("+").startswith("hydra/sweeper=") for argument in arguments)
+    return ["--multirun", *([] if chosen else ["hydra/sweeper=async"]), *arguments]
+
+
+def overview() -> str:
+    """What `metalearn --help` prints."""
+    commands = [f"  {name:10} {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: metalearn COMMAND …, or metalearn KEY=VALUE … to train",
+            "",
+            *commands,
+            "",
+            "metalearn COMMAND --help                explains a command",
+            "metalearn help algorithm                a config group: its options and their keys",
+            "metalearn help trainer.steps            a key, or all keys that begin so",
+            "metalearn --version",
+        ]
+    )
+
+
+def versions() -> str:
+    """This program's version, and those of torch and hydra-core if they are installed."""
+    found = []
+    for name in ("metalearn-train", "torch", "hydra-core"):
+        try:
+            found.append(f"{name.removesuffix('-train')} {version(name)}")
+        except PackageNotFoundError:
+            found.append("metalearn (a checkout that is not installed)" if name == "metalearn-train" else f"no {name}")
+    return ", ".join(found)
+
+
+def explain(topics: Sequence[str]) -> int:
+    """`metalearn help …`: a command's help, or what `conf/` says of a group, an option or a key."""
+    if not topics:
+        return _print(overview())
+    if len(topics) == 1 and topics[0] in COMMANDS:
+        return main([topics[0], "--help"]) if topics[0] != "help" else _print(overview())
+    from metalearn.config.help import topic_text
+
+    try:
+        return _print("\n".join(topic_text(topic, COMMANDS) for topic in topics))
+    except ConfigError as error:
+        return _refuse(str(error))
+
+
+def _print(text: str) -> int:
+    from metalearn.app.outcome import print_to_pipe
+
+    print_to_pipe(text)
+    return _OK
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return _BAD_USAGE
