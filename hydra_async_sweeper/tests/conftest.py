@@ -1,6 +1,7 @@
 """An environment that holds the sweeper and what it requires, and nothing else."""
 
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -27,8 +28,8 @@ def lone_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not (packages / name).exists():
                 (packages / name).symlink_to(Path(str(distribution.locate_file(name))))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    if subprocess.run([*pip, "show", "-q", "setuptools"], capture_output=True).returncode:
-        pytest.skip("pip or setuptools is missing, which build the package; type python -m pip install setuptools")
+    if importlib.util.find_spec("pip") is None or importlib.util.find_spec("setuptools") is None:
+        pytest.skip("pip or setuptools is missing, which build the package; type pip install 'setuptools>=77'")
     python = folder / "environment/bin/python"
     source = folder / "source"  # the build writes beside the sources
     source.mkdir()

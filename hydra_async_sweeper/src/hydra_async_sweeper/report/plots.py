@@ -6,6 +6,7 @@ Optuna draws by pyplot, which has a global state and may open windows. So a swee
 
 import inspect
 import logging
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra_async_sweeper.islands import Exchange
 from hydra_async_sweeper.ranking import FinishedTrials
-from hydra_async_sweeper.report.populations import islands_plot, population_plot, scale
+from hydra_async_sweeper.report.populations import is_wide, islands_plot, population_plot, scale
 from hydra_async_sweeper.space import Space
 
 if TYPE_CHECKING:
@@ -75,11 +76,14 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
         if len(ended.objectives) > 1:  # without a target, Optuna draws the best value so far, too
             own["target"] = partial(_value, at)
         number = f"_{at}" if at else ""
-        values = [trial.values[at] for trial in completed if trial.values]
-        yield f"history{number}", partial(_history, plots, study, own, values, ended.directions[at])
+        values, direction = [trial.values[at] for trial in completed if trial.values], ended.directions[at]
+        scaled = partial(scale, values=values, direction=direction)
+        yield f"history{number}", partial(_scaled, plots.plot_optimization_history, study, own, scaled)
         if width:
-            yield f"parallel{number}", partial(_wide, plots.plot_parallel_coordinate, study, own, width + 2)
-            yield f"slice{number}", partial(_wide, plots.plot_slice, study, own, width)
+            yield f"slice{number}", partial(_scaled, plots.plot_slice, study, own, scaled, columns=width)
+            if direction == "minimize" and is_wide(values, direction):  # with a target, Optuna takes low as better
+                own = {"target": partial(_log10, at), "target_name": f"log10 {name}"}
+            yield f"parallel{number}", partial(_scaled, plots.plot_parallel_coordinate, study, own, columns=width + 2)
     if _tells_importances(ended):
         yield "importance", partial(_importance, plots, study, len(completed), ended.objectives[0])
     if len(ended.objectives) == 2 and completed:
@@ -99,19 +103,26 @@ def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
     return trial.values[at]
 
 
+def _log10(at: int, trial: "optuna.trial.FrozenTrial") -> float:
+    return math.log10(trial.values[at])
+
+
 def _figure(plot: Callable[..., Any], study: "optuna.Study", **own: Any) -> Any:
     axes = plot(study, **own)
     return (axes if hasattr(axes, "figure") else axes.flat[0]).figure
 
 
-def _history(plots: Any, study: "optuna.Study", own: dict[str, Any], values: list[float], direction: str) -> Any:
-    figure = _figure(plots.plot_optimization_history, study, **own)
-    scale(figure.axes[0].yaxis, values, direction)
-    return figure
-
-
-def _wide(plot: Callable[..., Any], study: "optuna.Study", own: dict[str, Any], columns: int) -> Any:
+def _scaled(
+    plot: Callable[..., Any],
+    study: "optuna.Study",
+    own: dict[str, Any],
+    scaled: Callable[[Any], None] = lambda axes: None,
+    *,
+    columns: int = 0,
+) -> Any:
+    """A figure whose first axes `scaled` changes, wide enough for so many columns."""
     figure = _figure(plot, study, **own)
+    scaled(figure.axes[0])
     figure.set_size_inches(max(6.4, 2.4 * columns), 4.8)
     return figure
 

@@ -135,14 +135,20 @@ def best_so_far(trials: Iterable[FinishedTrial], direction: str) -> list[tuple[F
     return steps
 
 
-def scale(axis: Any, values: Sequence[float], direction: str) -> None:
-    """Makes a y axis logarithmic if the values are wide. A few near 0 must not decide that if higher is better."""
-    if values and min(values) > 0:
-        low = min(values) if direction == "minimize" else sorted(values)[len(values) // 10]
-        if max(values) / low > 100:
-            axis.axes.set_yscale("log")
-            return
-    axis.get_major_formatter().set_useOffset(False)
+def is_wide(values: Sequence[float], direction: str) -> bool:
+    """Whether values need a logarithmic scale. A few near 0 must not decide that if higher is better."""
+    if not values or min(values) <= 0:
+        return False
+    low = min(values) if direction == "minimize" else sorted(values)[len(values) // 10]
+    return max(values) / low > 100
+
+
+def scale(axes: Any, values: Sequence[float], direction: str) -> None:
+    """Gives the y axis the scale that the values need."""
+    if is_wide(values, direction):
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.get_major_formatter().set_useOffset(False)
 
 
 def _panels(width: float, heights: Sequence[float], ended: FinishedTrials, title: str) -> tuple[Any, Any]:
@@ -157,7 +163,7 @@ def _panels(width: float, heights: Sequence[float], ended: FinishedTrials, title
     values = [trial.values[0] for trial in ended.completed() if trial.values]
     if not values:
         panels[0].set_title("no completed trial has a value yet", fontsize=10)
-    scale(panels[0].yaxis, values, ended.directions[0])
+    scale(panels[0], values, ended.directions[0])
     better = "higher" if ended.directions[0] == "maximize" else "lower"
     panels[0].set_ylabel(f"{_escaped(ended.objectives[0])}\n({better} is better)")
     for axes in panels:
