@@ -16,7 +16,7 @@ import torch
 from benchmarks.steps import run_of, take_step, train_tasks
 from benchmarks.ways import PLAIN, Recipe, algorithm_of, chunk_of, episodes_of
 from metalearn.nn.native import Kernels, compiled
-from metalearn.training.loop import Learner, Run
+from metalearn.training.loop import Run, TrainState
 
 PARTS = ("kernels", "between", "outside")
 """The parts of a step: inside the compiled functions; in Python and torch between them; and outside the gradient."""
@@ -46,7 +46,7 @@ def budget_of(recipe: Recipe, steps: int) -> dict[str, float] | None:
     return {name: 1000 * statistics.median(values) for name, *values in zip(PARTS, *rows[1:], strict=True)}
 
 
-def _run(recipe: Recipe, in_gradient: list[float]) -> tuple[Run, Learner]:
+def _run(recipe: Recipe, in_gradient: list[float]) -> tuple[Run, TrainState]:
     """A run of the recipe that adds the seconds of its gradients to `in_gradient`, and its learner."""
     algorithm = algorithm_of(recipe, PLAIN[recipe.kind])
     timed = algorithm._replace(meta_grad=_timed(algorithm.meta_grad, in_gradient))

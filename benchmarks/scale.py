@@ -33,7 +33,7 @@ from distributed.reduce import mean  # noqa: E402
 from distributed.remote import remote_sync_call  # noqa: E402
 from distributed.rpc.traffic import tcp_bytes_sent  # noqa: E402
 from distributed.strategies.common.relay import FAN_OUT, Branch, grow  # noqa: E402
-from distributed.strategies.common.work import Plan, Strategy, Work  # noqa: E402
+from distributed.strategies.common.work import StrategyFunctions, Work, WorkPlan  # noqa: E402
 from distributed.strategies.ddp import ddp  # noqa: E402
 from distributed.strategies.rpc import rpc  # noqa: E402
 
@@ -202,7 +202,7 @@ def run_rank(way: str, link: int) -> int:
     if link >= 0:
         enter_link(rank, link)
     torch.set_num_threads(1)
-    plan = Plan(_work(), ranks, batch_partitioner, mean())
+    plan = WorkPlan(_work(), ranks, batch_partitioner, mean())
     if way == "ddp":
         strategy = ddp(plan=plan, timeout=TIMEOUT)()
     else:
@@ -224,7 +224,7 @@ def _work() -> Work:
     return Work(gradient, nothing, nothing, None, nothing, torch.device("cpu"))
 
 
-def _take_steps(strategy: Strategy, way: str, ranks: int) -> StepCost:
+def _take_steps(strategy: StrategyFunctions, way: str, ranks: int) -> StepCost:
     params = {"weight": torch.zeros(ELEMENTS)}
     chunks = [torch.tensor([number]) for number in range(ranks)]
     for step in range(WARM_UP):

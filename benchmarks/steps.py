@@ -10,15 +10,15 @@ from torch import Tensor
 from benchmarks.ways import SEED
 from distributed.partition import dim_partitioner
 from distributed.reduce import mean
-from distributed.strategies.common.work import Plan, Work
+from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from metalearn.reporting.logging import SILENT
 from metalearn.runs.checkpoint import NO_CHECKPOINTS
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
-from metalearn.training.loop import Learner, Run, Units, advance, new_learner, tasks_in_chunks
+from metalearn.training.loop import Run, TrainState, Units, advance, new_learner, tasks_in_chunks
 from metalearn.training.optimizers import adam
-from metalearn.training.settings import Settings
+from metalearn.training.settings import TrainerSettings
 from metalearn.types import Algorithm, ChunkResult, Episode, TaskSource
 
 RATE = 0.001
@@ -31,18 +31,20 @@ def run_of(
     chunk: int,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Run, Learner]:
+) -> tuple[Run, TrainState]:
     """A run that has `tasks` tasks (or samples) a step, `chunk` of them together, and its learner; Adam at `RATE`.
 
     As in train.py, the parameters stay on the CPU and chunks are computed on `device`.
     """
     work = Work(*chunk_functions(algorithm, source, device, dtype), device)
-    plan = Plan(work, 1, dim_partitioner(), mean())
+    plan = WorkPlan(work, 1, dim_partitioner(), mean())
     outer = adam(
         lr=RATE, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
     )
     units = Units(chunk, algorithm.trained_on)
-    settings = Settings(steps=1, meta_batch_size=tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2)
+    settings = TrainerSettings(
+        steps=1, meta_batch_size=tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2
+    )
     run = Run(
         settings, local(plan=plan, timeout=60)(), outer, plan.reduce, units, units, NO_CHECKPOINTS, SILENT, {}, NEVER
     )
@@ -50,7 +52,7 @@ def run_of(
     return run, new_learner({name: value.to(dtype) for name, value in start.items()}, outer.start)
 
 
-def take_step(run: Run, learner: Learner, step: int) -> Sequence[ChunkResult]:
+def take_step(run: Run, learner: TrainState, step: int) -> Sequence[ChunkResult]:
     """Step number `step`, from 1 on, with its own tasks."""
     batch = run.settings.meta_batch_size
     return advance(run, learner, tasks_in_chunks((step - 1) * batch, batch, run.training.chunk), step, RATE)[0]

@@ -27,7 +27,7 @@ from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.omniglot import omniglot
 from metalearn.tasks.sinusoid import sinusoid
-from metalearn.training.settings import Settings, chunk_size
+from metalearn.training.settings import TrainerSettings, chunk_size
 from metalearn.types import Algorithm, Batch, Episode, Model, Params, TaskSource
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,7 +156,7 @@ def algorithm_of(recipe: Recipe, activation: str) -> Algorithm:
 
 def chunk_of(recipe: Recipe, device: torch.device) -> int:
     """The tasks that we compute together with `task_chunk=auto`."""
-    settings = Settings(
+    settings = TrainerSettings(
         steps=1, meta_batch_size=recipe.tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2
     )
     return chunk_size(settings, model_of(recipe, PLAIN[recipe.kind]), recipe.images, device)

@@ -15,7 +15,7 @@ from distributed.functions import is_pure
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
 from distributed.rpc.call import Call, Dealt
-from distributed.rpc.futures import Value
+from distributed.rpc.futures import ResultFuture
 from distributed.rpc.requests import Item
 from distributed.rpc.session import current
 from distributed.world import get_worker_id
@@ -153,7 +153,7 @@ def remote_async_call(
     It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
     """
     call = _start(func, args, kwargs, partitioner, timeout, retries)
-    value: Value[Any] = Value()
+    value: ResultFuture[Any] = ResultFuture()
     call.note_unread(value)
 
     def finish() -> None:

@@ -13,7 +13,7 @@ from metalearn.app.process import set_up_torch
 from metalearn.config.compose import compose_config
 from metalearn.runs.metrics import main_metric, summary
 from metalearn.training.chunks import chunk_functions
-from metalearn.training.loop import Learner, tasks_in_chunks, update
+from metalearn.training.loop import TrainState, tasks_in_chunks, update
 
 
 class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
@@ -41,7 +41,7 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
         grads = [{n: g.reshape(devices, *fixed[n].shape) for n, g in part.items()} for part in self.all_gather(own)]
         in_order = [{n: g[device] for n, g in part.items()} for part in grads for device in range(devices)]
         gradient = self.parts.reduce(in_order, [len(tasks) for tasks in chunks])
-        update(Learner(self.params(), self.outer), gradient, rate)
+        update(TrainState(self.params(), self.outer), gradient, rate)
 
     def validation_step(self, tasks: Tensor) -> None:
         values = self.compute.evaluate(self.params(), "val", tasks)

@@ -18,7 +18,7 @@ from benchmarks.soak import held_by
 from benchmarks.steps import run_of, take_step, train_tasks
 from benchmarks.ways import PLAIN, RECIPES, algorithm_of, character_source, chunk_of, episodes_of
 from metalearn.training.chunks import DATA_SECONDS
-from metalearn.training.loop import Learner, figures
+from metalearn.training.loop import TrainState, figures
 
 STEPS = 20
 
@@ -53,7 +53,7 @@ def _algorithm(name: str, device: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _trained(name: str, device: str, dtype: torch.dtype, steps: int) -> tuple[list[float], Learner]:
+def _trained(name: str, device: str, dtype: torch.dtype, steps: int) -> tuple[list[float], TrainState]:
     """The loss of every step, and the learner. The loop raises DivergedError for a loss that is not finite."""
     algorithm, source, batch = training_of(name)
     run, learner = run_of(algorithm, source, batch, batch // 2, torch.device(device), dtype)

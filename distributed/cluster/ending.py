@@ -10,7 +10,7 @@ from torch.distributed import rpc
 
 from distributed.cluster.info import get_world_rank, get_world_size
 from distributed.cluster.meeting import answer, farewells, newcomers, read_requests, seated
-from distributed.cluster.watching import POLL_SECONDS, Watch, ping_errors
+from distributed.cluster.watching import POLL_SECONDS, Pinger, ping_errors
 from distributed.rpc.errors import describe
 from distributed.rpc.session import Session, begin_again, current, leave, present
 from distributed.rpc.shutdown import GOODBYE_SECONDS
@@ -101,7 +101,7 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
 
 def _await_others(session: Session, others: Mapping[int, str]) -> Exception | None:
     """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead."""
-    watch = Watch(session.timeout)
+    watch = Pinger(session.timeout)
     while True:
         with session.changed:
             if session.changed.wait_for(
@@ -136,7 +136,7 @@ def _serve(session: Session, cause: str | None) -> None:
         rpc.rpc_sync(first, _note_finished, (get_world_rank(), cause), timeout=session.timeout)
     except RuntimeError as error:
         raise ConnectionError(f"{first} does not answer: {error}") from error
-    watch = Watch(session.timeout)
+    watch = Pinger(session.timeout)
     has_asked = False
     while cause is None:
         with session.changed:

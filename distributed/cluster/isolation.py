@@ -29,7 +29,7 @@ class CannotIsolateError(OSError):
     """The ranks cannot have a network of their own; the message is the cause."""
 
 
-class Network:
+class NetworkNamespace:
     """A network namespace. It exists as long as a process is in it, or has one of its sockets or descriptors."""
 
     def __init__(self, namespaces: Sequence[int]) -> None:
@@ -58,7 +58,7 @@ def why_not_isolated() -> str | None:
     return os.environ.get(NOT_ISOLATED, "it was not started by `python train.py workers=N`") or None
 
 
-def new_network(address: str, port: int) -> tuple[Network, socket.socket]:
+def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socket]:
     """Makes a network, and in it a socket that listens on `address`:`port`. This process stays where it is.
 
     Raises:
@@ -77,10 +77,10 @@ def new_network(address: str, port: int) -> tuple[Network, socket.socket]:
     if not descriptors:
         raise CannotIsolateError(message.decode() or "the process that makes the network has failed")
     listener, *namespaces = descriptors
-    return Network(namespaces), socket.socket(fileno=listener)
+    return NetworkNamespace(namespaces), socket.socket(fileno=listener)
 
 
-def network_of(pid: int) -> Network | None:
+def network_of(pid: int) -> NetworkNamespace | None:
     """The network of a process of this user, to enter it; None if it is this process's own.
 
     Raises:
@@ -91,7 +91,7 @@ def network_of(pid: int) -> Network | None:
     names = [name for name in ("user", "net") if not Path(f"/proc/{pid}/ns/{name}").samefile(f"/proc/self/ns/{name}")]
     if "net" not in names:
         return None
-    return Network([os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names])
+    return NetworkNamespace([os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names])
 
 
 def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:

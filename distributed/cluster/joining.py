@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from distributed.cluster.info import get_world_info
-from distributed.cluster.isolation import Network, network_of
+from distributed.cluster.isolation import NetworkNamespace, network_of
 from distributed.cluster.meeting import JOINS, TOKEN, ask_to_let_go
 from distributed.cluster.processes import Fork, die_with
 from distributed.cluster.store import INTERFACE_VARIABLES
@@ -27,7 +27,7 @@ class UnreachableError(ConnectionError):
     """A world that has ended, or that this process cannot reach; the message says which."""
 
 
-class Place(NamedTuple):
+class WorldAddress(NamedTuple):
     """Where a world is.
 
     Attributes:
@@ -53,9 +53,9 @@ class Place(NamedTuple):
         return self.host == socket.gethostname()
 
 
-def own_place() -> Place:
+def own_place() -> WorldAddress:
     """On rank zero of a world of several processes: where it is."""
-    return Place(
+    return WorldAddress(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ.get(INTERFACE_VARIABLES[0], ""),
         os.environ.get(TOKEN, ""), get_world_info().world_size, socket.gethostname(), os.getpid(), _born(os.getpid()),
     )  # fmt: skip
@@ -69,16 +69,16 @@ def _born(pid: int) -> int:
         return 0
 
 
-class Way:
+class WorldConnection:
     """The way to a world under way. Close it at the end.
 
     Raises:
         UnreachableError: rank zero has ended, or this process may not enter its network.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WorldAddress) -> None:
         self._place = place
-        self._network: Network | None = None
+        self._network: NetworkNamespace | None = None
         if not place.is_here:
             self._check_interfaces()
             return

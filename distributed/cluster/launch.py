@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Literal, NamedTuple, Protocol
 
 from distributed.cluster.info import default_worker_name, is_loopback
-from distributed.cluster.isolation import NOT_ISOLATED, CannotIsolateError, Network, new_network
+from distributed.cluster.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
 from distributed.cluster.meeting import JOINS, TOKEN
 from distributed.cluster.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
 from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
@@ -281,7 +281,12 @@ class _Meeting:
     """
 
     def __init__(
-        self, listener: socket.socket | None, network: Network | None, not_isolated: str, *, one_host: bool = True
+        self,
+        listener: socket.socket | None,
+        network: NetworkNamespace | None,
+        not_isolated: str,
+        *,
+        one_host: bool = True,
     ) -> None:
         self.token = os.environ.get(TOKEN) or (secrets.token_hex() if one_host else "")
         self.listener, self.network, self.not_isolated = listener, network, not_isolated

@@ -78,7 +78,7 @@ class Command(NamedTuple):
     variables: Mapping[str, str]
 
 
-class Place(NamedTuple):
+class ActorLocation(NamedTuple):
     """Where an actor is: the node of the cluster, its address, and the network interface that has this address."""
 
     node: str
@@ -212,7 +212,7 @@ class _OnRay:
             scheduling_strategy=strategy,
         ).remote()  # fmt: skip
 
-    def _found(self, actors: Sequence[Any]) -> list[Place]:
+    def _found(self, actors: Sequence[Any]) -> list[ActorLocation]:
         """Where the actors are, once all are there."""
         ray, (arguments, folder, _) = _ray(), self._command
         try:
@@ -222,7 +222,7 @@ class _OnRay:
         for _, address, _, missing in answers:
             if missing:
                 raise MissingError(f"{address}: this host of the Ray cluster has no {missing}")
-        return [Place(*answer[:3]) for answer in answers]
+        return [ActorLocation(*answer[:3]) for answer in answers]
 
     def rank(self, number: int, *, joins: bool = False) -> Process:
         actor = self._actor(self._bundles[number]) if joins else self._waiting.pop(number)

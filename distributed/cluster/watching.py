@@ -19,7 +19,7 @@ Key = tuple[str, int]
 POLL_SECONDS = 1.0
 
 
-class Watch:
+class Pinger:
     """Pings workers, all at the same time, so that a stopped worker does not hide a dead one."""
 
     def __init__(self, timeout: float) -> None:
@@ -42,7 +42,7 @@ class Watch:
 def lost_before(event: threading.Event, names: Sequence[str], timeout: float) -> Exception | None:
     """Waits for an event, and pings these workers meanwhile, each for `timeout` seconds at most. Returns the error of
     one that is lost before the event comes; else None."""
-    watch = Watch(timeout)
+    watch = Pinger(timeout)
     while not event.wait(POLL_SECONDS):
         lost = watch.lost(names)
         if lost is not None:
@@ -131,7 +131,7 @@ class Gathering(NamedTuple):
 
     def _collect(self, here: _Gatherings, key: Key, value: T) -> dict[str, T]:
         _give(key, self.me, value)
-        watch = Watch(self.timeout)
+        watch = Pinger(self.timeout)
         deadline = time.monotonic() + self.timeout
         while True:
             with here.changed:
@@ -149,7 +149,7 @@ class Gathering(NamedTuple):
 
     def _follow(self, here: _Gatherings, key: Key, value: T) -> dict[str, T]:
         leader = self.group[0]
-        watch = Watch(self.timeout)
+        watch = Pinger(self.timeout)
         deadline = time.monotonic() + self.timeout + GOODBYE_SECONDS  # the leader's error comes before
         try:
             rpc.rpc_sync(leader, _give, (key, self.me, value), timeout=self.timeout)

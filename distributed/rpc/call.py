@@ -27,10 +27,10 @@ from distributed.rpc.answers import Answer, Failure, Outcome, message_anchors, r
 from distributed.rpc.errors import worker_error
 from distributed.rpc.message import Packed, send
 from distributed.rpc.requests import Head, Item, Order, pack_item, pack_order
-from distributed.rpc.scheduling import Part, Spares
+from distributed.rpc.scheduling import ItemResult, Spares
 from distributed.rpc.session import MAX_DEPTH, current
 from distributed.rpc.shutdown import cancel
-from distributed.rpc.traffic import Slots, note_received, note_sent
+from distributed.rpc.traffic import MessageSlots, note_received, note_sent
 
 _numbers = itertools.count()
 
@@ -50,7 +50,7 @@ class _Message:
     rank: int
     items: list[Item]
     takes: bool
-    slot: Slots
+    slot: MessageSlots
     future: Future[Answer]
 
 
@@ -108,7 +108,7 @@ class Call:
         own_order = packed.pop(self._me, None) if compute_own_part and not self._opens else None
         self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
         self._under_way: list[_Message] = []
-        self._arrived: SimpleQueue[_Message | Part] = SimpleQueue()
+        self._arrived: SimpleQueue[_Message | ItemResult] = SimpleQueue()
         self._received: set[int] = set()
         self._has_failed = False
         if streams:
@@ -169,7 +169,7 @@ class Call:
         note_sent(order.size())
         future.add_done_callback(functools.partial(self._note_answer, message))
 
-    def _dispatch(self, rank: int, order: Packed, slot: Slots, head: Head) -> Future[Answer]:
+    def _dispatch(self, rank: int, order: Packed, slot: MessageSlots, head: Head) -> Future[Answer]:
         if not slot.acquire(self.timeout):
             raise TimeoutError(
                 f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
@@ -250,7 +250,7 @@ class Call:
             yield self._read(answer, self._me)
         while self._under_way:
             arrived = self._arrived.get()
-            if isinstance(arrived, Part):
+            if isinstance(arrived, ItemResult):
                 yield self._read_part(arrived)
             else:
                 self._under_way.remove(arrived)
@@ -325,7 +325,7 @@ class Call:
             self._calls.anchors.append(anchor)
         return read_answer(answer, self._names[rank])
 
-    def _read_part(self, part: Part) -> Outcome:
+    def _read_part(self, part: ItemResult) -> Outcome:
         note_received(part.packed.size(), self._names.index(part.sender))
         if self._calls is not None:
             self._calls.anchors += message_anchors(part.packed.tensors())

@@ -25,7 +25,7 @@ _AnyFuture = torch._C.Future
 """Of all futures; those from torch's own `then` are no `torch.futures.Future`."""
 
 
-class Value(Future[T]):
+class ResultFuture(Future[T]):
     """A future whose `then` keeps an exception of the callback as it is; torch's makes a RuntimeError of it.
 
     Remote calls that the callback makes count as nested in the call whose function has attached it.
@@ -44,7 +44,7 @@ class Value(Future[T]):
         self.set_result(kept)
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
-        chained: Value[S] = Value()
+        chained: ResultFuture[S] = ResultFuture()
         context = contextvars.copy_context()
 
         def run(_: Future[T]) -> None:

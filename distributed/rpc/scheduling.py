@@ -102,7 +102,7 @@ def pull(caller: str, queue: int, ctx: int | None) -> Packed | None:
 # Results that come one by one
 
 
-class Part(NamedTuple):
+class ItemResult(NamedTuple):
     """The result of one item, packed, and the worker that has sent it."""
 
     sender: str
@@ -110,10 +110,10 @@ class Part(NamedTuple):
     packed: Packed
 
 
-_receivers: dict[int, Callable[[Part], None]] = {}
+_receivers: dict[int, Callable[[ItemResult], None]] = {}
 
 
-def open_stream(call: int, receive: Callable[[Part], None]) -> None:
+def open_stream(call: int, receive: Callable[[ItemResult], None]) -> None:
     """From now on `receive` is called with each part of a call's results, in a thread of torch's."""
     _receivers[call] = receive
 
@@ -127,7 +127,7 @@ def deliver(call: int, sender: str, number: int, payload: bytes, carried: list[A
     receive = _receivers.get(call)
     if receive is None:
         return False
-    receive(Part(sender, number, Packed(payload, carried)))
+    receive(ItemResult(sender, number, Packed(payload, carried)))
     return True
 
 

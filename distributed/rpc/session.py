@@ -41,7 +41,7 @@ from distributed.cluster.processes import allow_sockets, share_arena
 from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface
 from distributed.cluster.watching import Gathering, forget_gatherings, ping_errors
 from distributed.rpc.shutdown import GOODBYE_SECONDS, is_stuck, shut_down
-from distributed.rpc.traffic import Slots
+from distributed.rpc.traffic import MessageSlots
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -97,7 +97,7 @@ class Session:
         self.workers: list[str] = []
         self.infos: list[rpc.WorkerInfo] = []
         places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
-        self.slots = {place: Slots(window) for place in places}
+        self.slots = {place: MessageSlots(window) for place in places}
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self.losses: list[int] = []
         self.away: set[int] = set()

@@ -75,7 +75,7 @@ def tcp_bytes_sent() -> int | None:
 # Messages under way
 
 
-class Slots:
+class MessageSlots:
     """`size` places. Who waits longest gets the next free place."""
 
     def __init__(self, size: int) -> None:

@@ -1,12 +1,12 @@
 """The ways to distribute chunks of tasks over workers, one file each. `auto` chooses by the number of workers."""
 
 from distributed.strategies import local, rpc
-from distributed.strategies.common.work import Connect, Plan
+from distributed.strategies.common.work import Connect, WorkPlan
 
 
 def auto(
     *,
-    plan: Plan,
+    plan: WorkPlan,
     timeout: float,
     device_maps: str = "auto",
     fan_out: int | str = "auto",

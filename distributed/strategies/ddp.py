@@ -36,10 +36,10 @@ from distributed.strategies.common.overlapped import Overlapped
 from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
     Connect,
-    Plan,
-    Strategy,
+    StrategyFunctions,
     Tensors,
     Work,
+    WorkPlan,
     diagnose_chunk,
     in_rounds,
     join,
@@ -53,7 +53,7 @@ _LAST_WORD_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
-def ddp(*, plan: Plan, timeout: float, overlap: bool = True, bucket_mb: float = 25.0) -> Connect:
+def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: float = 25.0) -> Connect:
     """Every rank drives; only rank zero writes.
 
     Args:
@@ -97,8 +97,8 @@ class _Rank:
         if self._rank == 0:
             log.info("%s over %d ranks; %s", backend, self._size, listening_line(listening))
 
-    def strategy(self) -> Strategy:
-        return Strategy(
+    def strategy(self) -> StrategyFunctions:
+        return StrategyFunctions(
             True,
             self.map,
             self.evaluate,

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from distributed.cluster.info import check_timeout
 from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.work import Connect, Plan, Strategy, Tensors, diagnose_chunk, join
+from distributed.strategies.common.work import Connect, StrategyFunctions, Tensors, WorkPlan, diagnose_chunk, join
 from distributed.tree_sum import partials_of_terms
 
 
-def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
+def local(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
     """Computes the chunks one after the other. `timeout` and `device_maps` have no effect here.
 
     If the reducer only adds, results are added as soon as the tree of additions allows it. So the results of n chunks
@@ -46,4 +46,4 @@ def local(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
     def cost() -> dict[str, float]:
         return as_metrics(seconds[0], [WorkerCost(seconds[0], 0)])
 
-    return lambda: Strategy(True, map_chunks, evaluate, diagnose, cost, lambda failure=None: None)
+    return lambda: StrategyFunctions(True, map_chunks, evaluate, diagnose, cost, lambda failure=None: None)

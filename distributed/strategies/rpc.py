@@ -11,12 +11,17 @@ from distributed.rpc.traffic import Traffic
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartResult, check_fan_out
-from distributed.strategies.common.work import Connect, Plan, Tensors
+from distributed.strategies.common.work import Connect, Tensors, WorkPlan
 from distributed.tree_sum import combine
 
 
 def rpc(
-    *, plan: Plan, timeout: float, device_maps: str = "auto", fan_out: int | str = "auto", max_lost: int | str = "auto"
+    *,
+    plan: WorkPlan,
+    timeout: float,
+    device_maps: str = "auto",
+    fan_out: int | str = "auto",
+    max_lost: int | str = "auto",
 ) -> Connect:
     """Rank zero drives and also computes. The other workers serve until rank zero closes the session. If one of them is
     lost, the others compute its chunks, in the same step and from then on. New processes come in between two steps.

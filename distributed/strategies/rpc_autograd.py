@@ -18,11 +18,11 @@ from distributed.rpc.traffic import Traffic
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartResult, automatic_fan_out
-from distributed.strategies.common.work import Connect, Plan, Tensors
+from distributed.strategies.common.work import Connect, Tensors, WorkPlan
 from distributed.tree_sum import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 
 
-def rpc_autograd(*, plan: Plan, timeout: float, device_maps: str = "auto") -> Connect:
+def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
     """As `rpc`, but the forward pass returns only losses, and the backward pass returns the gradients.
 
     If the reducer only adds, every subtree of chunks that a worker has (see `distributed.tree_sum`) has its own leaf

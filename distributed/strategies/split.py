@@ -28,7 +28,7 @@ from distributed.rpc.session import current, missing_workers
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State
-from distributed.strategies.common.work import Connect, Pieces, Plan, Strategy, Tensors, join
+from distributed.strategies.common.work import Connect, Pieces, StrategyFunctions, Tensors, WorkPlan, join
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ _ANSWER_SECONDS = 2.0
 """How long a worker may take to answer after an error, or it counts as missing."""
 
 
-def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
+def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
     """Deals the network's stages out to the workers.
 
     Args:
@@ -67,12 +67,12 @@ def split(*, plan: Plan, timeout: float, cuts: Sequence[str] | str = "auto", mic
         )
     ends = shard_ends(pieces, plan.workers, cuts)
 
-    def connect() -> Strategy:
+    def connect() -> StrategyFunctions:
         leads = start_session(plan.work, timeout)
         if not leads:
-            return Strategy(False, _no_map, _not_here, _no_map, dict, stop_rpc)
+            return StrategyFunctions(False, _no_map, _not_here, _no_map, dict, stop_rpc)
         owner = Pipeline(ends, plan.reduce, micro_batches, timeout)
-        return Strategy(True, _no_map, owner.evaluate, owner.diagnose, owner.cost, owner.close, owner=owner)
+        return StrategyFunctions(True, _no_map, owner.evaluate, owner.diagnose, owner.cost, owner.close, owner=owner)
 
     return connect
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metalearn.api.pictures import Picture, listed, prepared
 from metalearn.checks import whole_number
-from metalearn.tasks.common.pictures import Form
+from metalearn.tasks.common.pictures import PictureForm
 from metalearn.types import Algorithm, Batch, Params
 
 _PIXELS_TOGETHER = 2**18
@@ -29,7 +29,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PictureTask:
     """A task of classes that a learner has been adapted to; its `labels` in the order in which they first came."""
 
     labels: tuple[Label, ...]
@@ -95,11 +95,11 @@ class Learner:
     trained_ways: int | None
     shots: int | None
     transductive: bool
-    form: Form | None
+    form: PictureForm | None
     _algorithm: Algorithm = field(repr=False)
     _params: Params = field(repr=False)
 
-    def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> Task | Regression:
+    def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> PictureTask | Regression:
         """Adapts to one task: its support set.
 
         Args:
@@ -124,7 +124,7 @@ class Learner:
         self._check_classes(len(numbers))
         y = torch.tensor([[numbers[label] for label in labels]])
         support = Batch(self.on_device(prepared(pictures, self.form).unsqueeze(0)), y.to(self.device))
-        return Task(tuple(numbers), self, self._algorithm.adapt(self._params, support, steps))
+        return PictureTask(tuple(numbers), self, self._algorithm.adapt(self._params, support, steps))
 
     def _check_classes(self, classes: int) -> None:
         if self.ways is not None and classes != self.ways:

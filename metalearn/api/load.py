@@ -23,7 +23,7 @@ from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.published import is_published, named, option_of
 from metalearn.storage.files import is_folder
-from metalearn.tasks.common.pictures import Form
+from metalearn.tasks.common.pictures import PictureForm
 from metalearn.types import Algorithm, Batch, Model, Params
 
 MOST_WAYS = 2**16
@@ -197,7 +197,7 @@ def _start(algorithm: Algorithm, model: Model, dtype: torch.dtype) -> Params:
     return {name: value.to(dtype) for name, value in drawn.items()}
 
 
-def _ways(learner: Learner, form: Form, trained: int) -> int | None:
+def _ways(learner: Learner, form: PictureForm, trained: int) -> int | None:
     """The number of classes that the learner takes; None for any number. It is tried on two blank pictures, the second
     of a class that the run's tasks did not have.
 

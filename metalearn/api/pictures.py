@@ -13,7 +13,7 @@ from torch import Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Images
-from metalearn.tasks.common.pictures import Form, check_pixels, formed, of_8_bits, opened, reason
+from metalearn.tasks.common.pictures import PictureForm, check_pixels, formed, of_8_bits, opened, reason
 from metalearn.types import TaskSource
 
 DRAWINGS = ("omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining")
@@ -29,19 +29,19 @@ Picture = Image.Image | str | os.PathLike[str] | NDArray[Any] | Tensor
 array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
 
 
-def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> Form | None:
+def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> PictureForm | None:
     """The form in which a dataset shows pictures: what the source itself says, if it has a `form`, else what follows
     from its group of the config; None if it has no pictures."""
     own = getattr(source, "form", None)
-    if isinstance(own, Form):
+    if isinstance(own, PictureForm):
         return checked(own)
     if "image_size" not in dataset:
         return None
     drawings = str(dataset.get("_target_")).rpartition(".")[2] in DRAWINGS
-    return checked(Form(dataset["image_size"], dataset.get("channels", 1), whole=drawings, inverted=drawings))
+    return checked(PictureForm(dataset["image_size"], dataset.get("channels", 1), whole=drawings, inverted=drawings))
 
 
-def checked(form: Form) -> Form:
+def checked(form: PictureForm) -> PictureForm:
     """Raises ValueError for a form that no picture can have."""
     whole_number("image_size", form.size, at_least=1, at_most=LARGEST_SIZE)
     one_of("channels", form.channels, (1, 3))
@@ -49,7 +49,7 @@ def checked(form: Form) -> Form:
     return form
 
 
-def described(form: Form | None) -> dict[str, Any] | None:
+def described(form: PictureForm | None) -> dict[str, Any] | None:
     """The form as plain values, for model.json."""
     if form is None:
         return None
@@ -59,7 +59,7 @@ def described(form: Form | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def read_form(described: object) -> Form | None:
+def read_form(described: object) -> PictureForm | None:
     """The form that `described` has written.
 
     Raises:
@@ -73,10 +73,10 @@ def read_form(described: object) -> Form | None:
             raise ValueError(f"preprocessing.{name}: missing")
     one_of("framing", values["framing"], FRAMINGS)
     whole = values["framing"] == FRAMINGS[0]
-    return checked(Form(values["image_size"], values["channels"], whole=whole, inverted=values["inverted"]))
+    return checked(PictureForm(values["image_size"], values["channels"], whole=whole, inverted=values["inverted"]))
 
 
-def prepared(images: Sequence[Picture], form: Form, what: str = "images") -> Tensor:
+def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images") -> Tensor:
     """The pictures as the network takes them: float32 [n, channels, size, size] in [0, 1].
 
     Args:
@@ -105,7 +105,7 @@ def listed(images: object, what: str) -> list[Any]:
     return list(images)
 
 
-def _shown(image: Picture, form: Form, name: str) -> Images:
+def _shown(image: Picture, form: PictureForm, name: str) -> Images:
     try:
         if isinstance(image, str | os.PathLike):
             name = f"{name}={os.fspath(image)}"

@@ -56,7 +56,7 @@ def train(
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,
-) -> "Learned":
+) -> "TrainedLearner":
     """Trains in this process, with the loop of train.py. Nothing is written.
 
     With the same settings, and if torch computes with as many threads as `threads` says there, the parameters have the
@@ -98,7 +98,7 @@ def train(
         return _trained(parts, job, progress)
 
 
-def _trained(parts: Parts, job: Job, progress: bool) -> "Learned":
+def _trained(parts: Parts, job: Job, progress: bool) -> "TrainedLearner":
     settings = parts.settings
     window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
     log = bar_log(window) if progress else SILENT
@@ -108,11 +108,11 @@ def _trained(parts: Parts, job: Job, progress: bool) -> "Learned":
         reached = fit(run, new_learner(parts.start, parts.outer.start, settings.ema_decay), Progress())
     finally:
         log.close()
-    return Learned(kept[0].params, reached.best or {}, parts, job.config)
+    return TrainedLearner(kept[0].params, reached.best or {}, parts, job.config)
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainedLearner:
     """What a training has learned: the meta-parameters of the best validation, and its figures."""
 
     params: Params = field(repr=False)
@@ -153,7 +153,7 @@ class Learned:
             values = join([evaluate(self.params, split, chunk) for chunk in numbers])
         return summary(values, parts.algorithm.evaluated_on) | counted
 
-    def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "Task":
+    def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "ArrayTask":
         """Adapts to one task.
 
         Args:
@@ -202,7 +202,7 @@ class Learned:
                 shape = list(inputs.shape[1:])
                 raise ValueError(f"x: this network does not take inputs of shape {shape} ({error})") from error
 
-        return Task(outputs, labels, flat)
+        return ArrayTask(outputs, labels, flat)
 
     def _inputs(self, name: str, values: ArrayLike | Tensor) -> Tensor:
         like = next(iter(self.params.values()))
@@ -210,7 +210,7 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Task:
+class ArrayTask:
     """A task that a learner is adapted to."""
 
     _outputs: Callable[[ArrayLike | Tensor], Tensor]

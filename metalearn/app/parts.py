@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from omegaconf import DictConfig
 
-from distributed.strategies.common.work import Pieces, Plan, Work
+from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN
 from metalearn.config.build import build, import_plugins
@@ -25,7 +25,7 @@ from metalearn.storage.files import is_folder
 from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
 from metalearn.training.loop import Reduce
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import Settings, chunk_size, tasks_that_fit
+from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
 from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
 
 TARGET = "_target_"
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
     """The components that the config describes; `start` holds the meta-parameters before the first step, `start_seen`
     the classes that they have seen, and `start_notes` a line for each thing that `init_from` could not give."""
 
-    settings: Settings
+    settings: TrainerSettings
     source: TaskSource
     model: Model
     start: Params
@@ -85,7 +85,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
     settings = build(config, "trainer")
-    plan = Plan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
+    plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
     check_sizes(settings, source)
     return Parts(
         settings=settings,
@@ -217,7 +217,7 @@ def own_device(name: str) -> torch.device:
 # Sizes
 
 
-def check_sizes(settings: Settings, source: TaskSource) -> None:
+def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
     """Raises ConfigError where validation or test asks for more than the source has."""
     for key, split, wanted in (("val_tasks", "val", settings.val_tasks), ("test_tasks", "test", settings.test_tasks)):
         size = source.size(split)

@@ -17,17 +17,17 @@ from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window
 from metalearn.reporting.logging import SILENT, RunLog
 from metalearn.reporting.plots import adaptation, learning_curve
-from metalearn.reporting.report import REPORT, Learned, ShownTask, write_report
+from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.training.loop import (
-    Learner,
     Progress,
     Run,
     Stopped,
+    TrainState,
     Units,
     evaluate,
     fit,
@@ -140,12 +140,12 @@ def found_in_folder(job: Job, parts: Parts) -> FolderState:
     return inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
 
 
-def restored(saved: Snapshot, parts: Parts) -> tuple[Learner, Progress]:
+def restored(saved: Snapshot, parts: Parts) -> tuple[TrainState, Progress]:
     """The learner of a checkpoint and its progress, with the optimiser and the average that the config describes."""
     return restore(saved, parts.outer.start, parts.settings.ema_decay)
 
 
-def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[Learner, Progress]:
+def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainState, Progress]:
     """The learner as the run folder has it, or at its start."""
     if state.snapshot is None:
         parts.checkpointer.settle(0, None)
@@ -227,7 +227,7 @@ def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
 def draw_report(job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The page report.html."""
     command = f"python {job.program.name} {shlex.join(job.arguments)}".strip()
-    learned = Learned(parts.algorithm.adapt, in_float32(params))
+    learned = ShownLearner(parts.algorithm.adapt, in_float32(params))
     if parts.algorithm.evaluated_on == "samples":
         tasks = [shown_samples(parts, learned)]
     else:
@@ -235,13 +235,13 @@ def draw_report(job: Job, parts: Parts, params: Params, result: Result) -> None:
     write_report(job.run_dir, command, to_container(job.config), result, tasks, learned)
 
 
-def shown_task(parts: Parts, learned: Learned, number: int) -> ShownTask:
+def shown_task(parts: Parts, learned: ShownLearner, number: int) -> ShownTask:
     """A test task, and the outputs after it was adapted to."""
     episode = parts.source.episodes("test", torch.tensor([number]))
     return ShownTask(f"task {number}", episode, learned.adapt(learned.params, episode.support)(episode.query.x))
 
 
-def shown_samples(parts: Parts, learned: Learned) -> ShownTask:
+def shown_samples(parts: Parts, learned: ShownLearner) -> ShownTask:
     """The first test samples and their outputs. The support set, which gives statistics only, is not shown."""
     samples = parts.source.episodes("test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
     outputs = learned.adapt(learned.params, samples.support)(samples.query.x)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from distributed.cluster.joining import Place, own_place
+from distributed.cluster.joining import WorldAddress, own_place
 from metalearn.app.job import Job
 from metalearn.errors import RunError
 from metalearn.storage.cache import foreign
@@ -24,7 +24,7 @@ FILE = "world.json"
 class World(NamedTuple):
     """Where the workers of a run are, the arguments that they were started with, and the folder that they run in."""
 
-    place: Place
+    place: WorldAddress
     arguments: Sequence[str]
     folder: Path
 
@@ -66,7 +66,7 @@ def read(run_dir: Path) -> World:
         arguments, folder = [str(one) for one in content.pop("arguments")], Path(content.pop("folder"))
         if content.pop("inode") != run_dir.stat().st_ino:
             raise RunError(f"{path}: was written for another folder, so its command line is not run")
-        return World(Place(**content), arguments, folder)
+        return World(WorldAddress(**content), arguments, folder)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "

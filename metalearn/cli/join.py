@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from distributed.cluster.joining import UnreachableError, Way
+from distributed.cluster.joining import UnreachableError, WorldConnection
 from metalearn.app import world_file
 from metalearn.app.job import Program, installed
 from metalearn.cli.arguments import command_name, whole
@@ -34,14 +34,14 @@ def main(arguments: Sequence[str], train: Program | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = world_file.read(options.folder)
-        return join(train or installed(), found, options.workers, Way(found.place))
+        return join(train or installed(), found, options.workers, WorldConnection(found.place))
     except (RunError, UnreachableError) as error:
         place = f"{options.folder}: " if isinstance(error, UnreachableError) else ""
         print(f"error: {place}{error}", file=sys.stderr)
         return 2
 
 
-def join(train: Program, found: world_file.World, workers: int, way: Way) -> int:
+def join(train: Program, found: world_file.World, workers: int, way: WorldConnection) -> int:
     """Starts the workers, waits for them, and returns the exit code."""
     command = [sys.executable, *train.arguments, *found.arguments]
     folder = found.folder if found.place.is_here else None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
-from distributed.cluster.joining import UnreachableError, Way
+from distributed.cluster.joining import UnreachableError, WorldConnection
 from metalearn.app import world_file
 from metalearn.cli.arguments import command_name
 from metalearn.errors import RunError
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {reason}", file=sys.stderr)
 
     try:
-        return Way(world_file.read(options.folder).place).let_go(options.worker, print, refuse)
+        return WorldConnection(world_file.read(options.folder).place).let_go(options.worker, print, refuse)
     except UnreachableError as error:
         refuse(f"{options.folder}: {error}")
     except RunError as error:

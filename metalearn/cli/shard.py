@@ -49,7 +49,7 @@ def cut(options: argparse.Namespace) -> int:
     """Cuts the dataset; returns the exit code."""
     set_up_process(1)
     from metalearn.tasks.common.episodes import HoldsClasses  # imports torch, after the line above
-    from metalearn.tasks.common.shards import Form, write_shards
+    from metalearn.tasks.common.shards import ShardForm, write_shards
 
     composed = compose_config(options.keys)
     source = build(composed.config, "dataset")
@@ -60,7 +60,7 @@ def cut(options: argparse.Namespace) -> int:
         )
     refuse_used("--out", options.out)
     train = source.classes_of("train")
-    form = Form(train.decoder, train.pictures(0).shape[1:])
+    form = ShardForm(train.decoder, train.pictures(0).shape[1:])
     with creating("--out", options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         shards = write_shards(options.out, form, groups(source, options.classes))

@@ -15,7 +15,7 @@ LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")
 """`${KEY}` in a value: the value of another key."""
 
 
-class Link(NamedTuple):
+class KeyLink(NamedTuple):
     """A key with its value, in which `${target}` stands for the value of another key."""
 
     key: str
@@ -51,12 +51,12 @@ def check_links(config: DictConfig, chosen: Mapping[str, str], typed: set[str]) 
     )
 
 
-def _links_of(config: DictConfig) -> list[Link]:
+def _links_of(config: DictConfig) -> list[KeyLink]:
     values = leaves(to_container(config, resolve=False))
-    return [Link(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
+    return [KeyLink(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
 
 
-def _links_in(group: str, option: str) -> list[Link]:
+def _links_in(group: str, option: str) -> list[KeyLink]:
     """The links in an option's own file."""
     config = OmegaConf.load(yaml_of(group, option))
     assert isinstance(config, DictConfig)
@@ -73,7 +73,7 @@ def _exists(config: DictConfig, key: str) -> bool:
         return True  # it is a link itself, and checked as such
 
 
-def _origin(link: Link, chosen: Mapping[str, str]) -> str:
+def _origin(link: KeyLink, chosen: Mapping[str, str]) -> str:
     """The group whose option has set a link: the one of its key, or `experiment`."""
     group, _, name = link.key.partition(".")
     by_option = group in chosen and link._replace(key=name) in _links_in(group, chosen[group])

@@ -113,7 +113,7 @@ def run_log(
                 loggers.append(open_logger(folder, window))
                 opened.callback(loggers[-1].close)
             opened.pop_all()
-        outputs = _Outputs(window, every, lines, loggers)
+        outputs = _LogOutputs(window, every, lines, loggers)
         return RunLog(
             outputs.start, outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending,
             lines.digest, plots, report,
@@ -122,7 +122,7 @@ def run_log(
     return open_log
 
 
-class _Outputs:
+class _LogOutputs:
     """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
 
     def __init__(self, window: Window, every: int, lines: "_Lines", loggers: Sequence[Logger]) -> None:

@@ -39,7 +39,7 @@ class ShownTask(NamedTuple):
     outputs: Tensor
 
 
-class Learned(NamedTuple):
+class ShownLearner(NamedTuple):
     """What draws predictions before and after inner steps: the algorithm's `adapt`, and the tested parameters."""
 
     adapt: Adapt
@@ -52,7 +52,7 @@ def write_report(
     config: Config,
     result: Mapping[str, Any],
     tasks: Sequence[ShownTask],
-    learned: Learned,
+    learned: ShownLearner,
 ) -> Path:
     """Writes the page of a completed run.
 
@@ -116,7 +116,7 @@ def _inner_steps(test: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _episodes(tasks: Sequence[ShownTask], learned: Learned) -> Iterator[str]:
+def _episodes(tasks: Sequence[ShownTask], learned: ShownLearner) -> Iterator[str]:
     """The section on single tasks: pictures with predictions, or fits of curves."""
     if tasks and episode_pictures.has_pictures(tasks[0].episode):
         note = (

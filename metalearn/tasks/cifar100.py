@@ -25,8 +25,8 @@ from metalearn.tasks.common.episodes import (
 )
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.place import DataPlace
-from metalearn.tasks.common.shards import Form, Shards
-from metalearn.tasks.common.torchvision_files import Published, read_published
+from metalearn.tasks.common.shards import ShardForm, Shards
+from metalearn.tasks.common.torchvision_files import PublishedDataset, read_published
 from metalearn.types import TaskSource
 
 PICTURES = 600
@@ -35,7 +35,7 @@ DECODER = "cifar100-v1"
 """Name and version of the cached array. Raise the version if the array changes; caches and shards of older ones are not
 read then."""
 
-_CIFAR100 = Published("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
+_CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
 
 @cache
@@ -66,7 +66,7 @@ def pictures_of(place: DataPlace) -> Callable[[int], Images]:
     shape = (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
     if place.shards is not None:
         names = _identities(range(len(_rows())))
-        return Shards(place.shards, Form(DECODER, shape), names, PICTURES).pictures
+        return Shards(place.shards, ShardForm(DECODER, shape), names, PICTURES).pictures
     whole = (len(_rows()), PICTURES, *shape)
     pictures = cached_array(DECODER, whole, lambda: _by_class(place), title="CIFAR-100", unread=place.root)
     return lambda number: pictures[number]

@@ -23,7 +23,7 @@ from metalearn.tasks.common.episodes import (
 )
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
-from metalearn.tasks.common.shards import Form, Shards
+from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
@@ -93,7 +93,7 @@ def drawings_of(shards: str | None, size: int) -> Callable[[int], Images]:
     if shards is None:
         return partial(character, size=size)
     everyone = _identities(range(sum(CLASSES.values())))
-    return Shards(shards, Form(DECODER, (size, size)), everyone, DRAWINGS).pictures
+    return Shards(shards, ShardForm(DECODER, (size, size)), everyone, DRAWINGS).pictures
 
 
 def glyphs(

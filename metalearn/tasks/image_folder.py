@@ -12,7 +12,7 @@ from metalearn.errors import DataError
 from metalearn.storage.files import read_bounded
 from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, picture_tasks, shapes_of
 from metalearn.tasks.common.picture_folders import (
-    Folder,
+    PictureFolder,
     check_picture_shape,
     decoded_classes,
     first_few,
@@ -110,7 +110,7 @@ def by_folders(root: Path, names: Collection[str]) -> dict[str, list[str]]:
     return splits
 
 
-def _divide(root: Path, folders: Mapping[str, Folder], split: str | Sequence[float]) -> dict[str, list[str]]:
+def _divide(root: Path, folders: Mapping[str, PictureFolder], split: str | Sequence[float]) -> dict[str, list[str]]:
     """The classes of each split.
 
     Raises:

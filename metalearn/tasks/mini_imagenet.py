@@ -37,7 +37,7 @@ from metalearn.tasks.common.picture_folders import (
     only_pictures,
     picture_folders,
 )
-from metalearn.tasks.common.shards import Form, Shards
+from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
 NAME = "mini_imagenet"
@@ -173,7 +173,7 @@ def _from_shards(folder: str, shapes: Mapping[str, EpisodeShape], shape: tuple[i
         DataError: the shards are missing, damaged or of another dataset, or have too few pictures for the episodes.
     """
     names = sorted(published_splits())
-    form = Form(decoder(NAME), shape)
+    form = ShardForm(decoder(NAME), shape)
     shards = Shards(folder, form, [identity(FAMILY, name) for name in names])
 
     def part(split: str) -> Classes:

@@ -35,7 +35,7 @@ from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.omniglot_files import Drawings, find_collections
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
-from metalearn.tasks.common.shards import Form, Shards
+from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
@@ -160,7 +160,7 @@ def drawings_of(place: DataPlace, size: int) -> Callable[[int], Images]:
         DataError: as `decoded`; or the shards are missing, damaged or of another dataset.
     """
     if place.shards is not None:
-        form = Form(DECODER, (size, size))
+        form = ShardForm(DECODER, (size, size))
         return Shards(place.shards, form, identities(range(len(characters()))), DRAWINGS).pictures
     pictures = decoded(place, size)
     return lambda number: pictures[number]

@@ -10,7 +10,7 @@ from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, samples
-from metalearn.tasks.common.torchvision_files import TEST, Published, read_published
+from metalearn.tasks.common.torchvision_files import TEST, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
 CLASSES = 10
@@ -21,7 +21,7 @@ _IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3
 _CIFAR10_FILES = "data_batch_1 to data_batch_5, test_batch and batches.meta"
 
 
-def _classification(published: Published) -> Callable[..., TaskSource]:
+def _classification(published: PublishedDataset) -> Callable[..., TaskSource]:
     """The factory of the plain classification of a dataset of 10 classes."""
 
     def source(
@@ -64,11 +64,11 @@ def _classification(published: Published) -> Callable[..., TaskSource]:
     return source
 
 
-mnist = _classification(Published("MNIST", "MNIST/raw", _IDX_FILES, 60_000, 28, 1))
+mnist = _classification(PublishedDataset("MNIST", "MNIST/raw", _IDX_FILES, 60_000, 28, 1))
 """Handwritten digits, 28×28, grey."""
 
-fashion_mnist = _classification(Published("FashionMNIST", "FashionMNIST/raw", _IDX_FILES, 60_000, 28, 1))
+fashion_mnist = _classification(PublishedDataset("FashionMNIST", "FashionMNIST/raw", _IDX_FILES, 60_000, 28, 1))
 """Pieces of clothing, 28×28, grey."""
 
-cifar10 = _classification(Published("CIFAR10", "cifar-10-batches-py", _CIFAR10_FILES, 50_000, 32, 3))
+cifar10 = _classification(PublishedDataset("CIFAR10", "cifar-10-batches-py", _CIFAR10_FILES, 50_000, 32, 3))
 """Photographs, 32×32, of three colours."""

@@ -17,7 +17,7 @@ from metalearn.training.averaging import Average
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import Settings
+from metalearn.training.settings import TrainerSettings
 from metalearn.types import STATE, ChunkResult, Metrics, Optimizer, Params, Strategy, Unit
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
@@ -37,7 +37,7 @@ class Paused(Stopped):
     """The run has come to the step after which it was to pause."""
 
 
-class Learner(NamedTuple):
+class TrainState(NamedTuple):
     """What a run changes, in place: the meta-parameters and the state of their optimiser; and, if the settings want it,
     the average of the meta-parameters over the steps."""
 
@@ -71,7 +71,7 @@ class Run(NamedTuple):
     """What a run is made of; it stays the same throughout. `meta` is what all its checkpoints say of it: its config,
     and the classes that it has seen. `pause_after` is a step, or None."""
 
-    settings: Settings
+    settings: TrainerSettings
     strategy: Strategy
     outer: OuterOptimizer
     reduce: Reduce
@@ -84,7 +84,7 @@ class Run(NamedTuple):
     pause_after: int | None = None
 
 
-def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
+def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
     """Trains from where `progress` stands to the last step.
 
     Raises:
@@ -131,7 +131,7 @@ def fit(run: Run, learner: Learner, progress: Progress) -> Progress:
     return progress
 
 
-def stopped(run: Run, learner: Learner, progress: Progress, saved: int) -> Stopped:
+def stopped(run: Run, learner: TrainState, progress: Progress, saved: int) -> Stopped:
     """Saves the last step done if it is after the step `saved`; returns what to raise.
 
     If its validation was cut, a run that goes on from there validates first.
@@ -161,7 +161,7 @@ def _is_validated(progress: Progress) -> bool:
 
 
 def advance(
-    run: Run, learner: Learner, tasks: Sequence[Tensor], step: int, rate: float
+    run: Run, learner: TrainState, tasks: Sequence[Tensor], step: int, rate: float
 ) -> tuple[Sequence[ChunkResult], dict[str, float]]:
     """One step. Also returns `update_seconds`, which this process took to add up the gradients and update the
     parameters (0 where other workers own them), and `gradient_norm` of the meta-gradient (absent there).
@@ -200,7 +200,7 @@ def meta_gradient(reduce: Reduce, results: Sequence[ChunkResult]) -> tuple[Param
     return reduce(weights, counts), means
 
 
-def update(learner: Learner, grads: Params, rate: float) -> None:
+def update(learner: TrainState, grads: Params, rate: float) -> None:
     """One step of the outer optimiser at `rate`; state changes by itself."""
     for name, param in learner.params.items():
         param.grad = None if name.startswith(STATE) else grads[name]
@@ -214,7 +214,7 @@ def update(learner: Learner, grads: Params, rate: float) -> None:
         learner.average.add(learner.params)
 
 
-def not_finite(run: Run, learner: Learner, tasks: Sequence[Tensor], step: int) -> DivergedError:
+def not_finite(run: Run, learner: TrainState, tasks: Sequence[Tensor], step: int) -> DivergedError:
     """An error that names the task that spoils a step, and the worker that computes it."""
     diagnosis = run.strategy.diagnose(learner.params, tasks, step)
     cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)
@@ -231,7 +231,7 @@ def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
 # Evaluation
 
 
-def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, bool]:
+def validate(run: Run, learner: TrainState, progress: Progress) -> tuple[Progress, bool]:
     """Validates; also returns whether this is the best validation so far.
 
     A pause may validate between the steps at which the run validates anyway. Such a validation stands in for the best
@@ -250,7 +250,7 @@ def validate(run: Run, learner: Learner, progress: Progress) -> tuple[Progress, 
     return progress._replace(seconds=seconds, best=latest if improved else progress.best, latest=latest), improved
 
 
-def _counts(settings: Settings, step: int) -> bool:
+def _counts(settings: TrainerSettings, step: int) -> bool:
     """Whether a run validates after this step even if it does not pause there."""
     return step % settings.val_every == 0 or step == settings.steps
 
@@ -273,13 +273,13 @@ def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
 # The learner, and its snapshots
 
 
-def new_learner(params: Params, start: StartOptimizer, ema_decay: float | None = None) -> Learner:
+def new_learner(params: Params, start: StartOptimizer, ema_decay: float | None = None) -> TrainState:
     """A learner at its start. Its parameters are sorted by name, since the optimiser keeps its state by position."""
     fresh = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
-    return Learner(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
+    return TrainState(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
 
 
-def fetch_params(run: Run, learner: Learner) -> None:
+def fetch_params(run: Run, learner: TrainState) -> None:
     """Copies parameters and optimiser state to this process where other workers own them."""
     if run.strategy.owner is not None:
         params, state = run.strategy.owner.pull()
@@ -289,7 +289,7 @@ def fetch_params(run: Run, learner: Learner) -> None:
         learner.optimizer.load_state_dict(state)
 
 
-def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None:
+def save(run: Run, learner: TrainState, progress: Progress, improved: bool) -> None:
     """Writes a checkpoint; with `improved`, it is that of the best validation."""
     logged = {"pending": run.log.pending(), "digest": run.log.digest()}
     counts = _is_validated(progress) and _counts(run.settings, progress.step)
@@ -297,7 +297,7 @@ def save(run: Run, learner: Learner, progress: Progress, improved: bool) -> None
     run.checkpointer.save(snapshot(learner, progress, meta, logged), improved)
 
 
-def snapshot(learner: Learner, progress: Progress, run: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
+def snapshot(learner: TrainState, progress: Progress, run: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
     """All that the run needs to go on from here. `run` is `Run.meta`. `logged` has what its log needs: the sums over
     the steps that are not in a line yet (`pending`), and the digest of metrics.jsonl (`digest`).
 
@@ -311,7 +311,7 @@ def snapshot(learner: Learner, progress: Progress, run: dict[str, Any], logged: 
     return Snapshot(learner.evaluated, state, meta)
 
 
-def restore(saved: Snapshot, start: StartOptimizer, ema_decay: float | None = None) -> tuple[Learner, Progress]:
+def restore(saved: Snapshot, start: StartOptimizer, ema_decay: float | None = None) -> tuple[TrainState, Progress]:
     """The learner and its progress as they were when `saved` was taken. The optimiser has the settings of `start`. An
     average goes on with `ema_decay`, and begins anew if none was saved.
 

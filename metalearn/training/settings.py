@@ -19,7 +19,7 @@ PAIR_FLOATS = 80_000_000
 """The same for a chunk of two tasks, so that two threads have one each."""
 
 
-class Settings(NamedTuple):
+class TrainerSettings(NamedTuple):
     """The settings of the loop; see `trainer`."""
 
     steps: int
@@ -41,7 +41,7 @@ def trainer(
     test_tasks: int,
     eval_seed: int,
     ema_decay: float | None = None,
-) -> Settings:
+) -> TrainerSettings:
     """Checks the settings of the loop.
 
     Args:
@@ -67,10 +67,10 @@ def trainer(
         fraction("ema_decay", ema_decay)
     if task_chunk != "auto":
         whole_number("task_chunk", task_chunk, at_least=1)
-    return Settings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay)
+    return TrainerSettings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay)
 
 
-def chunk_size(settings: Settings, model: Model, images: int, device: torch.device) -> int:
+def chunk_size(settings: TrainerSettings, model: Model, images: int, device: torch.device) -> int:
     """How many tasks of `images` images are computed together: at most `tasks_that_fit`, in chunks as even as possible.
     Large tasks come in four chunks or more, so that workers can share them, but in pairs if there are few.
 

@@ -64,7 +64,7 @@ def strategies() -> None:
     import torch
 
     from distributed import partition, reduce
-    from distributed.strategies.common.work import Plan
+    from distributed.strategies.common.work import WorkPlan
     from distributed.strategies.local import local
     from distributed.strategies.rpc import rpc
     from distributed.strategies.rpc_autograd import rpc_autograd
@@ -80,7 +80,7 @@ def strategies() -> None:
     size = sum(p.numel() * p.element_size() for p in PARAMS.values())
     # A reducer that only adds gets one result, the sum; another one gets every chunk's result.
     for reducer, dealings in ((reduce.mean(), partitioners), (reduce.stack(), ["backwards"])):
-        plan = Plan(WORK, workers, partition.batch_partitioner, reducer)
+        plan = WorkPlan(WORK, workers, partition.batch_partitioner, reducer)
         alone = local(plan=plan._replace(workers=1), timeout=20)()
         for factory in (rpc, rpc_autograd):
             for name in dealings:
@@ -117,13 +117,13 @@ def relayed(max_lost: str) -> None:
     import torch
 
     from distributed import partition, reduce
-    from distributed.strategies.common.work import Plan
+    from distributed.strategies.common.work import WorkPlan
     from distributed.strategies.local import local
     from distributed.strategies.rpc import rpc
     from tests.distributed.chunk_work import PARAMS, WORK
 
     size = sum(p.numel() * p.element_size() for p in PARAMS.values())
-    plan = Plan(WORK._replace(map=_map_or_die), 4, partition.batch_partitioner, reduce.stack())
+    plan = WorkPlan(WORK._replace(map=_map_or_die), 4, partition.batch_partitioner, reduce.stack())
     alone = local(plan=plan._replace(workers=1, work=WORK), timeout=20)()
     for reducer in (reduce.stack(), reduce.mean()):
         strategy = rpc(plan=plan._replace(reduce=reducer), timeout=20, fan_out=2, max_lost=int(max_lost))()
@@ -182,7 +182,7 @@ def added_by_tree() -> None:
     from distributed import partition, reduce
     from distributed.cluster import process_group
     from distributed.strategies.common.sum_over_ranks import sum_over_ranks
-    from distributed.strategies.common.work import Plan
+    from distributed.strategies.common.work import WorkPlan
     from distributed.strategies.ddp import ddp
     from distributed.strategies.local import local
     from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
@@ -202,7 +202,7 @@ def added_by_tree() -> None:
         assert rows.flatten().tolist() == list(range(workers))
     process_group.stop_process_group()
 
-    plan = Plan(WORK, workers, partition.dim_partitioner(0), reduce.mean())
+    plan = WorkPlan(WORK, workers, partition.dim_partitioner(0), reduce.mean())
     alone = local(plan=plan._replace(workers=1), timeout=20)()
     for work in (WORK, WORK._replace(plain=True)):
         strategy = ddp(plan=plan._replace(work=work), timeout=20)()

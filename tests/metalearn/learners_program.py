@@ -4,7 +4,7 @@ import torch
 
 from distributed import partition, reduce
 from distributed.cluster.info import get_world_size
-from distributed.strategies.common.work import Plan, Work
+from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from metalearn.training.chunks import chunk_functions
@@ -17,7 +17,7 @@ def main() -> None:
         learner = make(network())
         plain = learner.trained_on == "samples"
         work = Work(*chunk_functions(learner, Tasks(learner), cpu, FLOAT64), cpu, plain=plain)
-        plan = Plan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
+        plan = WorkPlan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
         strategy = rpc(plan=plan, timeout=30)()
         if strategy.drives:
             alone = local(plan=plan._replace(workers=1), timeout=30)()

@@ -116,3 +116,16 @@ def test_objects_are_looked_up_by_name_in_two_places_and_nothing_unsafe_is_calle
                     value = ast.unparse(keyword.value)
                     assert (keyword.arg, value) not in (("weights_only", "False"), ("shell", "True")), path
     assert lookups == ["metalearn/config/build.py", "metalearn/models/module.py"]
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    """A reader who meets a name, or searches for it, finds one class."""
+    rooms = ("metalearn", "distributed", "scripts", "benchmarks", "sweeps", "hydra_async_sweeper")
+    places: dict[str, list[str]] = {}
+    for path in sorted(file for room in rooms for file in ROOT.glob(f"{room}/**/*.py")):
+        if "tests" not in path.relative_to(ROOT).parts:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
+    twice = [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+    assert not twice, "name each class by what it is; these names stand for several:\n" + "\n".join(twice)

@@ -11,7 +11,7 @@ from PIL import Image
 
 import metalearn
 from metalearn.api.export import export
-from metalearn.api.learner import Prediction, Task
+from metalearn.api.learner import PictureTask, Prediction
 from metalearn.config.options import search
 from metalearn.errors import ConfigError
 from metalearn.tasks.glyphs import character
@@ -25,12 +25,12 @@ PACKAGE = '''
 from metalearn.algorithms.protonet import protonet
 from metalearn.models.conv4 import conv4
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-from metalearn.tasks.common.pictures import Form
+from metalearn.tasks.common.pictures import PictureForm
 from metalearn.tasks.glyphs import glyphs
 
 
 class Signs:
-    form = Form(28, 1, whole=True, inverted=True)
+    form = PictureForm(28, 1, whole=True, inverted=True)
 
     def __init__(self, *, signs, root, seed, eval_seed):
         self.source = glyphs(
@@ -95,7 +95,7 @@ def published(home: Path) -> Path:
 def predictions(path: Path, home: Path, **options: Any) -> list[Prediction]:
     support, query = (sorted((home / place).glob("*/*.png")) for place in ("support", "query"))
     task = metalearn.load(path, **options).adapt(support, ["a", "b", "c"])
-    assert isinstance(task, Task)
+    assert isinstance(task, PictureTask)
     return task.predict(query)
 
 

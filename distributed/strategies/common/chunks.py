@@ -23,8 +23,16 @@ from distributed.rpc.session import DeviceMaps, current, start_rpc
 from distributed.rpc.traffic import Traffic, traffic
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
-from distributed.strategies.common.relay import PartFunction, PartResult, Request, fan_out_for, grow, joined, relay
-from distributed.strategies.common.work import Plan, Strategy, Tensors, Work, diagnose_chunk, in_rounds, join
+from distributed.strategies.common.relay import PartFunction, PartResult, RelayedCall, fan_out_for, grow, joined, relay
+from distributed.strategies.common.work import (
+    StrategyFunctions,
+    Tensors,
+    Work,
+    WorkPlan,
+    diagnose_chunk,
+    in_rounds,
+    join,
+)
 from distributed.tree_sum import partials_of_terms
 from distributed.world import get_worker_id
 
@@ -170,7 +178,7 @@ def call_along_tree(
             result = _call_dealt(func, dealt, chunks, lambda _: once, how.retries())
         else:
             tree = grow(_to_present_workers(dealt, away), get_world_rank(), fan_out_for(how.fan_out, get_world_size()))
-            request = Request(func, shared, adds, how.timeout, how.retries())
+            request = RelayedCall(func, shared, adds, how.timeout, how.retries())
             result = relay(tree, dict(enumerate(chunks)), request)
     away |= result.lost
     _report_lost(away - before, how.max_lost)
@@ -319,12 +327,12 @@ def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool
 
 
 def connect(
-    plan: Plan,
+    plan: WorkPlan,
     how: How,
     device_maps: str,
     map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
     meter: Meter,
-) -> Strategy:
+) -> StrategyFunctions:
     """Starts the session of a strategy that maps chunks by remote calls; returns the strategy."""
     leads = start_session(plan.work, how.timeout, device_maps)
 
@@ -345,4 +353,4 @@ def connect(
                 raise
             log.warning("%s; all is computed, so it is not needed any more", error)
 
-    return Strategy(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, close)
+    return StrategyFunctions(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, close)

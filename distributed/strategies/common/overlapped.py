@@ -31,7 +31,7 @@ class Overlapped:
             own.values(), torch.autograd.grad(loss, list(own.values()), allow_unused=True), strict=True
         ):
             parameter.requires_grad_(gradient is not None)
-        inner = _Loss(own, work)
+        inner = _LossModule(own, work)
         ids = [work.device] if work.device.type == "cuda" else None
         self._inner, self._ddp = inner, DistributedDataParallel(inner, device_ids=ids, bucket_cap_mb=bucket_mb)
         self._ddp.register_comm_hook(self.stats, _reduce_bucket)
@@ -87,7 +87,7 @@ def _reduce_bucket(stats: ReduceStats, bucket: dist.GradBucket) -> Future[Tensor
     return future.then(lambda done: done.value()[0])
 
 
-class _Loss(nn.Module):
+class _LossModule(nn.Module):
     """The loss as a module with the parameters as its own, as DistributedDataParallel needs it."""
 
     def __init__(self, params: dict[str, nn.Parameter], work: Work) -> None:

@@ -58,7 +58,7 @@ PartFunction = Callable[..., PartResult]
 """Called with the numbers of a worker's chunks, the chunks, and further arguments."""
 
 
-class Request(NamedTuple):
+class RelayedCall(NamedTuple):
     """What all workers of a call compute.
 
     Attributes:
@@ -147,7 +147,7 @@ def grow(dealt: Mapping[int, Sequence[int]], caller: int, fan_out: int) -> Branc
     return branch(0, span)
 
 
-def relay(branch: Branch, chunks: Mapping[int, Tensor], request: Request) -> PartResult:
+def relay(branch: Branch, chunks: Mapping[int, Tensor], request: RelayedCall) -> PartResult:
     """Computes a branch: its own chunks here, the branches that it passes on by remote calls.
 
     Args:
@@ -171,7 +171,7 @@ def relay(branch: Branch, chunks: Mapping[int, Tensor], request: Request) -> Par
 
 
 @pure
-def _relay_on(branch: Branch, chunks: Mapping[int, Tensor], request: Request) -> PartResult:
+def _relay_on(branch: Branch, chunks: Mapping[int, Tensor], request: RelayedCall) -> PartResult:
     """Runs on a worker: as `relay`, with the results as flat buffers."""
     before = traffic()
     result = relay(branch, chunks, request)

@@ -1,4 +1,4 @@
-"""The types of the strategies: the work that they distribute, the plan that they get, and `Strategy` itself.
+"""The types of the strategies: the work that they distribute, the plan that they get, and `StrategyFunctions` itself.
 
 None of them knows of learning.
 """
@@ -15,7 +15,7 @@ from distributed.reduce import Combine, add_up, mean_of_sums
 Tensors = dict[str, Tensor]
 
 
-class Stage(Protocol):
+class PipelineStage(Protocol):
     """One step of a network that is a sequence of steps, with the names of its parameters.
 
     `apply(params, h, known)` gets the outputs `h` of the previous stage, and a number that comes with the inputs.
@@ -31,7 +31,7 @@ class Stage(Protocol):
     def apply(self) -> Callable[[Tensors, Tensor, int], Tensor]: ...
 
 
-class Optimizer(Protocol):
+class ShardOptimizer(Protocol):
     """An optimiser, with this much of the interface of torch's."""
 
     param_groups: list[dict[str, Any]]
@@ -52,15 +52,15 @@ class Pieces(NamedTuple):
     `start(params)` makes an optimiser. `sizes` are the parameters' numbers of elements.
     """
 
-    stages: Sequence[Stage]
+    stages: Sequence[PipelineStage]
     inputs: Callable[[str, Tensor], tuple[Tensor, int]]
     outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, Any]]
     values: Callable[[Tensor, str, Tensor], Tensors]
     faults: Callable[[Tensors], Tensors]
-    start: Callable[[Tensors], Optimizer]
+    start: Callable[[Tensors], ShardOptimizer]
     sizes: Mapping[str, int]
 
-    def size(self, stage: Stage) -> int:
+    def size(self, stage: PipelineStage) -> int:
         return sum(self.sizes[name] for name in stage.params)
 
 
@@ -84,7 +84,7 @@ class Work(NamedTuple):
     pieces: Pieces | None = None
 
 
-class Plan(NamedTuple):
+class WorkPlan(NamedTuple):
     """What a strategy needs to know: the work, the number of workers, the partitioner of the chunk numbers, the reducer
     of the chunks' gradients, and whether the loop averages the parameters, which it then updates itself."""
 
@@ -126,7 +126,7 @@ def nobody() -> None:
     """`dismiss` of a strategy with a single driver."""
 
 
-class Strategy(NamedTuple):
+class StrategyFunctions(NamedTuple):
     """A way to distribute chunks over workers; for the fields see `metalearn.types.Strategy`."""
 
     drives: bool
@@ -140,7 +140,7 @@ class Strategy(NamedTuple):
     owner: Any = None
 
 
-Connect = Callable[[], Strategy]
+Connect = Callable[[], StrategyFunctions]
 """What a strategy's factory returns. The settings are checked; the call starts the strategy."""
 
 

@@ -40,14 +40,14 @@ class OnSamples(Protocol):
         ...
 
 
-class Pretrained(NamedTuple):
+class PretrainedHeads(NamedTuple):
     """What a learner on supervised features is made of."""
 
     features: UnitFeatures
     learner: OnSamples
 
 
-def pretrained(model: Model, *, centred: bool) -> Pretrained:
+def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
     """Supervised features of length 1.
 
     Args:
@@ -87,4 +87,4 @@ def pretrained(model: Model, *, centred: bool) -> Pretrained:
 
         return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)
 
-    return Pretrained(unit_features, learner)
+    return PretrainedHeads(unit_features, learner)

@@ -1,4 +1,4 @@
-"""Pretrained weights of torchvision's classifiers: which there are, how they are read, what pictures they ask for."""
+"""Pretrained weights of torchvision's classifiers: their names, how they are read, the pictures that they expect."""
 
 import hashlib
 import re
@@ -48,7 +48,7 @@ _LARGEST_SIZE = 224
 Prepare = Callable[[Tensor], Tensor]
 
 
-class Pretrained(NamedTuple):
+class PretrainedWeights(NamedTuple):
     """The weights of a network without its head, by name; a function that makes of pictures [n, 1 or 3, h, w] in [0, 1]
     what the network was trained on; and a line for the log."""
 
@@ -57,7 +57,7 @@ class Pretrained(NamedTuple):
     note: str
 
 
-def pretrained(name: str, weights: str, input_size: int | None) -> Pretrained:
+def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWeights:
     """Pretrained weights, checked against the network.
 
     Args:
@@ -89,7 +89,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> Pretrained:
     asked = chosen.transforms()
     size = input_size or asked.crop_size[0]
     prepare = _preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
-    return Pretrained(_without_head(name, weights, state), prepare, note)
+    return PretrainedWeights(_without_head(name, weights, state), prepare, note)
 
 
 def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:

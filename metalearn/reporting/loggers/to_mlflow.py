@@ -40,7 +40,7 @@ def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
 
     def open_logger(folder: Path, window: Window) -> Logger:
         def open_it() -> Logger:
-            run = _Run(folder, window, experiment, uri or os.environ.get("MLFLOW_TRACKING_URI"))
+            run = _MlflowRun(folder, window, experiment, uri or os.environ.get("MLFLOW_TRACKING_URI"))
             return Logger(run.start, run.scalars, run.result, run.close)
 
         return opened("mlflow", open_it)
@@ -48,7 +48,7 @@ def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
     return open_logger
 
 
-class _Run:
+class _MlflowRun:
     def __init__(self, folder: Path, window: Window, experiment: str, uri: str | None) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient, entities  # takes seconds

@@ -33,7 +33,7 @@ def wandb_logger(project: str, mode: str | None) -> OpenLogger:
 
     def open_logger(folder: Path, window: Window) -> Logger:
         def open_it() -> Logger:
-            run = _Run(folder, project, mode or os.environ.get("WANDB_MODE", "offline"))
+            run = _WandbRun(folder, project, mode or os.environ.get("WANDB_MODE", "offline"))
             return Logger(run.start, run.scalars, run.result, run.close)
 
         return opened("wandb", open_it)
@@ -41,7 +41,7 @@ def wandb_logger(project: str, mode: str | None) -> OpenLogger:
     return open_logger
 
 
-class _Run:
+class _WandbRun:
     def __init__(self, folder: Path, project: str, mode: str) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else errors are sent, in offline mode too
         os.environ["WANDB_CACHE_DIR"] = str(folder.resolve() / "wandb" / "cache")  # where its links lead

@@ -40,7 +40,7 @@ _NAMED = 5
 log = logging.getLogger(__name__)
 
 
-class Folder(NamedTuple):
+class PictureFolder(NamedTuple):
     """The paths, from the root, of a folder's `pictures` and of its `others`, the files that are not pictures."""
 
     pictures: list[str]
@@ -60,7 +60,7 @@ def is_picture(name: str) -> bool:
 # Finding
 
 
-def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Folder]:
+def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, PictureFolder]:
     """Every folder that holds pictures itself, at any depth below `root`, by its path from `root`.
 
     Hidden files and folders, and files that file managers leave behind, are ignored. Messages put `key`, as a user
@@ -75,7 +75,7 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Folder]
     def refuse(error: OSError) -> None:
         raise DataError(f"{key}{root}: {error.filename} cannot be read: {error.strerror}") from error
 
-    folders: dict[str, Folder] = {}
+    folders: dict[str, PictureFolder] = {}
     visited: dict[str, str] = {}
     for path, subfolders, files in os.walk(root, followlinks=True, onerror=refuse):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -87,7 +87,7 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Folder]
         visible = sorted(f for f in files if not f.startswith(".") and f.lower() not in _LEFT_BY_SYSTEMS)
         pictures = [f"{before}{file}" for file in visible if is_picture(file)]
         if pictures:
-            folders[name] = Folder(pictures, [f"{before}{file}" for file in visible if not is_picture(file)])
+            folders[name] = PictureFolder(pictures, [f"{before}{file}" for file in visible if not is_picture(file)])
     if not folders:
         raise DataError(
             f"{key}{root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
@@ -96,7 +96,7 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Folder]
     return folders
 
 
-def only_pictures(root: Path, folders: Mapping[str, Folder], key: str = "dataset.root=") -> dict[str, list[str]]:
+def only_pictures(root: Path, folders: Mapping[str, PictureFolder], key: str = "dataset.root=") -> dict[str, list[str]]:
     """The pictures of every class.
 
     Raises:

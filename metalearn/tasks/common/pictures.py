@@ -26,7 +26,7 @@ _LARGE = 2**22
 _one_at_a_time = threading.Lock()
 
 
-class Form(NamedTuple):
+class PictureForm(NamedTuple):
     """How a dataset shows pictures to the network.
 
     Each has `size` × `size` pixels of `channels` channels: 1 (grey) or 3 (red, green, blue). The Lanczos filter reduces
@@ -40,7 +40,7 @@ class Form(NamedTuple):
     inverted: bool = False
 
 
-def formed(image: Image.Image, form: Form) -> Images:
+def formed(image: Image.Image, form: PictureForm) -> Images:
     """A picture as `opened` gives it, in its form: uint8 [size, size] or [size, size, 3]."""
     image = image.convert("L" if form.channels == 1 else "RGB")
     size, lanczos = (form.size, form.size), Image.Resampling.LANCZOS
@@ -58,7 +58,7 @@ def picture(path: Path, size: int, channels: int) -> Images:
         Exception: as `opened`.
     """
     with opened(path) as image:
-        return formed(image, Form(size, channels))
+        return formed(image, PictureForm(size, channels))
 
 
 @contextmanager

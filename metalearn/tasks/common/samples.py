@@ -49,7 +49,7 @@ class ByClass(NamedTuple):
 Split = Labelled | ByClass
 
 
-class _Samples:
+class _SampleSource:
     def __init__(
         self,
         load: Callable[[], Mapping[str, Split]],
@@ -136,7 +136,7 @@ def samples(
     """
     check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _Samples(load, sizes, identities, known=known, seeds=seeds)
+    return _SampleSource(load, sizes, identities, known=known, seeds=seeds)
 
 
 class _Pretraining:

@@ -36,7 +36,7 @@ _NAMED = 5
 log = logging.getLogger(__name__)
 
 
-class Form(NamedTuple):
+class ShardForm(NamedTuple):
     """What decoded pictures are: the `decoder`, by the dataset's name and its version, and the `shape` of a picture,
     (h, w) or (h, w, 3)."""
 
@@ -55,7 +55,7 @@ class _Place(NamedTuple):
 class _Index(NamedTuple):
     """`sizes` and `digests` are the number of pictures and the SHA-256 of every shard."""
 
-    form: Form
+    form: ShardForm
     sizes: list[int]
     digests: list[str]
     places: dict[str, _Place]
@@ -76,7 +76,7 @@ class Shards:
         DataError: the folder is missing, damaged, or cut from another dataset.
     """
 
-    def __init__(self, folder: str, form: Form, identities: Sequence[str], drawings: int | None = None) -> None:
+    def __init__(self, folder: str, form: ShardForm, identities: Sequence[str], drawings: int | None = None) -> None:
         self._folder, self._form = Path(str(folder)), form  # as an override, a name of digits is a number
         index = _read(self._folder)
         _check_same_dataset(self._folder, index, form, identities)
@@ -126,7 +126,7 @@ def _write_shard(folder: Path, shard: int, pictures: Images) -> str:
     return digest.hexdigest()
 
 
-def write_shards(folder: Path, form: Form, groups: Iterable[Mapping[str, Images]]) -> int:
+def write_shards(folder: Path, form: ShardForm, groups: Iterable[Mapping[str, Images]]) -> int:
     """Writes a shard for each group of classes, identity → pictures, and then the index; returns the number of shards.
 
     Raises:
@@ -189,7 +189,7 @@ def _read(folder: Path) -> _Index:
 
 def _parsed(content: Mapping[str, Any]) -> _Index:
     """Raises KeyError, TypeError, ValueError or IndexError for what cannot be an index."""
-    form = Form(content["decoder"], tuple(_whole(number, 1) for number in content["picture"]))
+    form = ShardForm(content["decoder"], tuple(_whole(number, 1) for number in content["picture"]))
     sizes = [_whole(shard["pictures"], 1) for shard in content["shards"]]
     digests = [str(shard["sha256"]) for shard in content["shards"]]
     places = {name: _Place(*(_whole(number, 0) for number in place)) for name, place in content["classes"].items()}
@@ -205,7 +205,7 @@ def _whole(value: object, at_least: int) -> int:
     return value
 
 
-def _check_same_dataset(folder: Path, index: _Index, form: Form, identities: Sequence[str]) -> None:
+def _check_same_dataset(folder: Path, index: _Index, form: ShardForm, identities: Sequence[str]) -> None:
     """Raises DataError if the shards were cut from another dataset, or from pictures of another size."""
     if index.form.decoder != form.decoder:
         raise _refused(folder, f"these are shards of {index.form.decoder}, and the dataset is {form.decoder}")

@@ -22,7 +22,7 @@ LARGEST_FILE = 2**28
 """Bytes of a file; torchvision reads it whole."""
 
 
-class Published(NamedTuple):
+class PublishedDataset(NamedTuple):
     """A dataset: torchvision's `name` for it, the names of its `files` in `folder`, the number of pictures in its
     training set, and the `size` (height and width) and `channels` of a picture."""
 
@@ -42,7 +42,7 @@ class Contents(NamedTuple):
     names: list[str]
 
 
-def _read(published: Published, root: Path, download: bool) -> Contents:
+def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
     import torchvision  # takes a second
 
     shape = (published.size, published.size) if published.channels == 1 else (published.size, published.size, 3)
@@ -67,7 +67,7 @@ def _read(published: Published, root: Path, download: bool) -> Contents:
     return Contents(parts[0], parts[1], names)
 
 
-def read_published(published: Published, place: DataPlace) -> Contents:
+def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
     """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it.
 
     Raises:
@@ -98,7 +98,7 @@ def read_published(published: Published, place: DataPlace) -> Contents:
 
 
 @contextlib.contextmanager
-def _alone(root: Path, published: Published) -> Iterator[None]:
+def _alone(root: Path, published: PublishedDataset) -> Iterator[None]:
     """Keeps other processes from downloading the same files at the same time."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

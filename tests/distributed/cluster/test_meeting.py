@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from distributed.cluster import meeting, store
-from distributed.cluster.joining import Place, UnreachableError, Way
+from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
 from distributed.cluster.listening import own_listeners
 from distributed.cluster.meeting import Seat, ask_to_let_go
 from distributed.rpc import session
-from distributed.rpc.traffic import Slots
+from distributed.rpc.traffic import MessageSlots
 from distributed.strategies.common import relay
 
 
@@ -82,18 +82,18 @@ def test_a_new_process_that_reaches_the_store_alone_gives_up(monkeypatch: pytest
 
 
 def test_a_host_without_the_interface_of_the_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place("10.0.0.1", 1, "eth77", "", 2, "elsewhere", 1, 1)
+    place = WorldAddress("10.0.0.1", 1, "eth77", "", 2, "elsewhere", 1, 1)
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UnreachableError, match=r"interface eth77, which .* set TP_SOCKET_IFNAME to .* one of .*lo"):
-        Way(place)
+        WorldConnection(place)
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")
-    assert Way(place)._environment(0, 1)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert WorldConnection(place)._environment(0, 1)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_patience_for_a_place_does_not_begin_anew_when_others_give_up() -> None:
-    slots = Slots(1)
+    slots = MessageSlots(1)
     assert slots.acquire(1)
     began = time.monotonic()
     waited: list[float] = []
@@ -115,6 +115,6 @@ def test_a_caller_in_a_tree_waits_until_a_lost_part_is_computed_again(monkeypatc
     tree = relay.grow({rank: [rank] for rank in range(4)}, 0, 2)
     assert tree.height() == 2
     for retries in (0, 1):
-        request = relay.Request(lambda: relay.PartResult({}, {}, {}), (), None, 10.0, retries)  # type: ignore[arg-type]
+        request = relay.RelayedCall(lambda: relay.PartResult({}, {}, {}), (), None, 10.0, retries)  # type: ignore[arg-type]
         relay.relay(tree._replace(numbers=()), dict.fromkeys(range(4)), request)  # type: ignore[arg-type]
     assert limits == [11.0, 21.0]

@@ -15,7 +15,7 @@ from distributed.rpc.traffic import tcp_bytes_sent
 from distributed.strategies import auto
 from distributed.strategies.common import chunks, relay
 from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.work import Plan
+from distributed.strategies.common.work import WorkPlan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
@@ -147,7 +147,7 @@ def test_partitioners_that_lose_or_repeat_chunks_are_refused(partitioner: Any, m
 
 
 def test_settings_are_checked_before_anything_starts() -> None:
-    plan = Plan(WORK, 2, partition.batch_partitioner, reduce.mean())
+    plan = WorkPlan(WORK, 2, partition.batch_partitioner, reduce.mean())
     for factory in (auto, rpc, rpc_autograd):
         with pytest.raises(ValueError, match="timeout=0"):
             factory(plan=plan, timeout=0)

@@ -124,7 +124,7 @@ import resource, sys, torch
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import mean_of_sums
 from distributed.strategies.local import local
-from distributed.strategies.common.work import Plan, Work
+from distributed.strategies.common.work import WorkPlan, Work
 from metalearn.algorithms.maml import maml
 from metalearn.training.chunks import chunk_functions
 from metalearn.app.process import keep_freed_memory
@@ -145,7 +145,7 @@ work = Work(*chunk_functions(algorithm, source, device, torch.float32), device)
 settings = trainer(
     steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
 )
-strategy = local(plan=Plan(work, 1, TensorDimensionPartitioner(0), mean_of_sums), timeout=60.0)()
+strategy = local(plan=WorkPlan(work, 1, TensorDimensionPartitioner(0), mean_of_sums), timeout=60.0)()
 params = algorithm.init(torch.Generator().manual_seed(0))
 for step in (1, 2):
     strategy.map(params, tasks_in_chunks(0, batch, chunk_size(settings, model, 10, device)), step)

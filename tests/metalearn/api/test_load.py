@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import metalearn
-from metalearn.api.learner import Learner, Regression, Task
+from metalearn.api.learner import Learner, PictureTask, Regression
 from metalearn.api.pictures import prepared
 from metalearn.app.parts import Parts
 from metalearn.errors import ConfigError
 from metalearn.runs.checkpoint import read, write
 from metalearn.tasks.common.omniglot_files import find_collections
-from metalearn.tasks.common.pictures import Form, picture
+from metalearn.tasks.common.pictures import PictureForm, picture
 from metalearn.tasks.omniglot import _decode_character, characters
 from metalearn.types import Batch
 from tests.runs import ROOT, Program, slow
@@ -74,13 +74,13 @@ def on_paper(x: torch.Tensor) -> Image.Image:
     return Image.fromarray(255 - (x[0] * 255).round().numpy().astype(np.uint8))
 
 
-def task_of(learner: Learner, inputs: Any, targets: Any) -> Task:
+def task_of(learner: Learner, inputs: Any, targets: Any) -> PictureTask:
     task = learner.adapt(inputs, targets)
-    assert isinstance(task, Task)
+    assert isinstance(task, PictureTask)
     return task
 
 
-def table(task: Task, queries: Any) -> torch.Tensor:
+def table(task: PictureTask, queries: Any) -> torch.Tensor:
     """The probabilities of the labels 0, 1, …, [queries, labels]."""
     return torch.tensor(
         [[one.probabilities[label] for label in sorted(one.probabilities)] for one in task.predict(queries)]
@@ -139,7 +139,7 @@ def transparent(image: Image.Image) -> Image.Image:
 def test_pictures_of_every_kind_are_the_same(kind: str, protonet: Run, tmp_path: Path) -> None:
     image = drawn(protonet)[0][0]
     image.save(tmp_path / "picture.png")
-    form = Form(28, 1, whole=True, inverted=True)
+    form = PictureForm(28, 1, whole=True, inverted=True)
     given, expected = prepared([KINDS[kind](image, tmp_path / "picture.png"), image], form)
     assert (given - expected).abs().max() <= 1 / 255  # transparency is rounded
 

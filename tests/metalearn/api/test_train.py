@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 import metalearn
 from metalearn.algorithms.maml import maml
-from metalearn.api.train import Learned
+from metalearn.api.train import TrainedLearner
 from metalearn.errors import ConfigError, DivergedError
 from metalearn.nn.precision import computing_with, rounds_products
 from metalearn.types import Algorithm, Batch, Episode, Model, Unit
@@ -73,12 +73,12 @@ class Lines:
 
 
 @pytest.fixture(scope="module")
-def sinusoid() -> Learned:
+def sinusoid() -> TrainedLearner:
     return metalearn.train(metalearn.named("maml", **INNER), "mlp", metalearn.named("sinusoid", shots=5), **STEPS)
 
 
 @pytest.mark.thorough
-def test_it_learns_the_bits_of_train_py_and_tests_as_it_does(sinusoid: Learned, tmp_path: Path) -> None:
+def test_it_learns_the_bits_of_train_py_and_tests_as_it_does(sinusoid: TrainedLearner, tmp_path: Path) -> None:
     overrides = [
         *("experiment=maml_sinusoid", "dataset.shots=5", "logger.plots=false", "logger.tensorboard=false"),
         *(f"trainer.{key}={value}" for key, value in STEPS.items()),
@@ -133,10 +133,10 @@ def test_a_module_in_float64_is_cast_to_the_precision_of_the_run(precision: str)
     assert learned.adapt(x, x[:, 0]).predict(x).dtype == precision
 
 
-def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(sinusoid: Learned) -> None:
+def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(sinusoid: TrainedLearner) -> None:
     x = np.linspace(-3, 3, 5, dtype=np.float32)[:, None]
 
-    def outputs(learned: Learned) -> list[float]:
+    def outputs(learned: TrainedLearner) -> list[float]:
         return [*learned.adapt(x, np.sin(x)).predict(x).tolist(), learned.evaluate()["mse"]]
 
     before = outputs(sinusoid)
@@ -181,7 +181,7 @@ def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> N
         metalearn.train(*arguments, **STEPS)  # type: ignore[arg-type]
 
 
-def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinusoid: Learned) -> None:
+def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinusoid: TrainedLearner) -> None:
     x = np.linspace(0, 1, 5)[:, None]
     whole, real = ([0, 1, 0, 1, 1], [0.0, 1.0, 0.0, 1.0, 1.0])
     assert (sinusoid.adapt(x, whole).predict(x) == sinusoid.adapt(x, real).predict(x)).all()

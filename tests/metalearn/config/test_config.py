@@ -12,7 +12,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
-from distributed.strategies.common.work import Plan
+from distributed.strategies.common.work import WorkPlan
 from metalearn.app.job import Job
 from metalearn.app.parts import assemble, make_work
 from metalearn.config import check, options
@@ -366,6 +366,6 @@ def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     parts = assemble(Job(*composed, train.PROGRAM, overrides, 2))
     algorithm = parts.algorithm._replace(loss=None, outcome=None)
     work = make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
-    plan = Plan(work, 2, build(composed.config, "partitioner"), parts.reduce)
+    plan = WorkPlan(work, 2, build(composed.config, "partitioner"), parts.reduce)
     with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
         build(composed.config, "strategy", plan=plan)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from metalearn.reporting.figures import costs_of
-from metalearn.reporting.report import Learned, ShownTask, write_report
+from metalearn.reporting.report import ShownLearner, ShownTask, write_report
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Program
 
@@ -117,7 +117,9 @@ def test_wrong_predictions_are_marked(tmp_path: Path) -> None:
     y = torch.tensor([[0, 0, 1, 1]])
     episode = Episode(*(Batch(torch.rand(1, 4, 1, 9, 9), y) for _ in range(2)))
     task = ShownTask("task 7", episode, torch.eye(2)[torch.tensor([[0, 1, 1, 1]])])
-    write_report(tmp_path, "python train.py", {"a": "</pre><script>"}, RESULT, [task], Learned(lambda *a: None, {}))
+    write_report(
+        tmp_path, "python train.py", {"a": "</pre><script>"}, RESULT, [task], ShownLearner(lambda *a: None, {})
+    )
     page = Page(tmp_path / "report.html")
     assert_stands_alone(page)
     shown = [(image["class"], image["title"]) for image in page.images() if "class" in image]

@@ -24,7 +24,7 @@ from metalearn.errors import DataError
 from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
 from metalearn.tasks.common.episodes import HoldsClasses
-from metalearn.tasks.common.shards import Form, write_shards
+from metalearn.tasks.common.shards import ShardForm, write_shards
 from metalearn.tasks.mini_imagenet import mini_imagenet, published_splits
 from metalearn.types import Batch, TaskSource
 from tests.metalearn.flat import Make, source_of
@@ -327,7 +327,7 @@ def assert_same_from_shards(make: Make, source: TaskSource, folder: Path, **give
     assert isinstance(source, HoldsClasses)
     train = source.classes_of("train")
     folder.mkdir()
-    write_shards(folder, Form(train.decoder, train.pictures(0).shape[1:]), groups(source, 7))
+    write_shards(folder, ShardForm(train.decoder, train.pictures(0).shape[1:]), groups(source, 7))
     other = source_of(make, root="absent", shards=str(folder), **given)
     for split in SPLITS:
         drawn = [tasks.episodes(split, torch.arange(20)) for tasks in (source, other)]

@@ -19,7 +19,7 @@ from metalearn.config.values import to_container
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds
 from metalearn.tasks.common.place import DataPlace
-from metalearn.tasks.common.shards import INDEX, Form, Shards, digest_of, shard_name, write_shards
+from metalearn.tasks.common.shards import INDEX, ShardForm, Shards, digest_of, shard_name, write_shards
 from metalearn.tasks.glyphs import glyph_characters, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import omniglot, omniglot_characters
 from metalearn.types import TaskSource
@@ -27,7 +27,7 @@ from tests.runs import ROOT, Start, assert_same_bytes
 
 SIZE = 16
 SEEDS = Seeds(0, 1)
-FORM = Form("letters-v1", (2, 3))
+FORM = ShardForm("letters-v1", (2, 3))
 CLASSES = {f"class{number}": np.full((4 + number, 2, 3), number, np.uint8) for number in range(6)}
 GROUPS = [dict(list(CLASSES.items())[first : first + 2]) for first in (0, 2, 4)]
 RUN = (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from distributed import partition, reduce
-from distributed.strategies.common.work import Plan, Work
+from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from metalearn.errors import RunError
 from metalearn.reporting.logging import SILENT
@@ -15,7 +15,7 @@ from metalearn.runs.checkpoint import NO_CHECKPOINTS
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.faults import FAULTS, explain
-from metalearn.training.loop import Learner, Progress, Run, Units, fit, new_learner
+from metalearn.training.loop import Progress, Run, TrainState, Units, fit, new_learner
 from metalearn.training.optimizers import adam
 from metalearn.training.settings import trainer
 from metalearn.types import Batch, Episode, Params
@@ -37,10 +37,10 @@ class Spoiled(Tasks):
         return episode
 
 
-def run_of(name: str, steps: int) -> tuple[Run, Learner]:
+def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
     learner = LEARNERS[name](network())
     functions = chunk_functions(learner, Spoiled(learner), CPU, FLOAT64)
-    plan = Plan(Work(*functions, CPU), 1, partition.batch_partitioner, reduce.mean())
+    plan = WorkPlan(Work(*functions, CPU), 1, partition.batch_partitioner, reduce.mean())
     settings = trainer(
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from metalearn.runs.checkpoint import Snapshot
-from metalearn.training.loop import Learner, Progress, new_learner, restore, snapshot, update
+from metalearn.training.loop import Progress, TrainState, new_learner, restore, snapshot, update
 from metalearn.training.optimizers import adam, scheduled, sgd
 from metalearn.types import Params
 
@@ -68,7 +68,7 @@ def drawn(seed: int, dtype: torch.dtype) -> Params:
     return {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
 
 
-def steps_of(learner: Learner, first: int, last: int) -> None:
+def steps_of(learner: TrainState, first: int, last: int) -> None:
     """The steps from `first` to `last`, at rates that change."""
     for step in range(first, last + 1):
         grads = drawn(step, learner.params["a"].dtype)
