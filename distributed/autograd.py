@@ -138,11 +138,8 @@ def grad(
 
 
 def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
-    """The gradients that one backward pass adds to the context, as new tensors.
-
-    torch adds to the context's tensors in place. So these are set to zero before the pass, and their old values are
-    added after it.
-    """
+    """The gradients that one backward pass adds to the context, as new tensors."""
+    # torch adds to the context's tensors in place. So they begin at zero, and the old values are added after the pass.
     _check_open(ctx)
     for i, root in enumerate(roots):
         if not root.requires_grad:
@@ -187,7 +184,8 @@ def _anchors_of(ctx: int) -> list[Tensor]:
 
 
 def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
-    """A backward pass of torch's engine, which has no time limit of its own. So a second thread waits for it."""
+    """A backward pass of torch's engine, with the session's time limit."""
+    # The engine has no time limit of its own, so a second thread waits for it.
     done: Future[None] = Future()
 
     def run() -> None:

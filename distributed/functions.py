@@ -1,4 +1,4 @@
-"""What remote calls may do with a function, and how it is found by its name."""
+"""Declarations about functions that remote calls run, and the search for a function by its name."""
 
 import functools
 import importlib

@@ -99,8 +99,10 @@ def remote_object(
 
 
 class _Holder:
-    """The object's place on its worker. The caller owns a reference to it before the object is built: if the answer of
-    `_build` held the only one, and came too late, the object would never end."""
+    """The object's place on its worker."""
+
+    # The caller owns a reference to it before the object is built. If the answer of `_build` held the only one, and
+    # came too late, the object would never end.
 
     value: Any = None
 

@@ -50,7 +50,7 @@ parallelize_sync = parallelize
 def parallelize_async(
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """As `parallelize`, but by `remote_async_call`: each call returns a future."""
+    """A decorator: each call of the function becomes a `remote_async_call`, which returns a future."""
     return _decorator(remote_async_call, partitioner, reducer, timeout)
 
 

@@ -119,7 +119,7 @@ def total() -> Combine:
 
 
 def stack() -> Combine:
-    """As `mean`, but from the stacked sums [chunks, …], by one operation. torch chooses the order of adding."""
+    """As `mean`, by one operation on the stacked sums [chunks, …]. torch chooses the order of addition."""
 
     def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
         return {name: value.sum(dim=0) / sum(counts) for name, value in stack_reducer(sums).items()}

@@ -1,4 +1,4 @@
-"""Pairwise summation: one order of addition, whoever adds.
+"""Pairwise summation: one order of addition, on whichever workers the terms are.
 
 The terms are numbered from 0 to count − 1. They are the leaves of a binary tree. A subtree of level l at position p
 holds the terms from p·2ˡ to (p + 1)·2ˡ − 1, as far as they exist. Its sum is its left half's sum plus its right half's.
@@ -57,7 +57,7 @@ def _added(left: T, right: T) -> T:
 
 
 def partials_of_terms(terms: Iterable[tuple[int, T]], count: int) -> dict[Subtree, T]:
-    """As `partials`, of the terms with these numbers."""
+    """As `partials`, for single terms with their numbers."""
     return partials(map(_as_subtree, terms), count)
 
 
@@ -73,7 +73,7 @@ def combine(parts: Iterable[tuple[Subtree, T]], count: int) -> T:
 
 
 def tree_sum(terms: Sequence[T]) -> T:
-    """The sum of the terms, leaf by leaf: always the same bits, whoever added which subtree.
+    """The sum of the terms, leaf by leaf: always the same bits, whichever worker added a subtree.
 
     Raises:
         ValueError: there are no terms.

@@ -1,5 +1,14 @@
-"""How a session ends: rank zero waits until the others have finished, and all leave. Or a new session follows, with
-processes that have come and without workers that have left or are lost."""
+"""How a session ends, and how the next one follows it.
+
+At the end every worker calls `stop_rpc`, and this happens in order:
+
+1. Each other worker reports to rank zero that it has finished, or failed, and goes on serving calls.
+2. Rank zero waits for all reports (`_dismiss_others`), and dismisses the others.
+3. All leave together.
+
+Between two steps, `strategies` call `regroup` on rank zero. It lets workers go that wish to leave. If processes wait to
+come in, it ends the session of all workers and begins the next one, with the new processes and without the lost ones.
+"""
 
 import contextlib
 import logging
@@ -18,7 +27,7 @@ from distributed.rpc.shutdown import GOODBYE_SECONDS
 log = logging.getLogger(__name__)
 
 REQUESTS_SECONDS = 0.2
-"""How often rank zero looks for processes that want to come in, and for workers that shall leave."""
+"""Seconds between two looks of rank zero for processes that wait to come in, and for workers that wish to leave."""
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -50,7 +59,7 @@ def _note_stop(failure: str | None, whole: bool, goes_on: bool = False) -> None:
 
 def stop_rpc(failure: BaseException | None = None) -> None:
     """Ends the session. Serves the other workers until all have called this; then all leave together.
-    A call that runs beyond its time limit is ended, see `leaving`.
+    A call that runs beyond its time limit is ended, see `shutdown`.
 
     With `failure`, rank zero does not wait but stops the other workers, which then raise.
 
@@ -79,10 +88,11 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
     session.whole = not session.away
     missing = None if cause is not None else _await_others(session, others)
     failures = session.failures()
-    if failures:  # who has failed may have left since
+    if failures:  # a worker that has failed may have left since; its report names the cause, its silence does not
         missing = None
     reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
+    # All at once: a worker that hangs must not keep the others from hearing it.
     goodbyes = {
         name: rpc.rpc_async(name, _note_stop, (reason, session.whole), timeout=patience)
         for rank, name in others.items()
@@ -115,6 +125,7 @@ def _await_others(session: Session, others: Mapping[int, str]) -> Exception | No
 
 def _killed_one(names: Iterable[str]) -> Exception | None:
     """The error of a worker that was killed after it had finished, if there is one."""
+    # Without it the workers cannot leave together.
     errors = (error for _, error in ping_errors(names, GOODBYE_SECONDS))
     return next((error for error in errors if isinstance(error, ConnectionError)), None)
 
@@ -146,16 +157,16 @@ def _serve(session: Session, cause: str | None) -> None:
             rpc.rpc_async(first, _note_leaving, (get_world_rank(),), timeout=session.timeout)
             has_asked = True
         lost = watch.lost([first])
-        if lost is not None and not session.stopped:
+        if lost is not None and not session.stopped:  # rank zero may leave right after its goodbye
             raise lost
     if session.failure is not None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
 
 
 def wish_to_leave() -> None:
-    """On another rank than zero: this worker serves what is under way, and then it leaves, as soon as rank zero lets it
-    go. A signal handler may call this."""
-    global _wishes_to_leave
+    """On ranks other than zero: this worker leaves when rank zero lets it go, and serves calls until then. A signal
+    handler may call this."""
+    global _wishes_to_leave  # a flag alone: a handler must not make a remote call
     _wishes_to_leave = True
 
 
@@ -182,19 +193,21 @@ def regroup() -> list[str]:
     changes = _let_go(session)
     if not newcomers():
         return changes
+    # Read now, since the next meeting changes them.
     before, present_ranks = seated(), session.present()
     others = [session.workers[rank] for rank in present_ranks if rank]
     told = [rpc.rpc_async(name, _note_stop, (None, False, True), timeout=session.timeout) for name in others]
     for future in told:
-        with contextlib.suppress(RuntimeError):  # who is lost now is missed at the meeting
+        with contextlib.suppress(RuntimeError):  # a worker that is lost now does not come to the meeting
             future.wait()
     begin_again(present_ranks)
+    # A newcomer makes up for a lost worker, so `expected` grows only beyond that.
     current().expected = max(session.expected, get_world_size())
     return changes + _changes(session.workers, before)
 
 
 def _let_go(session: Session) -> list[str]:
-    """Dismisses the workers that wish to leave, and those that somebody wishes to let go."""
+    """Dismisses the workers that wish to leave, and those that a user has asked to let go."""
     going = set(session.leaving)
     for request, name in farewells().items():
         leavers = [session.workers[rank] for rank in session.present() if rank]
@@ -208,12 +221,12 @@ def _let_go(session: Session) -> list[str]:
     for rank in going:
         rpc.rpc_async(session.workers[rank], _note_stop, (None, False), timeout=session.timeout)
     session.away |= going
-    session.expected -= len(going)
+    session.expected -= len(going)  # they are not lost, so they do not count for `max_lost`
     return [f"{session.workers[rank]} leaves; the others compute its chunks from now on" for rank in sorted(going)]
 
 
 def _changes(old_names: Sequence[str], before: Mapping[str, int]) -> list[str]:
-    """What a new session has changed; `before` has the rank of each process in the one before."""
+    """The changes that a new session has brought; `before` has the rank of each process in the last session."""
     names = current().workers
     after = seated()
     new = [names[rank] for process, rank in after.items() if process not in before]

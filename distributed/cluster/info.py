@@ -8,7 +8,7 @@ DEFAULT_TIMEOUT = 60.0
 """Seconds that a remote call may take unless a caller sets another limit."""
 
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 2_000_000.0
-"""In seconds. torch counts whole milliseconds, in 32 bits: less means no limit, and more overflows."""
+"""Bounds of a time limit in seconds. torch counts milliseconds in 32 bits: below 1 ms is no limit, more overflows."""
 
 _given_name: str | None = None
 

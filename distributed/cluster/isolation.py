@@ -1,6 +1,6 @@
 """A network of its own for the ranks of one host (Linux), so that no other user of the host can connect to them.
 
-TensorPipe executes what it is sent and authenticates nobody, so whoever reaches a rank's port runs code there. In a
+TensorPipe executes what it is sent and authenticates nobody: anybody who reaches a rank's port can run code there. In a
 network namespace (network_namespaces(7)) only the ranks are on the loopback interface, and there is no other one.
 Files and processes stay as they are.
 """
@@ -95,7 +95,7 @@ def network_of(pid: int) -> NetworkNamespace | None:
 
 
 def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:
-    """In a fork: makes the network, and sends the descriptors of a listening socket and of the namespaces."""
+    """Runs in a fork: makes the network; sends the descriptors of a listening socket and of the namespaces."""
     try:
         namespaces = _unshare()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -110,19 +110,16 @@ def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:
 
 
 def _unshare() -> list[int]:
-    """Leaves the host's network; returns descriptors of the new namespaces, in the order in which to enter them.
-
-    Root needs no user namespace, and in one it could not read the files of other users. Other users need one, in
-    which user and group are mapped to themselves: then files and their owners are as before.
-    """
+    """Leaves the host's network; returns descriptors of the new namespaces, in the order to enter them."""
     user, group = os.geteuid(), os.getegid()
     try:
         _call("unshare", _CLONE_NEWNET)
         names = ["net"]
     except PermissionError:
-        if user == 0:
+        if user == 0:  # in a user namespace root could not read the files of other users
             raise
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET)
+        # User and group are mapped to themselves, so files and their owners are as before.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
         names = ["user", "net"]

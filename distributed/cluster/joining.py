@@ -1,4 +1,9 @@
-"""How a process from outside reaches a world under way: to join it, or to ask that a worker leaves it."""
+"""How a process from outside reaches a world under way: to join it, or to ask that a worker leaves it.
+
+Rank zero publishes its world's address (`own_place`). The commands join and leave read it and open a `WorldConnection`.
+It starts new processes (`start`), which then meet the world as any other, see `meeting`; or it lets a worker go
+(`let_go`).
+"""
 
 import os
 import socket
@@ -17,10 +22,10 @@ from distributed.cluster.processes import Fork, die_with
 from distributed.cluster.store import INTERFACE_VARIABLES
 
 REACH_SECONDS = 5.0
-"""How long the world's store may take to answer."""
+"""Time limit for the world's store to answer."""
 
 LEAVE_SECONDS = 60.0
-"""How long rank zero may take to answer: it does so between two steps."""
+"""Time limit for rank zero to answer. It does so between two steps."""
 
 
 class UnreachableError(ConnectionError):
@@ -28,13 +33,13 @@ class UnreachableError(ConnectionError):
 
 
 class WorldAddress(NamedTuple):
-    """Where a world is.
+    """The address of a world: its store, and the process of rank zero.
 
     Attributes:
         address, port: of its store.
         interface: the network interface of its traffic.
         token: its secret, may be empty.
-        workers: with how many it was started.
+        workers: their number when it was started.
         host, pid, born: of rank zero; `born` in clock ticks since the host was started.
     """
 
@@ -54,7 +59,7 @@ class WorldAddress(NamedTuple):
 
 
 def own_place() -> WorldAddress:
-    """On rank zero of a world of several processes: where it is."""
+    """The address of this world, on its rank zero. The world must have several processes."""
     return WorldAddress(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ.get(INTERFACE_VARIABLES[0], ""),
         os.environ.get(TOKEN, ""), get_world_info().world_size, socket.gethostname(), os.getpid(), _born(os.getpid()),
@@ -70,7 +75,7 @@ def _born(pid: int) -> int:
 
 
 class WorldConnection:
-    """The way to a world under way. Close it at the end.
+    """A connection to a world under way. Close it at the end.
 
     Raises:
         UnreachableError: rank zero has ended, or this process may not enter its network.
@@ -82,7 +87,7 @@ class WorldConnection:
         if not place.is_here:
             self._check_interfaces()
             return
-        if _born(place.pid) != place.born:
+        if _born(place.pid) != place.born:  # the number may be another process's by now
             raise UnreachableError(f"its rank zero, process {place.pid}, has ended")
         try:
             self._network = network_of(place.pid)
@@ -143,8 +148,8 @@ class WorldConnection:
 
     def let_go(self, name: str, say: Callable[[str], None], refuse: Callable[[str], None]) -> int:
         """Asks rank zero to let a worker go; returns an exit code: 0 it goes, 1 rank zero does not answer, 2 it cannot.
-        `say` is called with the good news, `refuse` with the reason of another code.
-        A fork does so, since only a process with one thread can enter another network."""
+        `say` gets the message of exit code 0, `refuse` the reason of another one."""
+        # In a fork: only a process with one thread can enter another network.
         leaving = Fork(lambda: self._ask(name, say, refuse), dict(os.environ | self._environment(0, 1)))
         _, status = os.waitpid(leaving.pid, 0)
         return os.waitstatus_to_exitcode(status)

@@ -19,30 +19,30 @@ from distributed.cluster.processes import PREEMPTIONS, Fork, Process, die_with, 
 from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
 
 REPORT_SECONDS = 6.0
-"""How long the first rank may take to report that another one has failed."""
+"""Time limit for the first rank to report that another one has failed."""
 
 SAVE_SECONDS = 30.0
-"""How long the first rank may take to save when it is stopped, and another one has ended with an error."""
+"""Time limit for the first rank to save, when it is stopped and another one has ended with an error."""
 
 LEAVE_SECONDS = 10.0
-"""How long the other ranks may take to end by themselves after the first one has succeeded."""
+"""Time limit for the other ranks to end by themselves after the first one has succeeded."""
 
 END_SECONDS = 1.0
-"""How long ranks may take to end at SIGTERM."""
+"""Time limit for ranks to end at SIGTERM."""
 
 FINAL = (2, 3, 130, 143)
 """Exit codes of a first rank that is not started again: bad config, numbers that are not finite, stopped."""
 
 SAME_REQUEST_SECONDS = 2.0
-"""A terminal, or a supervisor, may signal more than once: within this time it is one request."""
+"""Signals within this time are one request: a terminal, or a supervisor, may signal more than once."""
 
 REPLACE_SECONDS = 2.0
-"""On another host than the first: so long after the end of a rank is a new process started for it. If rank zero has
-ended, the other ranks of the host end in this time too."""
+"""On hosts other than the first: time between the end of a rank and the start of a new process in its place. If rank
+zero has ended, the other ranks of the host end within this time, and no new process is wanted."""
 
 _POLL_SECONDS = 0.05
 LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
-"""Environment variable of a rank: the process that has started it, and with which it ends."""
+"""Environment variable of a rank: the number of the launcher's process. The rank ends with it."""
 
 
 class CannotListenError(OSError):
@@ -132,7 +132,7 @@ class Start(Protocol):
 def run_ranks(
     begin: Callable[[], Start], config: LaunchConfig, *, max_restarts: int, say: Callable[[str], None]
 ) -> int:
-    """As `launch`, wherever the ranks are: `begin` begins each start of them."""
+    """As `launch`, for ranks that `begin` starts, on this host or elsewhere."""
     return _Launcher(begin, config, max_restarts, say).run()
 
 
@@ -165,13 +165,14 @@ class _Launcher:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            # After the ranks have saved: submitit's handler queues the job again.
             if self._preemption is not None and callable(earlier := previous[self._preemption]):
                 earlier(self._preemption, None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if number in PREEMPTIONS:
             self._preemption = signal.Signals(number)
-            if not self._leads:
+            if not self._leads:  # every host gets this signal, and the first one saves for all
                 return
             number = signal.SIGTERM
         if not self._stopping:
@@ -255,6 +256,7 @@ class _Launcher:
         """After a rank has failed: gives the first one the time to report that, says what it cannot report, and returns
         the exit code of the job."""
         codes = [process.poll() for process in self._ranks]
+        # The first rank knows the cause, or is saving. Killed at once it could name or save nothing.
         patience = SAVE_SECONDS if self._stopping else REPORT_SECONDS
         has_ended = _wait_until(lambda: self._ranks[0].poll() is not None, patience)
         for name, code in zip(self._names, codes, strict=True):
@@ -269,7 +271,7 @@ class _Launcher:
 
 
 class _Meeting:
-    """Where the ranks meet.
+    """The socket, the network and the secret of one start of the ranks, at which they meet.
 
     Attributes:
         listener: the store's listening socket, on the first host.
@@ -288,6 +290,7 @@ class _Meeting:
         *,
         one_host: bool = True,
     ) -> None:
+        # Launchers of other hosts would not know a token that is drawn here.
         self.token = os.environ.get(TOKEN) or (secrets.token_hex() if one_host else "")
         self.listener, self.network, self.not_isolated = listener, network, not_isolated
         self.port = 0 if listener is None else listener.getsockname()[1]
@@ -324,7 +327,7 @@ def _open_meeting(config: LaunchConfig) -> _Meeting:
 
 
 def _obstacle(config: LaunchConfig) -> str:
-    """What in `config` is against a network of the ranks' own; empty if nothing is."""
+    """The key of `config` that excludes a network of the ranks' own; empty if there is none."""
     if config.isolate is False:
         return "isolate=false"
     if config.nnodes > 1:
@@ -428,8 +431,9 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _stop_ranks(ranks: list[Process], *, asks: bool) -> None:
-    """Stops the ranks that still run: SIGTERM first, SIGKILL after a second. The world's first rank takes SIGTERM for
-    a request to save and stop; if nobody `asks` for that, and it still runs, all ranks are killed at once."""
+    """Stops the ranks that still run: SIGTERM first, SIGKILL after a second. `asks`: a user has asked them to stop."""
+    # The first rank would take SIGTERM for a request to save and stop. If it still runs, and nobody has asked, all are
+    # killed at once.
     by_force = bool(ranks) and ranks[0].poll() is None and not asks
     for number in (signal.SIGKILL,) if by_force else (signal.SIGTERM, signal.SIGKILL):
         for process in ranks:

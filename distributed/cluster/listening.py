@@ -76,7 +76,7 @@ def started_by_torchrun() -> bool:
 
 
 def session_listeners() -> dict[str, list[Listener]]:
-    """The addresses on which each worker of the session listens, by worker name; and those of torchrun on this host."""
+    """The addresses on which each worker of the session listens, by worker name; and torchrun's on this host."""
     names = current().workers
     by_rank = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
     return dict(zip(names, by_rank, strict=True)) | _torchrun_listeners()
@@ -91,7 +91,7 @@ def _summary(listeners: Sequence[Listener]) -> str:
 
 
 def group_listeners() -> dict[str, list[Listener]]:
-    """As `session_listeners`, for the ranks of a process group. All ranks must call it."""
+    """The addresses on which each rank of a process group listens, by worker name. All ranks must call it."""
     size = dist.get_world_size()
     own: list[Listener] = own_listeners()
     gathered: list[Any] = [None] * size
@@ -110,7 +110,7 @@ def _torchrun_listeners() -> dict[str, list[Listener]]:
 
 
 def listening_line(by_worker: dict[str, list[Listener]]) -> str:
-    """One line for the log: where each worker listens, who can connect there, and how to close it."""
+    """A line for the log: the addresses of each worker, whether others can connect, and how to prevent that."""
     line = "; ".join(f"{name} on {_summary(addresses)}" for name, addresses in by_worker.items() if addresses)
     open_to_others = [name for name, addresses in by_worker.items() if not all(address.closed for address in addresses)]
     obstacle = why_not_isolated()

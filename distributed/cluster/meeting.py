@@ -1,11 +1,16 @@
 """How the processes of a world meet: all of them at its start, and again when some have left or new ones have come.
 
-Rank zero sets a new random number, the *call*. Every other process answers each new call with a request, and gets a
-seat: its rank, and the size of the world. So nobody mistakes the entries of an earlier start for this one's, even where
-the store outlives the processes, as torchrun's does. Who answers a call that is over becomes a newcomer: it waits until
-rank zero calls again. A process that nobody has started for a rank, see `JOINS`, is one from the beginning.
+They meet on the world's key-value store. Each meeting goes in this order:
 
-If the run has a secret token, rank zero ignores requests that are not signed with it.
+1. Rank zero sets a new random number, the *call*.
+2. Every other process answers the call with a request for a seat, signed with the run's secret token.
+3. Rank zero reads the requests and gives each process a *seat*: its rank, and the size of the world.
+
+`session` and `process_group` call `meet` when they start, and `session.begin_again` on rank zero calls `meet_again`.
+`ending` reads requests between two steps. `joining` posts one from outside, to let a worker go.
+
+A process that comes too late for a call becomes a *newcomer*: it waits for the next one. A process started with `JOINS`
+is a newcomer from the beginning.
 """
 
 import hmac
@@ -34,16 +39,17 @@ JOINS = "DISTRIBUTED_JOINS"
 """Environment variable of a process that joins a world under way. Its rank is not known yet."""
 
 PATIENCE_SECONDS = 2.0
-"""So long does rank zero wait, when it calls again, for those that it knows. Who comes later is a newcomer."""
+"""Time that rank zero waits, when it calls again, for the processes that it knows. A later one is a newcomer."""
 
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
 
 _MARGIN_SECONDS = 5.0
-"""So much later is a thread given up that must end by itself. Python must not end while it is inside torch."""
+"""Time beyond its limit before a waiting thread is left behind. torch takes seconds to report a connection that failed,
+and Python aborts if it ends while the thread is inside torch."""
 
 _MOST_OPEN = 4096
-"""Requests that rank zero looks for at one time."""
+"""The most requests that rank zero looks for at one time."""
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ class _Desk:
 
     def __init__(self, store: dist.Store) -> None:
         self.store = store
+        # New for each meeting: torchrun's store outlives the processes, and entries of an earlier start must not count.
         self.call = uuid.uuid4().hex
         self.requests: dict[str, _Request] = {}
         self.farewells: dict[str, str] = {}
@@ -84,6 +91,7 @@ class _Desk:
 
     def read(self) -> None:
         """Reads the requests that have come."""
+        # `_post` counts first and writes then, so a number may be here before its request.
         count = min(self.store.add(f"{self.call}/requests", 0), self._count + _MOST_OPEN)
         self._unread |= set(range(self._count + 1, count + 1))
         self._count = count
@@ -94,6 +102,7 @@ class _Desk:
                 self._note(self.store.get(key))
 
     def _note(self, signed: bytes) -> None:
+        # Any process that reaches the store can write anything there.
         try:
             content = _opened(self.call, signed)
             if "leave" in content:
@@ -118,7 +127,7 @@ class _Desk:
 
 
 _desk: _Desk | None = None
-"""On rank zero: that of the last call."""
+"""On rank zero: the desk of the last call."""
 
 _seated: dict[str, int] = {}
 """On rank zero: the rank of each other process, as of the last meeting."""
@@ -135,7 +144,7 @@ def meet(timeout: timedelta) -> Seat:
     """
     rank, size, *_ = get_world_info()
     joins = os.environ.get(JOINS) is not None
-    if size == 1 and not joins:
+    if size == 1 and not joins:  # the store stays open for the next start, which needs an empty one
         return Seat(dist.PrefixStore(uuid.uuid4().hex, process_store(rank, size, timeout)))
     seconds = timeout.total_seconds()
     missing = set(range(1, size)) if rank == 0 else {0}
@@ -206,7 +215,7 @@ def meet_again(present: Collection[int] | None, limit: float) -> Seat:
 
 
 def _ranks_for(processes: Collection[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Ranks from 1 without a gap; who has been there keeps its own where that leaves none."""
+    """Ranks from 1 without a gap. A known process keeps its rank if that leaves none."""
     ranks = {process: known[process] for process in processes if known.get(process, math.inf) <= len(processes)}
     free = (rank for rank in range(1, len(processes) + 1) if rank not in ranks.values())
     others = [process for process in processes if process not in ranks]
@@ -220,28 +229,27 @@ def seated() -> dict[str, int]:
 
 
 def read_requests() -> bool:
-    """On rank zero: reads what it has been asked for; false in a world of one that nobody can join."""
+    """On rank zero: reads new requests. Returns false in a world of one process, which has no desk."""
     if _desk is not None:
         _desk.read()
     return _desk is not None
 
 
 def newcomers() -> set[str]:
-    """On rank zero: the processes that wait for a seat, of the requests that are read."""
+    """On rank zero: the processes that wait for a seat, by the requests that have been read."""
     assert _desk is not None
     return _desk.requests.keys() - _seated.keys()
 
 
 def farewells() -> dict[str, str]:
-    """On rank zero: the requests to let a worker go that have been read since the last time, each with the worker's
-    name. They wait for an `answer`."""
+    """On rank zero: new requests to let a worker go, each with the worker's name. Each waits for an `answer`."""
     assert _desk is not None
     new, _desk.farewells = _desk.farewells, {}
     return new
 
 
 def answer(request: str, text: str) -> None:
-    """On rank zero: answers a request to let a worker go; `text` is empty if that is done, else why it is not."""
+    """On rank zero: answers a request to let a worker go. `text` is the reason of a refusal, or empty."""
     assert _desk is not None
     _desk.store.set(f"{_desk.call}/answer/{request}", text)
 
@@ -253,7 +261,7 @@ def _request_seat(rank: int | None, timeout: timedelta, deadline: float) -> Seat
     answered = None
     while time.monotonic() < deadline:
         call = store.get("call").decode() if store.check(["call"]) else None
-        if call is not None and call != answered:
+        if call is not None and call != answered:  # rank zero has called, or called again since
             _post(store, call, request._asdict())
             answered = call
         if call is not None and store.check([f"{call}/seat/{request.number}"]):
@@ -265,7 +273,7 @@ def _request_seat(rank: int | None, timeout: timedelta, deadline: float) -> Seat
 
 
 def ask_to_let_go(store: dist.Store, name: str, seconds: float) -> str:
-    """Asks rank zero to let a worker go; returns its answer, see `answer`. Anybody may ask who knows the token.
+    """Asks rank zero to let a worker go; returns its answer, see `answer`. Any process may ask that has the token.
 
     Raises:
         TimeoutError: no answer within `seconds`.
@@ -327,4 +335,5 @@ def _opened(call: str, signed: bytes) -> Mapping[str, Any]:
 
 
 def _signature(call: str, text: str) -> str:
+    # Over the call too: a copied request is worth nothing at another meeting.
     return hmac.new(os.environ.get(TOKEN, "").encode(), f"{call} {text}".encode(), "sha256").hexdigest()

@@ -23,13 +23,13 @@ from distributed.cluster.processes import Process
 from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
 
 ANSWER_SECONDS = 5.0
-"""How long the cluster's first host may take to accept a connection."""
+"""Time limit for the cluster's first host to accept a connection."""
 
 _THREADS = 2
-"""Of an actor: one follows the rank's process, one passes signals on."""
+"""The threads of an actor: one follows the rank's process, one passes signals on."""
 
 _STORE_BYTES = 100 * 2**20
-"""Of the object store of a cluster of this host alone: nothing but output goes through it."""
+"""The size of the object store of a cluster of this host alone. Only output goes through it."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class MissingError(OSError):
 
 
 class Cluster(NamedTuple):
-    """Which Ray cluster, and what each worker reserves there.
+    """A Ray cluster, and the resources that each worker reserves there.
 
     Attributes:
         address: HOST:PORT, or auto for the cluster of this host; None: one of this host alone, for the time of the run.
@@ -70,7 +70,7 @@ class Cluster(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What every rank runs: Python with `arguments`, in a `folder` that every host has, with these environment
+    """The program of every rank: Python with `arguments`, in a `folder` that every host has, with these environment
     variables beside the host's own."""
 
     arguments: Sequence[str]
@@ -79,7 +79,7 @@ class Command(NamedTuple):
 
 
 class ActorLocation(NamedTuple):
-    """Where an actor is: the node of the cluster, its address, and the network interface that has this address."""
+    """The location of an actor: the node of the cluster, its address, and the network interface with this address."""
 
     node: str
     address: str
@@ -110,8 +110,8 @@ def check(cluster: Cluster, workers: int) -> Cluster:
 def launch(
     command: Command, config: LaunchConfig, cluster: Cluster, *, max_restarts: int, say: Callable[[str], None]
 ) -> int:
-    """As `launch.launch`, on a Ray cluster: runs `command` once for each worker of the config and waits. The
-    output of the ranks goes to that of this process.
+    """As `launch.launch`, on a Ray cluster: runs `command` once for each worker of the config and waits. This process
+    prints the output of the ranks.
 
     Raises:
         NoClusterError, NoRoomError: as `check`.
@@ -139,6 +139,7 @@ def _connected(cluster: Cluster, workers: int) -> ModuleType:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if cluster.address is None:
+            # On one host nothing is shared out, so Ray must not refuse workers for want of CPUs.
             enough = max(os.cpu_count() or 1, int(cluster.cpus * workers + 0.999))
             small = {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
             ray.init(address="local", num_cpus=enough, **small, **quiet)
@@ -151,7 +152,8 @@ def _connected(cluster: Cluster, workers: int) -> ModuleType:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError where nobody listens; Ray itself would try for a minute."""
+    """Raises OSError if no process listens there."""
+    # Ray itself would try for a minute.
     host, _, port = address.rpartition(":")
     if host:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
@@ -162,8 +164,9 @@ def _bundle(cluster: Cluster) -> dict[str, float]:
 
 
 def _room(nodes: Sequence[Mapping[str, Any]], cluster: Cluster) -> int:
-    """How many workers the hosts can hold, if nothing else runs there."""
+    """The number of workers that the hosts can hold, if nothing else runs there."""
     wanted = _bundle(cluster).items()
+    # 1e-9: in floating point, 0.3 / 0.1 is below 3.
     return sum(min(int(node["Resources"].get(name, 0) / part + 1e-9) for name, part in wanted) for node in nodes)
 
 
@@ -172,9 +175,9 @@ def _described(resources: Mapping[str, float]) -> str:
 
 
 def _reserve(cluster: Cluster, workers: int) -> Any:
-    """The placement group. The first bundle, rank zero's, is on this host if that can hold a worker: so the run folder
-    is where the user is."""
+    """The placement group. The first bundle, rank zero's, is on this host if that can hold a worker."""
     ray = _ray()
+    # Rank zero writes the run folder, which the user looks for on this host.
     here = ray.get_runtime_context().get_node_id()
     own = [node for node in ray.nodes() if node["NodeID"] == here]
     first = {"ray.io/node-id": here} if _room(own, cluster) else {}
@@ -205,6 +208,7 @@ class _OnRay:
 
     def _actor(self, bundle: int) -> Any:
         ray = _ray()
+        # The hosts of the cluster need not have this package.
         ray.cloudpickle.register_pickle_by_value(ray_rank)
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
         return ray.remote(ray_rank.Rank).options(
@@ -213,7 +217,7 @@ class _OnRay:
         ).remote()  # fmt: skip
 
     def _found(self, actors: Sequence[Any]) -> list[ActorLocation]:
-        """Where the actors are, once all are there."""
+        """The locations of the actors, once all have started."""
         ray, (arguments, folder, _) = _ray(), self._command
         try:
             answers = ray.get([actor.place.remote(arguments, folder) for actor in actors], timeout=self._cluster.wait)

@@ -23,11 +23,11 @@ from distributed.rpc.shutdown import GOODBYE_SECONDS
 _POLL_SECONDS = 0.05
 
 _DISMISSAL_SECONDS = 0.2
-"""Between two looks for a dismissal."""
+"""Seconds between two looks for a dismissal."""
 
 _store: dist.Store | None = None
 _obeying: tuple[threading.Thread, threading.Event] | None = None
-"""The thread that waits for a dismissal, and what ends it."""
+"""The thread that waits for a dismissal, and the event that ends it."""
 
 
 def default_backend(device: torch.device | None = None) -> str:
@@ -72,7 +72,7 @@ def missing_ranks(seconds: float) -> list[int]:
     """
     info = get_world_info()
     missing = [rank for rank in range(info.world_size) if rank != info.world_rank]
-    if len(missing) == 1:
+    if len(missing) == 1:  # of two ranks it can only be the other one
         return missing
     assert _store is not None
     try:
@@ -97,8 +97,8 @@ def _await_keys(store: dist.Store, name: str, ranks: Sequence[int], seconds: flo
 
 
 def end_when_dismissed() -> None:
-    """On every rank but zero: from now until `stop_process_group`, a dismissal by rank zero ends this process at once,
-    with exit code 0."""
+    """On ranks other than zero: until `stop_process_group`, a dismissal by rank zero ends this process at once, with
+    exit code 0."""
     global _obeying
     rank, ended = get_world_info().world_rank, threading.Event()
     if rank > 0:
@@ -121,6 +121,7 @@ def _obey_dismissal(store: dist.Store, rank: int, ended: threading.Event) -> Non
         while not ended.wait(_DISMISSAL_SECONDS):
             if store.check(["dismissed"]):
                 store.set(f"gone/{rank}", "")
+                # os._exit drops buffered output.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)

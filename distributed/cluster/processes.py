@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which Slurm and others say, to every process of a job, that they will end it."""
+"""Signals that announce the end of a job. Slurm and others send them to every process of it."""
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(launcher: int) -> None:
-    """In a new rank: asks the kernel (Linux) to kill it when its launcher dies, for any reason."""
+    """Called in a new rank: asks the kernel (Linux) to kill it when its launcher dies, for any reason."""
     if sys.platform.startswith("linux"):
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the line above
@@ -26,13 +26,14 @@ def die_with(launcher: int) -> None:
 
 
 def ignore_preemptions() -> None:
-    """In a new rank: its launcher deals with these signals. Without this they would end it, also while it starts."""
+    """Called in a new rank, whose launcher handles these signals."""
+    # By default they would end the rank, also while it starts.
     for number in PREEMPTIONS:
         signal.signal(number, signal.SIG_IGN)
 
 
 class Process(Protocol):
-    """What the launcher needs of a rank's process."""
+    """A rank's process, as the launcher sees it."""
 
     def poll(self) -> int | None:
         """The exit code, below 0 for a signal; None while it runs."""
@@ -51,6 +52,7 @@ class Fork:
 
     def __init__(self, run: Callable[[], int], environment: dict[str, str]) -> None:
         self._code: int | None = None
+        # The fork would write buffered output a second time.
         sys.stdout.flush()
         sys.stderr.flush()
         signals = {signal.SIGTERM, signal.SIGINT, *PREEMPTIONS}
@@ -124,12 +126,12 @@ _M_ARENA_MAX = -8
 
 
 def share_arena() -> None:
-    """Makes all threads take memory from one arena of glibc.
+    """Makes all threads take memory from one arena of glibc, except threads that run already.
 
-    By default threads have arenas of their own, and each arena keeps the most memory that it ever held. A message is
-    computed by any of about a hundred RPC threads, so the peaks of all of them would add up. Threads that run already
-    keep their arenas. If MALLOC_ARENA_MAX is set, that stays in force. Nothing happens with other C libraries.
+    If MALLOC_ARENA_MAX is set, that stays in force. Nothing happens with other C libraries.
     """
+    # An arena keeps the most memory that it ever held, and any of about a hundred RPC threads computes a message. The
+    # peaks of all would add up: with 32 tasks, two processes grew beyond 11 GB.
     if not sys.platform.startswith("linux") or "MALLOC_ARENA_MAX" in os.environ:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

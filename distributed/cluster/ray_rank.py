@@ -1,5 +1,5 @@
-"""The actor that runs one rank of `on_ray`. It is sent to the cluster as it stands here: so it imports nothing of ours,
-and no torch."""
+"""The actor that runs one rank of `on_ray`. Ray sends this file's code to the hosts, which may lack this package. So it
+imports nothing of ours, and no torch."""
 
 import fcntl
 import os
@@ -50,7 +50,7 @@ class Rank:
             stderr=subprocess.PIPE, pass_fds=[fd for fd in (store, note) if fd >= 0],
             env=os.environ | {name: places.get(value, value) for name, value in variables.items()},
         )  # fmt: skip
-        os.close(note)
+        os.close(note)  # else the pipe would stay open when the rank ends without having met the others
         if self._listener is not None:
             self._listener.close()  # the rank has its own copy
         yield from _events(self._process, met)
@@ -69,7 +69,7 @@ def _missing(arguments: Sequence[str], folder: str) -> str:
 
 
 def _events(process: "subprocess.Popen[bytes]", met: int) -> Iterator[Event]:
-    """The output of a process until it has closed it, and that it has met the others."""
+    """The events of a process until it closes its output: the output, and that it has met the others."""
     assert process.stdout is not None and process.stderr is not None
     kinds = {process.stdout.fileno(): "out", process.stderr.fileno(): "err", met: "met"}
     with selectors.DefaultSelector() as selector, process.stdout, process.stderr, os.fdopen(met, "rb"):

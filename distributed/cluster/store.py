@@ -57,7 +57,7 @@ def forget_store() -> None:
 
 
 def within(seconds: float, run: Callable[[], T]) -> T:
-    """What `run` returns. A thread calls it, since torch's store waits without limit for a server that has stopped.
+    """Calls `run` in a thread and returns its result.
 
     Raises:
         TimeoutError: it has not returned within `seconds`.
@@ -70,14 +70,15 @@ def within(seconds: float, run: Callable[[], T]) -> T:
         except BaseException as error:
             outcome.set_exception(error)
 
+    # torch's store waits without limit for a server that has stopped; a thread can be left behind.
     threading.Thread(target=call, daemon=True).start()
     return outcome.result(seconds)
 
 
 @contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """While torch starts on the store: ends this process, with exit code 1, if that takes longer. Rank zero may stop
-    at any moment, and then torch waits for its store without limit, in a way that no exception ends."""
+    """Ends this process, with exit code 1, if torch's start on the store takes longer than `seconds`."""
+    # Rank zero may stop at any moment. torch then waits for its store without limit, and no exception ends that.
     timer = threading.Timer(seconds, _give_up, (seconds,))
     timer.daemon = True
     if int(os.environ.get("RANK", 0)) > 0:

@@ -1,4 +1,10 @@
-"""Notices that workers are lost, and lets groups of workers wait for each other."""
+"""Notices lost workers by pings, and lets a group of workers wait for each other.
+
+A loop that waits asks a `Pinger` again and again: `ending` at the end of a session, and `lost_before` for an event.
+
+`session.gather`, the barrier, makes a `Gathering` on each worker of a group. Each gives its value to the first, the
+leader. When all have come, the leader sends all values to each. It pings the missing ones, so a dead one ends the wait.
+"""
 
 import contextlib
 import threading
@@ -78,7 +84,7 @@ _here = _Gatherings()
 
 
 def forget_gatherings() -> None:
-    """Before a session starts: its workers count their gatherings from the beginning."""
+    """Called before a session starts: all its workers count their gatherings from zero."""
     global _here
     _here = _Gatherings()
 
@@ -123,7 +129,7 @@ class Gathering(NamedTuple):
         others = [name for name in self.group if name != self.me]
         sent = [rpc.rpc_async(name, _end, (key, values, cause), timeout=GOODBYE_SECONDS) for name in others]
         for future in sent:
-            with contextlib.suppress(RuntimeError):  # who is lost now has come to the meeting, or is the error
+            with contextlib.suppress(RuntimeError):  # a worker that is lost now has given its value, or is the error
                 future.wait()
         if error is not None:
             raise error
@@ -140,7 +146,7 @@ class Gathering(NamedTuple):
                     return {name: values[name] for name in self.group}
                 missing = [name for name in self.group if name not in here.values[key]]
             lost = watch.lost(missing)
-            for failure in self.failures():  # a worker that has failed may have left since
+            for failure in self.failures():  # first: a worker that has failed may have left since, and names no cause
                 raise RuntimeError(failure)
             if lost is not None:
                 raise lost

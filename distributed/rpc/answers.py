@@ -1,4 +1,9 @@
-"""A worker's answers: results by item, or the first failure; packed by the worker, unpacked by the caller."""
+"""The answer of a worker to one message: the results of its items, or its first failure.
+
+The worker computes the items (`worker.compute`) and packs the outcome (`pack_outcome`). The caller unpacks it
+(`read_answer`), and raises a failure as its own error (`raise_failure`). An answer also brings the anchor that
+`distributed.autograd` needs.
+"""
 
 import traceback
 from collections.abc import Callable, Iterable
@@ -28,11 +33,11 @@ Outcome = dict[int, Any] | Failure
 """The items' results by number, or the first failure."""
 
 Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
-"""(numbers, payload, carried, anchor): the items' numbers and their packed results (of a single item the result
-alone), or None and a packed `Failure`; and the anchor that `distributed.autograd` needs."""
+"""(numbers, payload, carried, anchor): the items' numbers and their packed results, or None and a packed `Failure`;
+and the anchor that `distributed.autograd` needs. The result of a single item is packed alone, without a list."""
 
 _FIRST = 2**62
-"""Above the numbers that torch gives to nodes, and below those of its accumulators."""
+"""A number above those that torch gives to nodes, and below those of its accumulators."""
 
 
 def current_name() -> str:
@@ -40,12 +45,9 @@ def current_name() -> str:
 
 
 def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
-    """Whether tensors on `device` can be sent to `worker`.
-
-    `any_device` is for answers: torch sends them by the caller's device map, which is not known here. So any GPU is
-    accepted if one is mapped.
-    """
+    """Whether tensors on `device` can be sent to `worker`. `any_device`, for answers: on any GPU if one is mapped."""
     mapped = current().device_maps.get(worker, set())
+    # torch sends an answer by the caller's device map, which this process does not know.
     return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
 
 
@@ -61,12 +63,13 @@ def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -
 
 
 def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> Packed:
-    """Of a single item the result alone. Outside a context tensors go without their graphs.
+    """The results as a message. Outside a context, tensors go without their graphs.
 
     Raises:
         TypeError, ValueError: a result cannot be sent; the message names its item.
     """
     values = [part for number, value in results.items() for part in (_Begin(number), value)]
+    # A single result goes without the list: a plain tensor then needs no pickle, which small calls would feel.
     try:
         packed = pack(values[1] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
@@ -133,14 +136,14 @@ def _item(number: int | None) -> str:
 
 
 def message_anchors(received: list[Tensor]) -> list[Tensor]:
-    """What ties a message with these tensors to the backward pass: an empty sum over one of them that has a graph."""
+    """At most one anchor for a message with these tensors: an empty sum over one of them that has a graph."""
     return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
 
 
 def _send_back_first(received: Iterable[Any]) -> None:
-    """Has a backward pass send the gradients of the tensors among these values, which came in one message, before it
-    computes what is its own. So both sides compute at the same time. torch takes the node with the highest number
-    first, and numbers the nodes of received tensors by the thread that has received them: low."""
+    """Makes a backward pass begin with the tensors among these values, which came in one message."""
+    # torch takes the node with the highest number first, and gives received tensors low ones. This worker would compute
+    # its own part before it sends others their gradients; now both sides compute at the same time.
     tensors = (value for value in received if isinstance(value, Tensor))
     node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
     if node is not None:
@@ -151,7 +154,7 @@ def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tenso
     """An empty sum over one tensor of each message that must take part in the backward pass."""
     request = next((t for t in received if t.requires_grad), None)
     ties = [*([] if request is None else [request]), *nested]
-    if not ties:
+    if not ties:  # the answer is then the only message that must take part
         ties = [t for t in returned if t.requires_grad][:1]
     return sum((tie.reshape(-1)[:0].sum().cpu() for tie in ties), start=torch.zeros(())) if ties else None
 
@@ -169,7 +172,7 @@ def _packed_error(error: BaseException) -> Packed | None:
     for packable in (lambda: error, lambda: _Plain(type(error), error.args)):
         try:
             packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # an attribute may hold a lock, or a tensor that cannot be sent
             continue
         return Packed(packed.payload, [v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
     return None

@@ -1,4 +1,7 @@
-"""What a distributed autograd context needs besides torch's own record of it: its calls, and whether it is spoiled.
+"""The calls made under each distributed autograd context, and the contexts whose backward pass can no longer end.
+
+A caller records its call (`calls_of`), and a worker the calls of the function that it computes (`computing`). A call
+that is lost spoils its context (`spoil`). Before a backward pass, `distributed.autograd` reads all this.
 
 torch's engine waits until every message sent under a context has taken part in the backward pass. So before a pass
 every call must be answered, and every answer must be among the roots, by an anchor (see `distributed.autograd`).
@@ -50,7 +53,8 @@ _ever_entered = False
 
 
 def _note_first_entry() -> None:
-    """Makes torch's context class record its first use. To ask torch instead takes a tenth of a small call's time."""
+    """Makes torch's context class record its first use."""
+    # To ask torch before each call takes a tenth of a small call's time.
     enter = autograd.context.__enter__
 
     @functools.wraps(enter)
@@ -81,7 +85,7 @@ _lock = threading.Lock()
 _contexts: dict[int, Calls] = {}
 _spoiled: dict[int, str] = {}
 _functions: list[Calls] = []
-"""Of the functions that are computed now."""
+"""The calls of each function that this process computes now."""
 
 _function: ContextVar[Calls | None] = ContextVar("function", default=None)
 """The calls of the function that this thread computes under a context."""
@@ -97,13 +101,13 @@ def is_open(ctx: int) -> bool:
 
 
 def calls_of(ctx: int) -> Calls:
-    """Where a call that this thread makes under the context is recorded."""
+    """The record for a call that this thread makes under the context."""
     function = _function.get()
     if function is not None and function.ctx == ctx:
         return function
     with _lock:
         if ctx not in _contexts:
-            for closed in [other for other in _contexts if not is_open(other)]:  # by torch's own class
+            for closed in [other for other in _contexts if not is_open(other)]:  # torch's own class tells nobody
                 del _contexts[closed]
             _contexts[ctx] = Calls(ctx)
         return _contexts[ctx]
@@ -188,7 +192,7 @@ def _receiver(nodes: list[Any], contexts: list[int]) -> int | None:
 
 @contextmanager
 def entered(ctx: int | None) -> Iterator[None]:
-    """Puts this thread into the context, if it is not in it, as a thread is that a function has started.
+    """Puts this thread into the context, unless it is in it. A thread that a function has started is in none.
 
     Raises:
         RuntimeError: this build of torch does not offer it.
@@ -196,6 +200,7 @@ def entered(ctx: int | None) -> Iterator[None]:
     if ctx is None or current_context() == ctx:
         yield
         return
+    # torch offers Python no way into a context that exists; its C++ library has one, see `_FORCE_CONTEXT`.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     force = getattr(library, _FORCE_CONTEXT, None)
     if force is None:

@@ -2,7 +2,7 @@
 
 One message goes to each worker, and the worker runs its items one after the other. So a call takes one thread of each
 worker, and no number of items can block a worker. How calls can be nested: see `session`. The results come in the
-worker's answer, or one by one, see `exchange`.
+worker's answer, or one by one, see `scheduling`.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Call:
         takers = self._takers(len(self._free))
         orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
-        packed = self._pack_all(orders)
+        packed = self._pack_all(orders)  # all before the first is sent: an error then leaves no worker at work
         self._spares = Spares(self._names, list(orders), retries, session.away)
         if retries and self._ctx is not None:
             raise ValueError(
@@ -170,6 +170,7 @@ class Call:
         future.add_done_callback(functools.partial(self._note_answer, message))
 
     def _dispatch(self, rank: int, order: Packed, slot: MessageSlots, head: Head) -> Future[Answer]:
+        # The call's time limit begins when it is sent. To wait here for other calls does not use it up.
         if not slot.acquire(self.timeout):
             raise TimeoutError(
                 f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
@@ -197,6 +198,7 @@ class Call:
     def when_ended(self, action: Callable[[], None]) -> None:
         """Calls `action` once, as soon as `results` need not wait, or a worker is lost."""
         futures = [message.future for message in self._under_way]
+        # Several threads of torch's may find at the same time that the call has ended; the first one acts.
         first = threading.Lock()
 
         def act_if_ended(_: Future[Answer]) -> None:
@@ -220,6 +222,7 @@ class Call:
                     failures.append(outcome)
                 else:
                     ordered.update(outcome)
+                # Under a context every answer must come, or the backward pass would wait for it without end.
                 if failures and self._arrived.empty() and self._ctx is None:
                     break
         finally:
@@ -296,7 +299,7 @@ class Call:
         """
         if not self._spares.retries or not isinstance(cause, ConnectionError | TimeoutError):
             raise cause
-        if isinstance(cause, TimeoutError):
+        if isinstance(cause, TimeoutError):  # it is late, not dead, and would compute what another one computes now
             self._cancel(rank)
         self._spares.lose(rank)
         self._session.losses.append(rank)
@@ -313,7 +316,7 @@ class Call:
         """The free items that a lost worker has taken; and if no other worker takes any more, all that are left."""
         assert self._queue is not None
         positions = scheduling.withdraw(self._queue, self._names[rank])
-        if not any(message.takes for message in self._under_way):
+        if not any(message.takes for message in self._under_way):  # nobody is left to take the others
             positions += scheduling.clear(self._queue)
         return [self._free[position] for position in positions]
 
@@ -333,7 +336,7 @@ class Call:
 
 
 class _State(Enum):
-    """What has become of a message: not answered yet, answered with results or a failure, or lost with its worker."""
+    """The state of a message: not answered, answered with results, answered with a failure, lost with its worker."""
 
     OPEN, DONE, FAILED, LOST = range(4)
 

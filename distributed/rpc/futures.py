@@ -22,7 +22,7 @@ S = TypeVar("S")
 _POLL_SECONDS = 0.1
 
 _AnyFuture = torch._C.Future
-"""Of all futures; those from torch's own `then` are no `torch.futures.Future`."""
+"""The class of all futures. A future from torch's own `then` is no `torch.futures.Future`."""
 
 
 class ResultFuture(Future[T]):
@@ -32,8 +32,9 @@ class ResultFuture(Future[T]):
     """
 
     def set_exception(self, result: T) -> None:
-        """As torch's, but each reader gets a copy. The one that torch keeps must not collect the readers' frames: they
-        hold the future, and Python cannot see that the future holds the exception, so none of it would ever end."""
+        """As torch's, but each reader gets a copy of the exception."""
+        # The kept one must not collect the readers' frames. They hold the future, and Python cannot see that the future
+        # holds the exception, so none of them would ever be freed.
         assert isinstance(result, Exception)
         kept = result.with_traceback(None)
 
@@ -78,7 +79,7 @@ def settled(result: Any, stop: Callable[[], bool]) -> Any:
     """
     if not isinstance(result, _AnyFuture):
         return result
-    done = threading.Event()
+    done = threading.Event()  # torch's own wait has no time limit, and the call may be cancelled
     result.add_done_callback(lambda _: done.set())
     while not done.wait(_POLL_SECONDS):
         if stop():

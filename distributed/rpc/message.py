@@ -84,8 +84,8 @@ def _parts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: torch.layout, shape: torch.Size, *parts: Any) -> Tensor:
-    """A sparse tensor from its parts. torch's own way holds every tensor that it builds until the next `torch.load`,
-    which then warns about them."""
+    """A sparse tensor from its parts."""
+    # torch's own way holds every tensor that it builds until the next `torch.load`, which then warns about them.
     if layout is torch.sparse_coo:
         indices, values, coalesced = parts
         return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=True)
@@ -100,6 +100,7 @@ def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
             f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be sent to that worker; "
             "send tensor.cpu(), or map the device by device_maps in rpc_backend_options"
         )
+    # A parameter that is pickled loses its graph; a view of it keeps it. A slice would take its whole storage along.
     plain = tensor.view_as(tensor) if isinstance(tensor, nn.Parameter) else tensor
     if plain.layout is torch.strided and plain.untyped_storage().nbytes() > plain.nbytes:
         return plain.clone(memory_format=torch.contiguous_format)
@@ -149,7 +150,7 @@ def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
 
     Args:
         packed: the message.
-        shared: the values of which the message holds only the positions.
+        shared: the values that the message names by their positions.
 
     Raises:
         Exception: a name does not exist here, or an object cannot be built.

@@ -1,4 +1,8 @@
-"""What the caller sends to a worker: items of a call, as one order, with a head."""
+"""The message that a caller sends to one worker: an `Order` (a function and the worker's items) and its `Head`.
+
+`call.Call` packs an order for each worker (`pack_order`), and every item of its queue by itself (`pack_item`).
+`worker.serve` unpacks the order, computes its items, and then takes items from the queue that the head names.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +22,7 @@ class Item(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker shall compute: its own items, and the values that all items of the caller's queue share."""
+    """A function with the items of one worker. All items of the caller's queue share the values in `shared`."""
 
     func: Callable[..., Any]
     items: list[Item]
@@ -26,7 +30,7 @@ class Order(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a message says beside its order.
+    """The fields of a message beside its order.
 
     Attributes:
         depth: how deep the call is nested.
@@ -57,7 +61,7 @@ def pack_order(order: Order, to: str, *, graphs: bool) -> Packed:
     packed = functools.partial(pack, graphs=graphs, carries=functools.partial(carries, to))
     try:
         return packed((order.func, [tuple(item) for item in order.items], order.shared))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # only now is each value packed alone, to name the one that fails
         for what, value in _labelled_values(order):
             try:
                 packed(value)
@@ -67,12 +71,12 @@ def pack_order(order: Order, to: str, *, graphs: bool) -> Packed:
 
 
 def pack_item(item: Item, shared: Sequence[Whole], *, graphs: bool) -> Packed:
-    """An item for any free worker. That worker is not known yet, so tensors must be on the CPU.
+    """An item for any free worker, as a message. Its tensors must be on the CPU.
 
     Raises:
         TypeError, ValueError: a value cannot be sent; the message names the item.
     """
-    try:
+    try:  # the worker is not known yet, so no device map is
         return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
     except (TypeError, ValueError) as error:
         raise type(error)(f"item {item.number}: cannot be sent: {error}") from error

@@ -1,5 +1,9 @@
-"""Which worker computes an item: any free one (a queue at the caller), or another one after a worker was lost; and how
-results come back one by one."""
+"""How items and results move while a call is under way. `call.Call` opens and closes all three:
+
+- A queue holds items for free workers (`open_queue`). A worker that has computed its own items takes them (`pull`).
+- A stream receives results one by one (`open_stream`). A worker sends each as soon as it is there (`deliver`).
+- `Spares` chooses another worker for an item of a lost one.
+"""
 
 import itertools
 import threading
@@ -19,7 +23,7 @@ from distributed.rpc.traffic import note_sent
 
 
 class _Queue:
-    """Items that are not taken yet, and who has taken the others, by position."""
+    """The items that wait, and the positions of those that each worker has taken."""
 
     def __init__(self, items: Sequence[Packed]) -> None:
         self._waiting = deque(enumerate(items))
@@ -29,7 +33,7 @@ class _Queue:
 
     def take(self, taker: str) -> Packed | None:
         with self._lock:
-            if not self._waiting or taker in self._lost:
+            if not self._waiting or taker in self._lost:  # nobody reads the answer of a worker that was given up
                 return None
             position, item = self._waiting.popleft()
             self._taken[taker].append(position)
@@ -79,7 +83,7 @@ def withdraw(queue: int, taker: str) -> list[int]:
 
 
 def clear(queue: int) -> list[int]:
-    """Empties a queue; returns the positions of the items that nobody has taken."""
+    """Empties a queue; returns the positions of the items that were left."""
     opened = _queues.get(queue)
     return [] if opened is None else opened.clear()
 
@@ -114,7 +118,7 @@ _receivers: dict[int, Callable[[ItemResult], None]] = {}
 
 
 def open_stream(call: int, receive: Callable[[ItemResult], None]) -> None:
-    """From now on `receive` is called with each part of a call's results, in a thread of torch's."""
+    """From now on `receive` gets each result of a call, in a thread of torch's."""
     _receivers[call] = receive
 
 
@@ -170,4 +174,4 @@ class Spares:
                 f"{cause}; item {number} was lost by every worker that has tried it: {', '.join(tried)} "
                 f"(retries={self.retries})"
             ) from cause
-        return live[number % len(live)]
+        return live[number % len(live)]  # by number, so that the items of a lost worker spread over the others

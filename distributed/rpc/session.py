@@ -49,18 +49,18 @@ DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.de
 log = logging.getLogger(__name__)
 
 MAX_DEPTH = 4
-"""How deep remote calls may be nested."""
+"""The deepest nesting of remote calls."""
 
 MAX_WINDOW = 8
-"""At most so many messages of one depth are under way from one caller to one worker."""
+"""The most messages of one depth that are under way from one caller to one worker."""
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _START_SECONDS = 2.0
-"""How long the first start may take of processes that have met again."""
+"""Time limit of the first start after the processes have met again. It doubles with every further start."""
 
 _STARTS = 3
-"""How many starts may fail before a new process gives up."""
+"""A new process gives up after this number of failed starts."""
 
 _SCHEME = "distributed"
 
@@ -78,7 +78,7 @@ class Session:
         away: the ranks that the program has given up. They get no items that any free worker may take, and a stop does
             not wait for them.
         leaving: on rank zero, the ranks that have asked to leave.
-        expected: how many workers there would be if none had been lost.
+        expected: the number of workers if none had been lost.
         settings: the arguments of `start_rpc`.
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
@@ -115,7 +115,7 @@ class Session:
         return [rank for rank in range(len(self.workers)) if rank not in self.away]
 
     def lost(self) -> int:
-        """How many workers are lost, and not replaced."""
+        """The number of workers that are lost and not replaced."""
         return self.expected - len(self.present())
 
     def failures(self) -> list[str]:
@@ -127,12 +127,13 @@ _session: Session | None = None
 
 
 def current() -> Session:
-    """The session that this process is in. A call of a worker that has joined earlier waits here for this one's start.
+    """The session that this process is in. If it is still starting, waits for that.
 
     Raises:
         RuntimeError: RPC is not started; or, on rank zero, another worker has reported a failure.
     """
     session = _session
+    # The workers leave init_rpc one after the other. A call of a fast one may come before this one knows the names.
     if session is None or not (session.joined.is_set() or session.joined.wait(session.timeout)) or not session.workers:
         raise RuntimeError("RPC is not started: put @auto_init_rpc() on the program's main function")
     if session.finished:
@@ -198,8 +199,8 @@ def stay_on_loopback() -> None:
 
 
 def _quiet_options(timeout: float) -> rpc.TensorPipeRpcBackendOptions:
-    """Options that send messages by sockets only. On one host torch's default is shared memory; its threads poll for
-    messages without a pause, and take that time from the threads that compute."""
+    """Options that send messages by sockets only."""
+    # On one host torch's default is shared memory. Its threads poll without a pause, and take that time from compute.
     channels = None if torch.cuda.is_available() else ["basic"]
     return rpc.TensorPipeRpcBackendOptions(rpc_timeout=timeout, _transports=["uv"], _channels=channels)
 
@@ -247,16 +248,18 @@ class _Settings(NamedTuple):
 
 
 def begin_again(present: Collection[int] = ()) -> None:
-    """Ends RPC in this process and starts it again, with the settings of `start_rpc` but without device maps, since
-    ranks may change. On rank zero `present` are the ranks that shall do so too; newcomers come with them."""
+    """Ends RPC in this process and starts it again, with the settings of `start_rpc` but without device maps.
+
+    On rank zero, `present` are the ranks that do the same; newcomers join them.
+    """
     settings = current().settings
     leave(together=False)
+    # A worker may get another rank, and with it another GPU.
     _join(settings._replace(device_maps=None), present)
 
 
 def _join(settings: _Settings, present: Collection[int] | None) -> None:
-    """Meets the other processes and starts RPC with them. If they have met before, who is lost in the start costs
-    another meeting of the rest. A new process gives up after `_STARTS` starts that have failed: it may be the cause."""
+    """Meets the other processes and starts RPC with them. If a start after a second meeting fails, they meet again."""
     if is_stuck():
         raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
     limit, failed = _START_SECONDS, 0
@@ -269,6 +272,7 @@ def _join(settings: _Settings, present: Collection[int] | None) -> None:
             if seat.limit is None:
                 raise
             failed += 1
+            # A new process may itself be the cause, and would keep the others from going on.
             if present is None and not leads and failed == _STARTS:
                 raise ConnectionError(
                     f"this new process reaches the world's store, but not its workers, in {failed} starts: {error}; "
@@ -284,6 +288,7 @@ def _start(settings: _Settings, seat: Seat) -> None:
     global _session
     info = get_world_info()
     allow_sockets(info.world_size)
+    # Every caller has threads of its own at every depth, so in a large world each gets fewer.
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
     options = settings.rpc_backend_options or _quiet_options(settings.timeout)
     _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, settings.device_maps or {})
@@ -337,14 +342,14 @@ def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.Tens
     set_worker_name(session.name)
     session.joined.set()
     note = os.environ.pop(MET_FD, None)
-    if note is not None:
+    if note is not None:  # the launcher waits for this before it lets a run go on without a lost rank
         os.write(int(note), b"1")
 
 
 @contextlib.contextmanager
 def _without_autograd() -> Iterator[None]:
-    """Lets torch's RPC start under another rank than before: its distributed autograd keeps a process's first rank, and
-    refuses another one. Autograd contexts are of no use then; a world whose members change has none."""
+    """Lets torch's RPC start under another rank than before. Distributed autograd does not work then."""
+    # It keeps a process's first rank and refuses another. A world whose members change has no autograd contexts.
     start = dist_autograd._init
 
     def start_or_keep(worker_id: int) -> None:
@@ -383,8 +388,8 @@ def _undo_start() -> None:
 def missing_workers(seconds: float) -> tuple[str, bool]:
     """After a call has failed: the workers that are lost, as `worker1 and worker2`, and whether they are dead.
 
-    Only the dead ones if there are any: one that does not answer within `seconds` may wait for them. Nobody (`""`)
-    if all answer, or no session is started.
+    If some are dead, names these alone: a worker that does not answer within `seconds` may wait for them. The text is
+    empty if all answer, or no session is started.
     """
     if not is_started():
         return "", False

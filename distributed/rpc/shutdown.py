@@ -1,9 +1,11 @@
-"""Ends torch's RPC in this process, also when a call that it serves never returns.
+"""Ends torch's RPC in this process, even if a call that it serves never returns.
 
-torch waits for every call that is being served, without a limit. Here a call is waited for until its caller's time
-limit, or until its caller has cancelled it. Then an exception is raised in it. If that does not end it either, as in
-`time.sleep(1e9)`, the process goes on without waiting, and ends when the program ends. So it does where no call is
-left, and torch's own threads do not end: torch wakes one of them without its lock, so that the thread may miss it.
+While a session runs, `worker` notes each call that it computes (`served`), or that waits for futures (`keep_open`), and
+callers `cancel` calls. At the end `session.leave` calls `shut_down`, which does this in order:
+
+1. It starts torch's own shutdown in a thread.
+2. It raises `CallEnded` in each call that is beyond its caller's time limit, or cancelled.
+3. It leaves a call behind that survives this, such as `time.sleep(1e9)`. The process then ends when the program ends.
 """
 
 import contextlib
@@ -23,12 +25,12 @@ from torch.futures import Future
 log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 5.0
-"""How long the workers may take to leave together, and an interrupted call to end."""
+"""Time limit for the workers to leave together, and for an interrupted call to end."""
 
 _POLL_SECONDS = 0.1
 
 
-class CallEnded(BaseException):
+class CallEnded(BaseException):  # no Exception, which the function may catch
     """Raised in a call that runs beyond its time limit while its worker leaves."""
 
 
@@ -44,15 +46,15 @@ class Served:
     deadline: float
 
     def is_over(self) -> bool:
-        """Whether nobody waits for the call any more."""
+        """Whether its caller no longer waits."""
         return time.monotonic() >= self.deadline
 
 
 _served: dict[int, Served] = {}
-"""By thread: the calls that are computed."""
+"""The calls that are computed now, by thread."""
 
 _open: dict[int, tuple[Served, Callable[[], None]]] = {}
-"""The calls that wait for futures without a thread, each with what ends it."""
+"""The calls that wait for futures without a thread, each with a function that ends it."""
 
 _lock = threading.Lock()
 _stuck = False
@@ -71,25 +73,25 @@ def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
 
 
 def keep_open(call: Served, answer: Future[Any], end: Callable[[], None]) -> None:
-    """Notes a call that waits for futures without a thread. `end` is called when nobody waits for its answer."""
+    """Notes a call that waits for futures without a thread. `end` is called when its caller no longer waits."""
 
     def forget(_: Future[Any]) -> None:
         _open.pop(id(call), None)
 
     _open[id(call)] = call, end
     answer.add_done_callback(forget)
-    end_open_calls()
+    end_open_calls()  # its caller may have cancelled it while its items were started
 
 
 def end_open_calls() -> None:
-    """Ends the open calls that nobody waits for."""
+    """Ends the open calls whose callers no longer wait."""
     for call, end in list(_open.values()):
         if call.is_over():
             end()
 
 
 def cancel(caller: str, number: int) -> None:
-    """Runs on a worker: nobody waits for this call any more."""
+    """Runs on a worker: the caller no longer waits for this call."""
     for call in [*list(_served.values()), *(call for call, _ in list(_open.values()))]:
         if (call.caller, call.number) == (caller, number):
             call.deadline = time.monotonic()
@@ -110,6 +112,7 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
     """
     global _stuck
     _open.clear()  # torch does not wait for their futures
+    # A thread, since torch waits without a limit for every call that is served; a thread can be left behind.
     ending = threading.Thread(target=_shut_torch_down, args=(graceful,), daemon=True)
     ending.start()
     give_up = time.monotonic() + timeout
@@ -125,6 +128,7 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
             _interrupt(overdue - interrupted)
             interrupted |= overdue
             give_up = now + GOODBYE_SECONDS
+        # torch wakes one of its own threads without its lock, so the thread may miss it and never end.
         if graceful and not calls and _all_have_left(ending):
             give_up = min(give_up, now + GOODBYE_SECONDS)
         if now > give_up and len(overdue) == len(calls):
@@ -152,7 +156,7 @@ def _all_have_left(ending: threading.Thread) -> bool:
 def _interrupt(threads: set[int]) -> None:
     """Raises `CallEnded` in these threads as soon as they run Python code."""
     for thread in threads:
-        with _lock:
+        with _lock:  # else the call could end here, and the exception hit the thread's next one
             if thread in _served:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CallEnded))
 
@@ -166,5 +170,5 @@ def _place(thread: int) -> str:
 def _end_without_waiting() -> None:
     """When the program ends, the process ends with its exit code, before torch waits for its threads again."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # Linux
+    if hasattr(libc, "on_exit"):  # Linux; it passes the exit code on, which atexit does not know
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)

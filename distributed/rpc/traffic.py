@@ -1,4 +1,4 @@
-"""How many messages are under way, and how many bytes remote calls have sent and received."""
+"""Counts bytes, those of remote calls and those of the whole process, and limits the messages under way."""
 
 import os
 import socket
@@ -61,7 +61,7 @@ def tcp_bytes_sent() -> int | None:
         try:
             if not str(descriptor.readlink()).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:  # closes the duplicate only
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                     if len(info) < _BYTES_ACKED + 8:
@@ -76,7 +76,7 @@ def tcp_bytes_sent() -> int | None:
 
 
 class MessageSlots:
-    """`size` places. Who waits longest gets the next free place."""
+    """`size` places for messages under way; first come, first served."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -102,12 +102,12 @@ class MessageSlots:
                 while not (self._free and self._waiting[0] is me):
                     if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                         return False
-                    if self._released != released:
+                    if self._released != released:  # the line moves, so the worker is not stuck
                         released, deadline = self._released, time.monotonic() + patience
                 self._free -= 1
                 return True
             finally:
-                self._waiting.remove(me)
+                self._waiting.remove(me)  # the next one in line may go now
                 self._changed.notify_all()
 
     def release(self) -> None:

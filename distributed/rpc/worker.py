@@ -34,12 +34,12 @@ _depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def depth() -> int:
-    """How deep the call is nested that this thread computes; 0 if it computes none."""
+    """The nesting depth of the call that this thread computes; 0 if it computes none."""
     return _depth.get()
 
 
 def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer:
-    """The function that the caller's message runs on the worker. `fields` are those of the `Head`."""
+    """Runs on the worker, called by the caller's message. `fields` are those of the `Head`."""
     use_own_gpu()
     head = Head(*fields)
     sendable = functools.partial(carries, head.caller, any_device=True)
@@ -51,12 +51,10 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
 
 
 def serve_open(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Future[Answer]:
-    """As `serve`, for a function that returns futures: starts all items, and is answered when all futures are done.
-
-    In the meantime it holds no thread. But under an autograd context, which belongs to the thread, and if the worker
-    takes items while it is free, this thread waits for the future of each item.
-    """
+    """As `serve`, for a function that returns futures: starts all items, and answers when all futures are done."""
     head = Head(*fields)
+    # Meanwhile it holds no thread, except in two cases: an autograd context belongs to its thread, and a worker takes
+    # the next item of a queue when it is free. There this thread waits for the future of each item.
     if head.ctx is not None or head.queue is not None:
         answered: Future[Answer] = Future()
         answered.set_result(serve(fields, payload, carried))
@@ -137,6 +135,7 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
             result = _result(order.func, item, head, stop)
             if not head.streams:
                 results[item.number] = result
+            # One at a time: the answer to the last delivery says whether the caller wants more.
             elif delivered is None or delivered.wait():
                 delivered = _deliver(item.number, result, head, me)
             else:  # the caller has left

@@ -40,7 +40,7 @@ LARGEST_FILE = 2**36
 FILES = ("params.safetensors", "state.pt", "meta.json", "manifest.json")
 
 _WENT_BACK = ".went_back"
-"""The file in which `rewind` notes which job has called it."""
+"""The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
 
 _STEP = re.compile(r"step_([0-9]+)")
 """The name of a checkpoint's folder. Other folders beside it are the user's own."""
@@ -76,7 +76,7 @@ class Checkpointer(NamedTuple):
 NO_CHECKPOINTS = Checkpointer(
     lambda step, validated: False, lambda snapshot, best: None, lambda: None, lambda step, best: False
 )
-"""For ranks that take the same steps while rank zero writes."""
+"""The checkpointer of ranks that take the same steps as rank zero, which alone writes."""
 
 
 def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Path], Checkpointer]:
@@ -103,6 +103,7 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
                 for name in ("last", "best") if best else ("last",):
                     _point(folder / name, path.name)
                 _point_to_next_best(folder, keep_best, snapshot.meta["step"])
+                # Last: it keeps the checkpoints that the links name.
                 _prune(folder, keep, snapshot.meta["step"])
 
         def best() -> Snapshot | None:
@@ -115,15 +116,18 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
         def settle(step: int, best_step: int | None) -> bool:
             with writing(folder):
                 _tidy(folder)
+                # A kill between a save and its links leaves `best` at an older step, which the test would take.
                 for name, number in (("last", step), ("best", best_step)):
                     if number is not None and (folder / _name(number)).is_dir():
                         _point(folder / name, _name(number))
                     else:
                         (folder / name).unlink(missing_ok=True)
                 _point_to_next_best(folder, keep_best, step)
+            # Its folder may be there, and its files damaged.
             return best() is not None
 
         def due(step: int, validated: bool) -> bool:
+            # Whether a validation is among the best is known only later, so each one is saved.
             return step % every == 0 or (validated and keep_best > 1)
 
         return Checkpointer(due, save, best, settle)
@@ -146,6 +150,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         _remove(temporary)
         temporary.mkdir()
         _fill(temporary, snapshot)
+        # The old checkpoint goes last: after a kill at any line, one of the two is there and whole.
         if final.exists() or final.is_symlink():
             _remove(replaced)
             final.rename(replaced)
@@ -163,6 +168,7 @@ def _saving(final: Path, temporary: Path) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
             _remove(temporary)
+        # safetensors and torch wrap the error of the disk, whose text says more.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         reason = (cause.strerror if isinstance(cause, OSError) else None) or str(cause).splitlines()[0]
         raise RunError(f"{final}: cannot be saved: {reason}; {STANDS}") from error
@@ -287,7 +293,7 @@ def rewind(run_dir: Path, step: int) -> None:
     folder = run_dir / "checkpoints"
     with writing(run_dir):
         (run_dir / "result.json").unlink(missing_ok=True)
-        for path in reversed(_candidates(folder)):
+        for path in reversed(_candidates(folder)):  # interrupted, it leaves a run that went on to an earlier step
             if _number(path) > step:
                 _remove(path)
         _point(folder / "last", _name(step))
@@ -370,6 +376,7 @@ def _replaced(folder: Path) -> list[Path]:
 
 
 def _candidates(folder: Path) -> list[Path]:
+    # A kill between the two renames of `write` leaves only the old checkpoint of that step.
     lost = [path for path in _replaced(folder) if not (folder / _name(_number(path))).exists()]
     return sorted([*_steps(folder), *lost], key=_number)
 
@@ -384,8 +391,8 @@ def _tidy(folder: Path) -> None:
 
 
 def _prune(folder: Path, keep: int, step: int) -> None:
-    """Removes all checkpoints up to `step` but the newest `keep` and those that are linked. Newer ones are damaged, or
-    the run would have gone on from them; they do not count."""
+    """Removes all checkpoints up to `step` but the newest `keep` and those that are linked."""
+    # Newer ones are damaged, or the run would have gone on from them. They must not push out good ones.
     linked = {real(folder / name) for name in ("best", "last")} | {real(link) for link in _next_best(folder)}
     for path in [path for path in _steps(folder) if _number(path) <= step][:-keep]:
         if real(path) not in linked:
@@ -411,7 +418,7 @@ def _next_best(folder: Path) -> list[Path]:
 
 
 def _ranked(paths: list[Path]) -> list[Path]:
-    """Those of the checkpoints, by step, whose validation counts: the best first, and of equal ones the earlier."""
+    """The checkpoints with a validation, the best first; of equal ones, the earlier step first. `paths` are by step."""
     ranked: list[tuple[dict[str, Any], Path]] = []
     for path in paths:
         value = _validation(path)
@@ -432,7 +439,7 @@ def _validation(path: Path) -> dict[str, Any] | None:
 
 
 def _point(link: Path, target: str) -> None:
-    temporary = link.with_name(f".{link.name}.tmp")
+    temporary = link.with_name(f".{link.name}.tmp")  # renamed, so that a reader always finds a link
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     if not link.is_symlink():  # a copy of the folder may have a checkpoint in its place

@@ -38,7 +38,7 @@ STOP = "stop"
 """A run that finds a file of this name in its folder saves and pauses. Without the file, the same command resumes."""
 
 _LOCK_SECONDS = 1.0
-"""Between two attempts to hold a folder."""
+"""Seconds between two attempts to hold a folder."""
 
 log = logging.getLogger("metalearn")
 
@@ -46,12 +46,12 @@ _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
 
 PAUSED, PRUNED = "paused", "pruned"
-"""Statuses of a run that has paused: after the step `pause_after`, or for the file `STOP`."""
+"""Statuses of a paused run: `PAUSED` after the step `pause_after`, `PRUNED` for the file `STOP`."""
 
 
 class FolderState(NamedTuple):
-    """The checkpoint to go on from; the result, if the run is complete; and whether to rewind first, that is, to
-    remove what the folder holds of later steps."""
+    """The checkpoint to go on from; the result, if the run is complete; and whether to rewind first: to remove the
+    checkpoints of later steps."""
 
     snapshot: Snapshot | None
     result: dict[str, Any] | None
@@ -59,7 +59,7 @@ class FolderState(NamedTuple):
 
 
 def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[[Snapshot], object]) -> FolderState:
-    """What a run of this config finds in its folder, and what `resume` makes of it.
+    """The state of the run folder for a run of this config, under its `resume`.
 
     Args:
         run_dir: the run folder.
@@ -69,7 +69,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
 
     Raises:
         ConfigError: the folder holds another run, a run that has done more steps, or something that is no run; or the
-            checkpoint that `resume` names is that of another run, but for `resume_changes`.
+            checkpoint that `resume` names has a config that differs in more than `resume_changes`.
     """
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
@@ -77,7 +77,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
-    if not empty and resume == "never" and not restarted():
+    if not empty and resume == "never" and not restarted():  # a restarted job finds its own files
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
     refuse_links(run_dir, run_dir)
     if not empty and not (run_dir / ".hydra").is_dir():
@@ -104,6 +104,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         except RunError as error:
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
     elif snapshot is None and not empty:
+        # It was killed before its first checkpoint: only Hydra's record says which run this is.
         recorded = _recorded(run_dir)
         _refuse_other(run_dir, recorded, to_container(config), _of_the_environment(recorded))
     return FolderState(snapshot, None if back else finished(run_dir, steps), back)
@@ -111,6 +112,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
 
 def _check_restorable(saved: Snapshot, start: Params, restore: Callable[[Snapshot], object]) -> None:
     """Raises RunError for a checkpoint that was saved whole, but with a content that the run cannot use."""
+    # Found here, it costs the steps since an older checkpoint. Found later, it would end the run.
     try:
         fitted("checkpoint", Path(f"step_{saved.meta['step']:06d}"), saved.params, start)
         restore(saved)
@@ -125,8 +127,8 @@ def rewinds(run_dir: Path, resume: str) -> bool:
 
 
 def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None) -> str | None:
-    """What there is to say if the run is complete or paused; None if there is something left to do. A rank other than
-    zero, whose `state` is None, says nothing of a complete run."""
+    """The message for a complete or paused run, else None. On a rank other than zero `state` is None, and the message
+    for a complete run is empty."""
     if state is not None and state.result is not None:
         return run_report(run_dir, state.result)
     if state is None and is_finished(run_dir, config):
@@ -137,7 +139,7 @@ def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None)
 
 
 def is_finished(run_dir: Path, config: DictConfig) -> bool:
-    """Whether there is nothing left to do for a rank other than zero."""
+    """Whether a rank other than zero has nothing left to do."""
     return not rewinds(run_dir, config.resume) and finished(run_dir, config.trainer.steps) is not None
 
 
@@ -151,6 +153,7 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
 
 def _is_reportable(result: dict[str, Any]) -> bool:
     """Whether a result has what `run_report` needs."""
+    # A result.json of any origin may lie here. One that cannot be reported counts as none.
     try:
         run_report(Path(), result | {"test": from_json(result["test"])})
     except (KeyError, TypeError, ValueError):
@@ -164,8 +167,8 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
 
 
 def check_copy(target: str | None) -> None:
-    """Raises ConfigError where `copy_best` would replace what it has not written itself, or where `target`, the value
-    of launch.model, cannot be written."""
+    """Raises ConfigError if `copy_best` would replace foreign files, or if `target`, launch.model, cannot be
+    written."""
     if target is None:
         return
     refuse_nameless("launch.model", Path(target))
@@ -176,13 +179,13 @@ def check_copy(target: str | None) -> None:
 
 
 def _why_not_replaceable(target: Path) -> str:
-    """Why what is there must stay; empty for nothing, an empty folder, or a copy: a checkpoint with a result, which
-    neither a run nor its checkpoints are, and nothing beside them."""
+    """The reason not to replace `target`; empty if nothing is there, or an empty folder, or an earlier copy."""
     if not target.exists() and not target.is_symlink():
         return ""
     if target.is_symlink() or not target.is_dir():
         return "is there already, and no folder"
     names = {entry.name for entry in target.iterdir()}
+    # A copy has both files. A run has no manifest, and its checkpoints have no result.
     if names and not {"manifest.json", "result.json"} <= names:
         return "is there already, and no copy of a checkpoint"
     others = sorted(names - {*FILES, "result.json"})
@@ -207,7 +210,7 @@ def copy_best(run_dir: Path, target: Path) -> None:
             target.rename(replaced)
         fresh.replace(target)
         shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:  # of which shutil's is a kind
+    except OSError as error:  # shutil.Error is one
         raise RunError(
             f"launch.model={target}: cannot be written ({error.strerror or error}); the run itself is complete. Make "
             "room, and type the same command"
@@ -217,7 +220,7 @@ def copy_best(run_dir: Path, target: Path) -> None:
 
 
 def pause_of(run_dir: Path, pause_after: int | None) -> str:
-    """Why the run is paused, and what resumes it; empty if it is not."""
+    """The reason why the run is paused, and how to resume it; empty if it is not paused."""
     result = read_json(run_dir / "result.json")
     if result.get("status") == PRUNED and (run_dir / STOP).exists():
         return f"paused: remove {run_dir / STOP}, and the same command resumes the run"
@@ -261,8 +264,7 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
     """Holds the folder for this process, until the returned file is closed or the process ends.
 
     Args:
-        wait: for a process that is running in it, as long as it takes. A trial of a sweep may outlive its controller
-            on another host.
+        wait: wait for a process that is running in it, without a time limit.
 
     Raises:
         ConfigError: another process is running in it, or it cannot be written.
@@ -277,6 +279,7 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
         ) from error
     if _try_to_hold(file):
         return file
+    # A trial of a sweep may outlive its controller on another host. The next controller must wait for its end.
     if not wait:
         file.close()
         raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder")
@@ -312,8 +315,8 @@ def _recorded(run_dir: Path) -> Config:
 
 
 def refuse_links(folder: Path, home: Path) -> None:
-    """Raises ConfigError if the folder, or a link in it, leads out of `home`: a write there would go elsewhere; or for
-    a pipe or a device in it, where a write may wait for ever."""
+    """Raises ConfigError if the folder, or a link in it, leads out of `home`, or if it holds a pipe or a device."""
+    # A write through such a link would go elsewhere, and a write to a pipe may wait for ever.
     for link in links_out_of(folder, home):
         raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
     for path in waiting_files(folder):
@@ -321,8 +324,9 @@ def refuse_links(folder: Path, home: Path) -> None:
 
 
 def _of_the_environment(recorded: Config) -> tuple[str, ...]:
-    """The keys whose values were those of environment variables. What they were is not recorded before the first
+    """The keys that took their values from environment variables. The values are not recorded before the first
     checkpoint."""
+    # Hydra records `${oc.env:…}` as typed, which never equals the value.
     return tuple(key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value)
 
 

@@ -17,6 +17,7 @@ def main_metric(values: Metrics) -> str:
 
 def better(metric: str, new: float, old: float | None) -> bool:
     """Whether `new` is better than `old`. Every value is better than None, and a finite one than one that is not."""
+    # No comparison with NaN is true: a first value of NaN would stay the best for ever.
     if old is None or not math.isfinite(old):
         return old is None or math.isfinite(new)
     return math.isfinite(new) and (new > old if metric == "accuracy" else new < old)

@@ -124,6 +124,7 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
     top = {key: config[group].get(name) for key, (group, name) in OUTSIDE.items()}
     if _is_path(parts["dataset"].get("split")):
         parts["dataset"]["split"] = None  # a folder of lists
+    # A reader refuses every `_target_`, which names code; a class is looked up only if the user names it too.
     network = parts["architecture"].get("network")
     if isinstance(network, dict):
         parts["architecture"]["network"] = {"class" if key == "_target_" else key: v for key, v in network.items()}
@@ -138,12 +139,11 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(group: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A group as model.json has it. Without its yaml, nobody knows which keys a part of a plugin has: all of them stay,
-    those of the machine without their values."""
+    """A group as model.json has it. A plugin's part keeps all keys, those of the machine without their values."""
     values = {name: value for name, value in keys.items() if name != "_target_"}
     of_the_machine = OF_THE_MACHINE if group == "dataset" else {}
     option = option_of(group, keys["_target_"])
-    if option is None:
+    if option is None:  # a plugin's, whose yaml the reader does not have: it must learn all keys from here
         return {FACTORY: keys["_target_"]} | values | {name: None for name in of_the_machine if name in values}
     elsewhere = {name for of, name in OUTSIDE.values() if of == group}
     return {KIND: option} | {name: values[name] for name in values if name not in (elsewhere | of_the_machine.keys())}
@@ -159,7 +159,7 @@ def option_of(group: str, target: str) -> str | None:
 
 @cache
 def _options(group: str) -> dict[str, dict[str, Any]]:
-    """The content of the yamls of a group by their names, without those of the user's own folder."""
+    """The content of a group's yamls by their names. Yamls of the user's own folder are left out."""
     return {file.stem: yaml.safe_load(file.read_text()) or {} for file in sorted((CONF / group).glob("*.yaml"))}
 
 
@@ -191,12 +191,14 @@ def read(key: str, path: Path) -> Snapshot:
     """
     try:
         for name in (DESCRIPTION, PARAMETERS):
+            # A folder from elsewhere must not lead to other files of this machine.
             if (path / name).is_symlink():
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
         content = check_saved(read_object(path / DESCRIPTION))
         _check_fields(content)
         if content["sha256"] != _sha256(path / PARAMETERS):
             raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")
+        # Copies, as in `checkpoint.read`: kernels may round by the alignment of a mapped file.
         params = {name: value.clone() for name, value in load_file(path / PARAMETERS).items()}
         config = _config(content)
     except Exception as error:  # safetensors raises many types

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 KEY = "seen_classes"
-"""Of meta.json and of model.json."""
+"""The key of the seen classes in meta.json and model.json."""
 
 MOST_SAVED = 200_000
-"""Classes that are saved: of so many, the JSON is still read again (`metalearn.storage.files.LARGEST_JSON`)."""
+"""The most classes that are saved. The JSON of more may be too large (`metalearn.storage.files.LARGEST_JSON`)."""
 
 
 class Seen(NamedTuple):
-    """The identities of the classes (see `metalearn.types.NamesClasses`) in training and in validation. `complete` is
-    false if those of the training, or of what it began from, are not known."""
+    """The identities (see `metalearn.types.NamesClasses`) of the classes in training and in validation. `complete` is
+    false if some are not known: the training's, or those of the run that it began from."""
 
     train: frozenset[str] = frozenset()
     val: frozenset[str] = frozenset()
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """Of `classes` classes to evaluate on, how many were trained on, and how many only validated on."""
+    """Counts of classes to evaluate on: all of them, those trained on, and those only validated on."""
 
     trained_on: int
     validated_on: int
@@ -32,11 +32,11 @@ class Overlap(NamedTuple):
 
 
 UNKNOWN_OVERLAP = {"trained_on": None, "validated_on": None, "classes": None, "complete": False}
-"""What is reported of classes without identities."""
+"""The report on classes that have no identities."""
 
 
 def is_count(value: object) -> bool:
-    """Whether a value from elsewhere is what is reported of seen classes."""
+    """Whether a value from a file has the form of a report on seen classes."""
     return (
         isinstance(value, dict)
         and value.keys() == UNKNOWN_OVERLAP.keys()
@@ -45,15 +45,15 @@ def is_count(value: object) -> bool:
 
 
 def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:
-    """What has been seen of the classes of a split, `test` or `val`. Validation classes may be validated on again."""
+    """Counts the classes of a split, `test` or `val`, that were seen. Validation classes may be validated on again."""
     trained_on = identities & seen.train
     validated_on = identities & seen.val - trained_on if split == "test" else ()
     return Overlap(len(trained_on), len(validated_on), len(identities))
 
 
 def to_meta(seen: Seen) -> dict[str, Any]:
-    """Seen classes as plain values: few, however many classes there are. More than `MOST_SAVED` are saved as not
-    known."""
+    """Seen classes as plain values. More than `MOST_SAVED` are saved as not known."""
+    # Texts, not lists: a reader refuses a file with too many values.
     if len(seen.train) + len(seen.val) > MOST_SAVED:
         seen = Seen(complete=False)
     return {"train": " ".join(sorted(seen.train)), "val": " ".join(sorted(seen.val)), "complete": seen.complete}

@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM and SIGINT; and SIGUSR1 and SIGUSR2, by which Slurm says that the time is nearly over."""
+"""Requests to stop: SIGTERM and SIGINT; and SIGUSR1 and SIGUSR2, which Slurm sends when the time is nearly over."""
 
 import logging
 import os
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 INTERRUPTED, TERMINATED = 130, 143
 STOPPED = (INTERRUPTED, TERMINATED)
-"""Exit codes of a run that was stopped by SIGINT, or by SIGTERM or what counts as SIGTERM, after saving."""
+"""Exit codes of a run that has saved and stopped: for SIGINT, and for SIGTERM or a preemption."""
 
 SAME_REQUEST_SECONDS = 2.0
-"""A terminal signals the whole process group, and a launcher passes signals on: within this time it is one request."""
+"""Signals within this time are one request: a terminal signals the whole process group, and a launcher passes it on."""
 
 PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that announce that the job will be ended. They count as SIGTERM."""
+"""Signals that announce the end of the job. They count as SIGTERM."""
 
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED} | dict.fromkeys(PREEMPTIONS, TERMINATED)
 
@@ -27,11 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The work was cut short by a request to stop. A remote call lets a KeyboardInterrupt of its caller through."""
+    """The work was cut short by a request to stop."""
+
+    # A KeyboardInterrupt, since a remote call lets that of its caller through.
 
 
 class Stops(NamedTuple):
-    """How a run is stopped. `requested` is asked after every step. What is computed inside `interruptible()` changes no
+    """Requests to stop a run. The loop asks `requested` after every step. Code inside `interruptible()` changes no
     state, and may raise Interrupted at any moment."""
 
     requested: Callable[[], bool]
@@ -39,14 +41,13 @@ class Stops(NamedTuple):
 
 
 NEVER = Stops(lambda: False, nullcontext)
-"""For ranks that rank zero stops."""
+"""The stops of a rank that rank zero stops."""
 
 
 class StopSignal:
     """Notes the first request, so that the run can save before it stops; a second one ends the process.
 
-    If the first one announces the job's end, a handler that was there before gets it when the run has saved: submitit's
-    queues the job again.
+    If the first one announces the job's end, a handler that was there before gets it when the run has saved.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class StopSignal:
         self._first: signal.Signals | None = None
         self._may_raise = False
         self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES if not _is_ignored(number)}
+        # Python runs a handler in the main thread alone, which may wait inside torch. It writes to this socket at once.
         received, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._waker_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -65,6 +67,7 @@ class StopSignal:
         """Inside this, the first request raises Interrupted; if there was one before, it is raised at once."""
         self._may_raise = True
         try:
+            # The request came between two steps. A validation of many tasks would keep it waiting for minutes.
             if self.requested:
                 raise Interrupted
             yield
@@ -77,6 +80,7 @@ class StopSignal:
         self._waker.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        # submitit's handler queues the job again.
         if self._first in PREEMPTIONS and callable(earlier := self._before[self._first]):
             earlier(self._first, None)
 
@@ -97,7 +101,7 @@ def _is_ignored(number: signal.Signals) -> bool:
 
 
 def _leave_at_the_second(received: socket.socket) -> None:
-    """Ends the process at the second request. A thread, since the main thread may wait outside of Python."""
+    """Runs in a thread: ends the process at the second request."""
     with received:
         since = code = None
         while number := received.recv(1):

@@ -1,7 +1,6 @@
-"""Reads the state of an optimiser and its counters from a file that somebody else may have written.
+"""Reads the state of an optimiser and its counters from a file of unknown origin.
 
-torch reads it with `weights_only`, which runs no code. But it unpacks what is compressed, and makes byte arrays of any
-size, so a small file could take all memory. Such a file is refused before torch reads it.
+torch reads it with `weights_only`, which runs no code. A file that could take all memory is refused before that.
 """
 
 import pickletools
@@ -15,14 +14,14 @@ from torch import Tensor
 from metalearn.runs.metrics import main_metric
 
 _ZIP = b"PK\x03\x04"
-"""How a zip archive begins."""
+"""The first bytes of a zip archive."""
 
 _LARGEST_PICKLE = 2**26
 _LARGEST_NUMBER_OF_PARTS = 2**16
 
 _MADE_BY_US = ("collections OrderedDict", "torch._utils _rebuild_tensor_v2")
 _STORAGE = ("torch ", "Storage")
-"""How the names of torch's types of storage begin and end."""
+"""The beginning and the end of the names of torch's storage types."""
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -52,11 +51,13 @@ def _check_archive(path: Path) -> None:
             raise ValueError("it is no file of torch.save")
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
+        # torch.save compresses nothing; a small compressed member could unpack to any size.
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("its members are compressed")
         pickles = [member for member in members if member.filename.lower().endswith("/data.pkl")]
         if len(pickles) != 1 or pickles[0].file_size > _LARGEST_PICKLE or len(members) > _LARGEST_NUMBER_OF_PARTS:
             raise ValueError("it is no file of torch.save, or too large")
+        # `weights_only` admits more names than a state has. One of them makes byte arrays of any size.
         for opcode, name, _ in pickletools.genops(archive.read(pickles[0])):
             if "GLOBAL" in opcode.name and not _is_ours(name):
                 raise ValueError(f"it names {name}")
@@ -68,7 +69,8 @@ def _is_ours(name: object) -> bool:
 
 
 def _check_tensors(path: Path, state: object) -> None:
-    """Raises ValueError for a tensor that repeats its values, by which a small file can stand for any size."""
+    """Raises ValueError for a tensor that repeats its values."""
+    # With a stride of 0, a small file can hold a tensor of any size.
     seen: set[int] = set()
     left = [state]
     while left:
@@ -82,6 +84,7 @@ def _check_tensors(path: Path, state: object) -> None:
 
 def _check_counters(path: Path, state: dict[str, Any]) -> None:
     """Raises ValueError for counters, validations, or sums of the log, that no run has written."""
+    # Checked when it is read, so that the run can still take an older checkpoint.
     seconds = state["progress"].get("seconds", 0.0)
     if not _is_number(seconds):
         raise ValueError(f"{path}: progress.seconds={seconds!r:.60}: is no number")
