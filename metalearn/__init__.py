@@ -18,7 +18,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What users need of the package, imported when it is first used: it takes torch along."""
+    """Imports a public name when it is first used, since it imports torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -15,7 +15,7 @@ def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**6
 
 
 def whole_numbers(name: str, values: Any, *, example: list[int], count: int | None = None) -> None:
-    """Raises ValueError unless `values` is a list of ints of at least 1, and has so many of them."""
+    """Raises ValueError unless `values` is a list of ints of at least 1, and has the wanted length."""
     good = isinstance(values, list | tuple) and all(type(value) is int and value >= 1 for value in values)
     if not good or count not in (None, len(values)):
         many = "" if count is None else f"{count} "

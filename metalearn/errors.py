@@ -9,7 +9,7 @@ class ConfigError(ValueError):
 
 
 class NotAdmittedError(ConfigError):
-    """A config names a factory that may be one of `package`, which nobody has admitted."""
+    """A config names a factory that may be one of `package`, which the user has not admitted."""
 
     def __init__(self, reason: str, package: str) -> None:
         super().__init__(f"{reason}. If {package} is a package of your own, type 'plugins=[{package}]'")
@@ -38,6 +38,6 @@ class ForeignPackageError(ImportError):
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """The question whether the nearest of the names was meant; empty where none is near."""
+    """A hint that asks for the nearest of the names; empty if none is near."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""

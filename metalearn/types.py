@@ -72,7 +72,7 @@ class Network(Protocol):
         ...
 
     def refusal(self, params: Params) -> str | None:
-        """Why its layers cannot be compiled, on any machine; None: they can."""
+        """The reason why its layers cannot be compiled on any machine; None if they can."""
         ...
 
     def pack(self, params: Params, tasks: int) -> Params:
@@ -88,7 +88,7 @@ class Network(Protocol):
         ...
 
     def outputs(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        """What the last layer gives, [t, n, d]."""
+        """The outputs of the last layer, [t, n, d]."""
         ...
 
     def metrics(
@@ -190,7 +190,7 @@ class TaskSource(Protocol):
 
 @runtime_checkable
 class NamesClasses(Protocol):
-    """What a task source may have beside: it says which classes a split is drawn from."""
+    """An optional part of a task source: the identities of the classes that a split is drawn from."""
 
     def identities(self, split: str) -> Sequence[str]:
         """The identities of the split's classes: texts without blanks, the same for a class wherever it appears."""
@@ -198,7 +198,7 @@ class NamesClasses(Protocol):
 
 
 class Optimizer(Protocol):
-    """An outer optimiser, with this much of the interface of torch's: `step` uses the `grad` of the parameters, and the
+    """An outer optimiser, with a part of the interface of torch's: `step` uses the `grad` of the parameters, and the
     rate `lr` of each of the `param_groups`."""
 
     param_groups: list[dict[str, Any]]
@@ -232,7 +232,7 @@ class ParameterOwner(Protocol):
 
 
 class Strategy(Protocol):
-    """How chunks of tasks reach the workers that compute them."""
+    """Distributes chunks of tasks over workers and collects the results."""
 
     @property
     def drives(self) -> bool:
@@ -258,7 +258,7 @@ class Strategy(Protocol):
         ...
 
     def cost(self) -> dict[str, float]:
-        """What the last step cost each worker: seconds in compute, waiting and communication, and bytes sent."""
+        """The costs of the last step for each worker: seconds in compute, waiting and communication, and bytes sent."""
         ...
 
     def share(self, value: bytes) -> bytes:

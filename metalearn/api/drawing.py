@@ -13,19 +13,19 @@ from metalearn.api.learner import Prediction
 from metalearn.tasks.common.pictures import opened
 
 MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
-"""Of a page: its labels; and of each label, its support pictures and its queries."""
+"""The most labels on a page, and the most support pictures and queries of each label."""
 
 _LONGEST = 24
-"""Signs of a name that is drawn."""
+"""The most characters of a name that are drawn."""
 
 _MARGIN, _ROW = 2.4, 1.35
-"""Inches of a page: left of the pictures, for the names; and from row to row."""
+"""The left margin of a page, for names, and the distance between rows, in inches."""
 
 _THUMBNAIL = 96
 """Pixels of the longer side of a picture on a page."""
 
 _COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
-"""Of a query: it is not known whether its label is right, it is right, it is wrong."""
+"""The colour of a query's label: not known whether it is right, right, wrong."""
 
 
 def confusion_matrix(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> Path:

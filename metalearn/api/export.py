@@ -24,7 +24,7 @@ LICENCES = {
     "cifar_fs": "none published (CIFAR-100, Krizhevsky 2009)",
     "fc100": "none published (CIFAR-100, Krizhevsky 2009)",
 }
-"""Of the data that a dataset of `conf/` is made of."""
+"""Licences of the data behind the datasets of `conf/`."""
 
 SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
 
@@ -45,7 +45,7 @@ def export(
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
 
     Args:
-        licence: that of the data, if this program does not know it.
+        licence: the licence of the data, if this program does not know it.
         network, plugins: as for `metalearn.load`, which needs them again to load what is published.
         keys: what messages call `run` and `out`.
 
@@ -75,8 +75,8 @@ def export(
 
 
 def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
-    """The result of the run's test, if `folder` is the checkpoint that was tested: the best one of a completed run. If
-    such a run has gone on since, its best checkpoint may be that of a later step."""
+    """The result of the run's test, if `folder` is the checkpoint that was tested: the best one of a completed run."""
+    # If the run has gone on since, its best checkpoint may be of a later step; so the step is compared too.
     run = run_folder_of(folder)
     best, result = run / "checkpoints/best", read_json(run / "result.json")
     if result.get("status") != "completed" or not best.exists() or not best.samefile(folder):
@@ -89,11 +89,11 @@ def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
     if KEY in test:
         figures[KEY] = test[KEY]
         known = known and is_count(test[KEY])
-    return figures if known else None  # somebody else may have written the file
+    return figures if known else None  # the file may be of any origin
 
 
 def _versions(saved: object) -> dict[str, str]:
-    """The versions that the run was made with, and that of this program."""
+    """The versions of the run's libraries, and the version of this program."""
     known = saved if isinstance(saved, dict) else {}
     versions = {name: str(known[name])[:_LONGEST_VERSION] for name in _VERSIONS if name in known}
     try:

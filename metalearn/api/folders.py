@@ -13,8 +13,8 @@ TABLE = ("file", "label", "probability")
 
 
 class Found(NamedTuple):
-    """Pictures by their paths from `root`, with the class that each one's folder names. `classes` is None if
-    these are not known, and `why` says why."""
+    """Pictures by their paths from `root`, with the class that each one's folder names. If these are not known,
+    `classes` is None, and `why` is the reason."""
 
     root: Path
     files: list[str]
@@ -67,7 +67,7 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
 
 
 def in_support(queries: Found, support: Found) -> int:
-    """How many queries have the very file of a support picture, under any name."""
+    """The number of queries whose file is, under any name, also that of a support picture."""
     known = set(map(_digest, support.paths))
     return sum(_digest(path) in known for path in queries.paths)
 

@@ -15,7 +15,7 @@ from metalearn.tasks.common.pictures import PictureForm
 from metalearn.types import Algorithm, Batch, Params
 
 _PIXELS_TOGETHER = 2**18
-"""Of the queries that are computed together, unless the learner is transductive. It bounds the memory."""
+"""The most pixels of queries that are computed together, unless the learner is transductive. It bounds the memory."""
 
 Label = Hashable
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PictureTask:
-    """A task of classes that a learner has been adapted to; its `labels` in the order in which they first came."""
+    """A task of classified pictures that a learner is adapted to. `labels` are in the order of their first pictures."""
 
     labels: tuple[Label, ...]
     _learner: "Learner" = field(repr=False)
@@ -64,7 +64,7 @@ class PictureTask:
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A task of real numbers that a learner has been adapted to."""
+    """A task of real numbers that a learner is adapted to."""
 
     _learner: "Learner" = field(repr=False)
     _values: Callable[[Tensor], Tensor] = field(repr=False)
@@ -83,11 +83,11 @@ class Regression:
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """What a run has learned.
+    """The learner that a run has trained.
 
-    `name` is its algorithm. `ways` is the number of classes of every task, None if any number will do or if it learns
-    real numbers; `trained_ways` and `shots` are those of the run's tasks. `form` is that of its pictures, None for real
-    numbers. If it is `transductive`, all pictures of a call of `predict` are normalised, or predicted, together.
+    `name` is its algorithm. `ways` is the number of classes of every task; None if any number will do, or if it learns
+    real numbers. `trained_ways` and `shots` are sizes of the run's tasks. `form` is the form of its pictures; None for
+    real numbers. If it is `transductive`, all pictures of a call of `predict` are normalised, or predicted, together.
     """
 
     name: str
@@ -152,12 +152,12 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """That of the parameters."""
+        """The device of the parameters."""
         return next(iter(self._params.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the parameters."""
+        """The type of the parameters."""
         return next(iter(self._params.values())).dtype
 
     def on_device(self, x: Tensor) -> Tensor:
@@ -170,7 +170,8 @@ class Learner:
 
 
 def _labels(labels: Any) -> list[Label]:
-    """The labels as plain values: those of an array compare and hash as numbers do."""
+    """The labels as plain values."""
+    # Elements of an array or tensor must compare and hash as numbers do.
     values = listed(labels.tolist() if hasattr(labels, "tolist") else labels, "labels")
     values = [value.item() if isinstance(value, Tensor) and value.ndim == 0 else value for value in values]
     for number, value in enumerate(values):

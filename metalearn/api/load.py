@@ -27,7 +27,7 @@ from metalearn.tasks.common.pictures import PictureForm
 from metalearn.types import Algorithm, Batch, Model, Params
 
 MOST_WAYS = 2**16
-"""Classes of a run's tasks."""
+"""The most classes of a run's tasks."""
 
 
 def load(
@@ -38,10 +38,10 @@ def load(
     transductive: bool = False,
     device: str = "cpu",
 ) -> Learner:
-    """What a run has learned.
+    """The learner that a run has trained.
 
     Args:
-        path: a run folder, of which the best checkpoint is taken; the folder of a checkpoint; or that of a model that
+        path: a run folder, whose best checkpoint is taken; the folder of a checkpoint; or the folder of a model that
             metalearn export has published.
         network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
             only you can name it.

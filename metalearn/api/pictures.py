@@ -20,7 +20,7 @@ DRAWINGS = ("omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining")
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
 
 LARGEST_SIZE = 1024
-"""Pixels of a side of what a network is shown."""
+"""The most pixels of a side of a network's picture."""
 
 FRAMINGS = ("whole", "middle")
 
@@ -30,8 +30,8 @@ array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 
 
 
 def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> PictureForm | None:
-    """The form in which a dataset shows pictures: what the source itself says, if it has a `form`, else what follows
-    from its group of the config; None if it has no pictures."""
+    """The form in which a dataset shows pictures: the source's own `form` if it has one, else the form by its group of
+    the config; None if it has no pictures."""
     own = getattr(source, "form", None)
     if isinstance(own, PictureForm):
         return checked(own)

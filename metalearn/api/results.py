@@ -1,4 +1,4 @@
-"""What a learner says about many pictures: a table, a confusion matrix, and the accuracy with its interval."""
+"""Predictions for many pictures: a table, a confusion matrix, and the accuracy with its interval."""
 
 import csv
 import math
@@ -10,7 +10,7 @@ from metalearn.api.folders import TABLE
 from metalearn.api.learner import Label, Prediction
 
 _NORMAL = 1.959964
-"""Of the standard normal distribution, 95% lie within this distance of 0."""
+"""The standard normal distribution has 95% of its mass within this distance of 0."""
 
 
 class Accuracy(NamedTuple):
@@ -42,7 +42,7 @@ def accuracy(predictions: Sequence[Prediction], truth: Sequence[Label]) -> Accur
 
 
 def confusion(predictions: Sequence[Prediction], truth: Sequence[Label], labels: Sequence[Label]) -> list[list[int]]:
-    """How many pictures of each label (rows) got each label (columns)."""
+    """The number of pictures by true label (rows) and predicted label (columns)."""
     place = {label: number for number, label in enumerate(labels)}
     table = [[0] * len(labels) for _ in labels]
     for prediction, label in zip(predictions, truth, strict=True):

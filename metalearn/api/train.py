@@ -113,7 +113,7 @@ def _trained(parts: Parts, job: Job, progress: bool) -> "TrainedLearner":
 
 @dataclass(frozen=True)
 class TrainedLearner:
-    """What a training has learned: the meta-parameters of the best validation, and its figures."""
+    """A learner that `train` has trained: the meta-parameters of the best validation, and its figures."""
 
     params: Params = field(repr=False)
     validation: dict[str, Any]
@@ -211,16 +211,16 @@ class TrainedLearner:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """A task that a learner is adapted to."""
+    """A task of arrays that a learner is adapted to."""
 
     _outputs: Callable[[ArrayLike | Tensor], Tensor]
     _labels: Tensor | None
     _flat: bool
 
     def predict(self, x: ArrayLike | Tensor) -> NDArray[np.generic]:
-        """For inputs [n, …] the label of each, or the real numbers: [n] if those of the support set were [n].
+        """The labels of inputs [n, …]; or the real numbers, [n] if the targets of the support set were [n].
 
-        If the model is transductive, what is predicted for an input depends on the other inputs of the call.
+        If the model is transductive, the prediction for an input depends on the other inputs of the call.
         """
         outputs = self._outputs(x)
         if self._labels is not None:
@@ -271,11 +271,11 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "inner": ("inner", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
     "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
 }  # fmt: skip
-"""Of each group, the argument; whether something that is no name can be its value; and what such things are."""
+"""By group: its argument, a test of values that are no names, and a description of the values allowed."""
 
 
 def _check_kinds(chosen: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an argument of a kind that no part is of."""
+    """Raises ConfigError for an argument of a wrong kind."""
     for group, part in chosen.items():
         argument, fits, what = _KINDS[group]
         if not isinstance(part, str | Named) and not fits(part):
@@ -300,7 +300,7 @@ def _source(config: DictConfig, tasks: Tasks) -> TaskSource:
 
 
 def _check_targets(outputs: int, targets: Tensor, labels: Tensor | None) -> None:
-    """Raises ValueError for targets that a network of so many outputs cannot learn."""
+    """Raises ValueError for targets that a network with this number of outputs cannot learn."""
     if labels is None and targets.shape[2] != outputs:
         raise ValueError(f"y: has {targets.shape[2]} numbers for each input, and this network gives {outputs}")
     if labels is not None and len(labels) > outputs:
@@ -328,7 +328,7 @@ def _tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
 
 
 def _facts(source: TaskSource) -> dict[str, Any]:
-    """What models take from the keys of a dataset: the number of classes, and the sizes of a picture."""
+    """The keys of a dataset that models read: the number of classes, and the sizes of a picture."""
     shape, classes = _shape(source), source.classes("train")
     facts = {} if classes is None else {"ways": classes}
     return facts | ({"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {})

@@ -18,7 +18,7 @@ def names(text: str) -> list[str]:
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """The type of a whole number of at least so much."""
+    """The type of a whole number with this minimum."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.removeprefix("-").isdecimal() or int(text) < at_least:

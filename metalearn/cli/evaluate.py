@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 FOLDER_OF_YAMLS = "--config-dir"
 
 NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on", FOLDER_OF_YAMLS)
-"""What the command line says beside changes of the config."""
+"""Options of the command line that are no keys of the config."""
 
 PLACES = (
     "checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins",
     FOLDER_OF_YAMLS,
 )  # fmt: skip
-"""Keys that change no number, and so have no part in the name of the output folder."""
+"""Keys that change no number. The name of the output folder leaves them out."""
 
 
 def main(arguments: Sequence[str], program: Program | None = None) -> int:

@@ -21,7 +21,7 @@ UNKNOWN = {
     "test": "not known, so model.json has no accuracy; only the best checkpoint of a completed run has been tested",
     "licence": "that of the data is not known to this program; type --licence TEXT",
 }
-"""What is said of a fact that model.json lacks."""
+"""The message for each fact that model.json lacks."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from metalearn.tasks.common.episodes import HoldsClasses, Images
 
 CLASSES = 64
-"""Of a shard, by default."""
+"""The default number of classes in a shard."""
 
 
 def main(arguments: Sequence[str]) -> int:

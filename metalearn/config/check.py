@@ -133,17 +133,17 @@ def started_by_launcher() -> bool:
 
 
 def launcher_pid() -> int:
-    """In such a rank: the process that has started it, on this host."""
+    """The number of the launcher's process on this host, in a rank that it has started."""
     return int(os.environ["DISTRIBUTED_LAUNCHER_PID"])
 
 
 def computes_elsewhere(config: DictConfig) -> bool:
-    """Whether this process only has ranks started on a cluster, whose hosts may have GPUs where this one has none."""
+    """Whether this process only starts ranks on a cluster. Its hosts may have GPUs where this one has none."""
     return config.launch.ray is not None and not started_as_rank()
 
 
 def job_id() -> str:
-    """What names the job of Slurm, or the world of torchrun, the same after a restart; empty without them."""
+    """The name of the Slurm job, or of torchrun's world. A restart keeps it; without them it is empty."""
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 

@@ -32,7 +32,7 @@ PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The name of a package or module."""
 
 PROVIDER = "command-line"
-"""What Hydra calls the place of a folder that `--config-dir` has named."""
+"""Hydra's name for a folder that `--config-dir` has named."""
 
 for _name, _resolver in RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
@@ -49,7 +49,7 @@ class Composed(NamedTuple):
 
 
 def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
-    """What Hydra composes for these overrides from all folders that are searched; nothing is checked."""
+    """Hydra's composition for these overrides, from all folders that are searched. Nothing is checked."""
     places = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]" for folder in own_folders()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=[*overrides, *places], **options)
@@ -97,7 +97,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
 
 
 def _check_hydra(hydra: DictConfig) -> None:
-    """Raises ConfigError for keys of Hydra by which a run would not find its folder again."""
+    """Raises ConfigError for keys of Hydra with which a run would not find its folder again."""
     if hydra.output_subdir != ".hydra":
         raise ConfigError(
             f"hydra.output_subdir={hydra.output_subdir}: a run is known by its folder .hydra; leave this key out, and "
@@ -111,7 +111,7 @@ def _check_hydra(hydra: DictConfig) -> None:
 
 
 def own_error(error: Exception) -> ConfigError:
-    """Hydra's error as ours; that of a `${RESOLVER:…}` of ours is ours already."""
+    """Hydra's error as ours. An error of our own resolver is ours already."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigError):
         cause = cause.__cause__ or cause.__context__
@@ -249,7 +249,7 @@ def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
         ConfigError: an override of another key.
     """
     chosen = tuple(whole.hydra.runtime.choices.items())
-    # Files of ours stay as they are while a process runs; somebody's own may change, as in a notebook.
+    # Our own files stay the same while a process runs. A user's files may change, as in a notebook.
     known = {*(_keys_of_ours(CONF, chosen) if not own_folders() else keys_of(_without_experiment(dict(chosen))))}
     for override in values:
         check_key(override.key_or_group, known)

@@ -1,4 +1,4 @@
-"""Configs that somebody else may have written: that of a checkpoint, and that of a run folder.
+"""Configs of unknown origin: the config of a checkpoint, and that of a run folder.
 
 They are data. Their values are never resolved, since a resolver reads environment variables and files; and what they
 hold is bounded before anything is made of it.
@@ -17,13 +17,13 @@ from metalearn.errors import ConfigError
 from metalearn.storage.files import DEEPEST, RefusedFileError, read_bounded
 
 LARGEST_YAML = 2**18
-"""Bytes of a config.yaml; one of this program has 2,000 to 4,000."""
+"""The most bytes of a config.yaml; one of this program has 2,000 to 4,000."""
 
 MOST_VALUES = 10_000
-"""In the config of a checkpoint; one of this program has about 100."""
+"""The most values in the config of a checkpoint; one of this program has about 100."""
 
 _MOST_LINKS = 8
-"""From a key to its value."""
+"""The most links in a row, from a key to its value."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -31,8 +31,8 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: there is no such file, or it may not be read.
-        RefusedFileError: it is no regular file, too large, nested too deeply, or has aliases, by which a small file can
-            stand for any number of values.
+        RefusedFileError: it is no regular file, too large, nested too deeply, or has aliases, with which a small file
+            can hold any number of values.
         ValueError: it holds no YAML.
     """
     text = read_bounded(path, LARGEST_YAML).decode()
@@ -50,7 +50,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_config(path: Path) -> Config:
-    """The config in a YAML file, in which the value of another key stands for every `${KEY}`. Nothing else is resolved.
+    """The config in a YAML file. Every `${KEY}` is replaced by the value of that key; nothing else is resolved.
 
     Raises:
         OSError, ValueError: as `read_yaml`; or it holds something else.

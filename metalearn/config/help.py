@@ -18,7 +18,7 @@ class Key(NamedTuple):
 
 
 def help_text() -> str:
-    """What the program does, then its groups with their options, then its keys."""
+    """The help: a summary of the program, then its groups with their options, then its keys."""
     lines = [
         "Trains meta-learners. Everything is chosen by config: GROUP=OPTION and KEY=VALUE.",
         "",

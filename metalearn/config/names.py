@@ -10,7 +10,7 @@ DEFAULT = ("maml_glyphs", "maml", "glyphs")
 """The default experiment, its algorithm and its dataset."""
 
 _LONGEST_FOLDER_NAME = 120
-"""Bytes."""
+"""The most bytes of a folder's name."""
 
 
 def folder_name(overrides: str) -> str:
@@ -28,7 +28,7 @@ def trial_folder(overrides: str, number: int, study: str | None) -> str:
 
 
 def study_folder(study: str | None) -> str:
-    """What follows the experiment's folder: that of the study, if there is one."""
+    """The folder of the study, if there is one, below the experiment's folder."""
     return "" if study is None else f"/{study}"
 
 

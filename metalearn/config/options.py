@@ -17,10 +17,10 @@ NO_GROUPS = ("reproduce",)
 """Folders of `conf` that are not config groups."""
 
 SEVERAL = ("logger",)
-"""Groups of which several options can be chosen together: `logger=[tensorboard,csv]`."""
+"""Groups that take several options together: `logger=[tensorboard,csv]`."""
 
 _own: list[Path] = []
-"""The folder of the user's own yamls, if `search` was told one."""
+"""The folder of the user's own yamls, if `search` got one."""
 
 
 def search(folder: str | None) -> None:
@@ -43,12 +43,12 @@ def search(folder: str | None) -> None:
 
 
 def search_flags() -> list[str]:
-    """The flags that have another process search where this one does."""
+    """The flags with which another process searches the same folders."""
     return [f"--config-dir={folder}" for folder in _own]
 
 
 def own_folders() -> list[Path]:
-    """The folders beside ours in which this process finds options."""
+    """The folders, besides ours, that this process searches for options."""
     return list(_own)
 
 

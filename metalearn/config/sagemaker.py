@@ -1,4 +1,4 @@
-"""What the environment of a training job of Amazon SageMaker says, for `conf/launch/sagemaker.yaml`.
+"""Reads the environment of a training job of Amazon SageMaker, for `conf/launch/sagemaker.yaml`.
 
 SageMaker's containers set these variables: ENVIRONMENT_VARIABLES.md of https://github.com/aws/sagemaker-training-toolkit.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from metalearn.errors import ConfigError
 
 CHANNELS = "SM_CHANNEL_"
-"""How the variables begin that name the folder of an input channel."""
+"""The beginning of the variables that name the folder of an input channel."""
 
 ALL_CHANNELS = "/opt/ml/input/data"
 """The folder of the channels' folders."""

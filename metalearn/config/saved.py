@@ -20,10 +20,10 @@ OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 """Groups that get their defaults: an evaluation may run on another machine than the training."""
 
 STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
-"""Where a run starts, and where it pauses."""
+"""Keys that say where a run starts and pauses."""
 
 TRUST = ("plugins", "seen_classes")
-"""What only the command line of an evaluation may say."""
+"""Keys of an evaluation that only its command line may set."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
@@ -44,10 +44,10 @@ FREE_KEYS = (
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
 FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh", "algorithm.eval_lr_factor": 1.0}
-"""Keys that earlier versions had not, and the values that stand for what they did. A key that is off is not named."""
+"""Defaults for keys missing in old checkpoints. A key that is off needs none."""
 
 MANIFEST, DESCRIPTION = "manifest.json", "model.json"
-"""Files by which the folders of a checkpoint and of a published model are known."""
+"""Files that mark the folder of a checkpoint, and that of a published model."""
 
 NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""
@@ -123,7 +123,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
 
 
 def check_groups(saved: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raises ConfigError for a saved config without one of these groups of keys, each of which names its factory."""
+    """Raises ConfigError if one of these groups is missing in a saved config, or names no factory."""
     for name in names:
         group = saved.get(name)
         if not isinstance(group, Mapping) or not isinstance(group.get("_target_"), str):

@@ -11,7 +11,7 @@ from metalearn.reporting.loggers.protocol import Picture
 from metalearn.types import Episode
 
 MOST_CLASSES, MOST_EACH = 20, 6
-"""Of an episode so many classes are shown, and of each class so many support and query pictures."""
+"""The most classes of an episode that are shown, and the most support and query pictures of each class."""
 
 _LARGEST = 96
 """Pixels of the longer side of a shown picture."""

@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 Row = dict[str, Any]
 
 COSTS = {"data": "#E69F00", "compute": "#0072B2", "waiting": "#BBBBBB", "communication": "#D55E00", "update": "#009E73"}
-"""Where a worker's time may go, and its colour."""
+"""The costs of a worker's step, in seconds, and their colours."""
 
 _COST = re.compile(r"worker(\d+)/(compute|waiting|communication)_seconds")
 

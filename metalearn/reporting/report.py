@@ -40,7 +40,7 @@ class ShownTask(NamedTuple):
 
 
 class ShownLearner(NamedTuple):
-    """What draws predictions before and after inner steps: the algorithm's `adapt`, and the tested parameters."""
+    """The learner behind the drawn predictions: the algorithm's `adapt`, and the tested parameters."""
 
     adapt: Adapt
     params: Params

@@ -30,7 +30,7 @@ from metalearn.tasks.common.torchvision_files import PublishedDataset, read_publ
 from metalearn.types import TaskSource
 
 PICTURES = 600
-"""In each class."""
+"""Pictures in each class."""
 DECODER = "cifar100-v1"
 """Name and version of the cached array. Raise the version if the array changes; caches and shards of older ones are not
 read then."""

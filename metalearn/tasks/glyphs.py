@@ -53,8 +53,8 @@ def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _distance(places: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far each place [n, 2] is from the nearest of the points [m, 2]: ‖x − p‖² = ‖x‖² + (‖p‖² − 2 x·p), of which
-    one product gives all that depends on p."""
+    """The distance of each place [n, 2] from the nearest of the points [m, 2]."""
+    # ‖x − p‖² = ‖x‖² + (‖p‖² − 2 x·p): one matrix product gives all that depends on p.
     ones = np.ones((len(places), 1))
     of_points = np.hstack([(points**2).sum(-1, keepdims=True), -2 * points]) @ np.hstack([ones, places]).T
     squares: NDArray[np.float64] = (places**2).sum(-1) + of_points.min(axis=0)

@@ -23,7 +23,7 @@ from metalearn.types import TaskSource
 
 FOLDERS = "folders"
 LARGEST_LIST = 2**26
-"""Bytes of a list of classes."""
+"""The most bytes of a list of classes."""
 
 _SHUFFLE = 64_16_20
 """Seeds the division of classes by fractions, which is the same in every run."""
@@ -144,7 +144,7 @@ def _divide(root: Path, folders: Mapping[str, PictureFolder], split: str | Seque
 
 
 def _below_split(name: str) -> str:
-    """The name of a class folder without that of the folder train, val or test that it lies in."""
+    """The name of a class folder, without the folder train, val or test above it."""
     first, _, rest = name.partition("/")
     return rest if first in SPLITS and rest else name
 

@@ -42,7 +42,7 @@ from metalearn.types import TaskSource
 
 NAME = "mini_imagenet"
 LARGEST_LIST = 2**26
-"""Bytes of train.csv, val.csv or test.csv."""
+"""The most bytes of train.csv, val.csv or test.csv."""
 
 _DEPTH = 5
 _WORDNET_ID = re.compile(r"n\d{8}")

@@ -1,1 +1,1 @@
-"""The loop that meta-trains, and what it is made of."""
+"""The loop that meta-trains, and its parts."""

@@ -1,4 +1,4 @@
-"""What a worker computes for a chunk: it makes the episodes, runs the algorithm, and returns the result."""
+"""A worker's computation for a chunk: it makes the episodes, runs the algorithm, and returns the result."""
 
 import hashlib
 import time
@@ -16,7 +16,7 @@ DATA_SECONDS = "data_seconds"
 """The metric of a chunk for the seconds that its episodes took to make."""
 
 DIGEST = "digest"
-"""The value of an evaluation task that is a hash of its content."""
+"""The name of the value that is a hash of an evaluation task's content."""
 
 
 class ChunkFunctions(NamedTuple):

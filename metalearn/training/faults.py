@@ -1,4 +1,4 @@
-"""Which task is at fault, if a step gives numbers that are not finite."""
+"""Finds the task at fault if a step gives numbers that are not finite."""
 
 import torch
 from torch import Tensor

@@ -25,7 +25,7 @@ class FlatOptimizer:
 
     Args:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
-        settings: those of the only parameter group; `lr` is among them.
+        settings: the settings of the only parameter group, with `lr`.
         update: one step.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
@@ -46,7 +46,7 @@ class FlatOptimizer:
             param.copy_(value)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
-        """What belongs to each parameter, in its shape. A single number belongs to all."""
+        """The state of each parameter, in its shape. A single number belongs to all."""
         if flat.dim() == 0:
             return [flat] * len(self._params)
         parts = flat.split([param.numel() for param in self._params])
@@ -63,7 +63,7 @@ class FlatOptimizer:
         """Takes over copies of the state and the settings.
 
         Raises:
-            ValueError: the state is that of other parameters or of another optimiser.
+            ValueError: the state belongs to other parameters or to another optimiser.
         """
         (group,), state = state_dict["param_groups"], state_dict["state"]
         if len(group["params"]) != len(self._params) or not state.keys() <= set(range(len(self._params))):

@@ -13,10 +13,10 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
 
 FEW, FEW_FLOATS = 8, 12_000_000
-"""The same for a chunk of at most so many tasks. It is larger, since each chunk costs time of its own."""
+"""Chunks of up to 8 tasks may use 12M floats: each chunk has a fixed cost."""
 
 PAIR_FLOATS = 80_000_000
-"""The same for a chunk of two tasks, so that two threads have one each."""
+"""Chunks of two tasks may use 80M floats, so that two threads have a task each."""
 
 
 class TrainerSettings(NamedTuple):
@@ -71,12 +71,12 @@ def trainer(
 
 
 def chunk_size(settings: TrainerSettings, model: Model, images: int, device: torch.device) -> int:
-    """How many tasks of `images` images are computed together: at most `tasks_that_fit`, in chunks as even as possible.
-    Large tasks come in four chunks or more, so that workers can share them, but in pairs if there are few.
+    """The number of tasks of `images` images in a chunk: at most `tasks_that_fit`, in chunks as even as possible.
 
-    With `auto` this depends on the model, the episode, the type of device and constants. It depends on nothing else of
-    the machine, so that the bits do not either.
+    Large tasks come in four chunks or more, which workers can share. If there are few, they come in pairs.
     """
+    # With `auto`, only the model, the episode, the type of device and constants count: the bits then depend on nothing
+    # else of the machine.
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
     tasks = settings.meta_batch_size
@@ -86,13 +86,13 @@ def chunk_size(settings: TrainerSettings, model: Model, images: int, device: tor
 
 
 def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:
-    """How many tasks of `images` images fit `CHUNK_FLOATS`, or up to `FEW` that fit `FEW_FLOATS`, or two that fit
-    `PAIR_FLOATS`; at least one."""
+    """The number of tasks of `images` images that fit `CHUNK_FLOATS`, or up to `FEW` that fit `FEW_FLOATS`, or two that
+    fit `PAIR_FLOATS`; at least one."""
     floats = images * model.activations
     few = min(FEW, FEW_FLOATS // floats)
     return max(_small_chunk(model, images, device), few, 2 if 2 * floats <= PAIR_FLOATS else 1)
 
 
 def _small_chunk(model: Model, images: int, device: torch.device) -> int:
-    """How many tasks fit `CHUNK_FLOATS`."""
+    """The number of tasks that fit `CHUNK_FLOATS`."""
     return CHUNK_FLOATS[device.type] // (images * model.activations)

@@ -34,7 +34,7 @@ def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: boo
     Args:
         make: gives a fresh network.
         name: the name of the network in errors.
-        shape: that of an input, for images (channels, h, w); an image of one channel is repeated.
+        shape: the shape of an input, for images (channels, h, w); an image of one channel is repeated.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
         advice: what to type if the network cannot take such inputs.
@@ -192,7 +192,7 @@ def _find_head(network: nn.Module, path: str | None, shared: Mapping[str, str], 
 
 
 def _separable(network: nn.Module, head: _HeadLayer, images: Tensor) -> bool:
-    """Whether the outputs of the head are those of the network, and nothing else depends on the head's weights."""
+    """Whether the head's outputs are the network's, and nothing else depends on the head's weights."""
     weights = [parameter.detach().clone() for parameter in head.parameters()]
     with torch.no_grad():
         outputs = network(images)

@@ -74,7 +74,7 @@ def staged_model(
 
 
 def compiled_model(model: Model, ignores_support: bool) -> Model:
-    """The same model, whose network and features are also computed as a whole."""
+    """The model, with its network and its features also compiled as a whole."""
 
     def compiled(stages: Sequence[Stage]) -> Network:
         return Network([layer for stage in stages for layer in stage.layers], ignores_support=ignores_support)

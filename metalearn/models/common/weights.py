@@ -30,14 +30,14 @@ HEADS = {
 """The networks that take pretrained weights, and the name of the last linear layer of each."""
 
 _NAME = re.compile(r"(\w+_Weights)\.(\w+)")
-"""As torchvision names weights: ResNet18_Weights.IMAGENET1K_V1."""
+"""torchvision's names of weights, such as ResNet18_Weights.IMAGENET1K_V1."""
 
 _FORMER = (
     (re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\."), r"\1\2."),
     (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_1\."), r"\1.0."),
     (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
 )
-"""Names of layers in torchvision's published files of densenet121 and vit_b_16, and what they are called today."""
+"""Names of layers in torchvision's published files of densenet121 and vit_b_16, and their present names."""
 
 _UNUSED = "num_batches_tracked"
 """The buffer of a batch norm that its outputs do not depend on; not every file has it."""
@@ -49,8 +49,8 @@ Prepare = Callable[[Tensor], Tensor]
 
 
 class PretrainedWeights(NamedTuple):
-    """The weights of a network without its head, by name; a function that makes of pictures [n, 1 or 3, h, w] in [0, 1]
-    what the network was trained on; and a line for the log."""
+    """The weights of a network without its head, by name; a function from pictures [n, 1 or 3, h, w] in [0, 1] to the
+    inputs that the network was trained on; and a line for the log."""
 
     state: Mapping[str, Tensor]
     prepare: Prepare
@@ -67,7 +67,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
         input_size: height and width to which pictures are scaled; None: those that the weights were trained with.
 
     Raises:
-        ValueError: no such weights; they cannot be read or downloaded; or they are not those of the network.
+        ValueError: no such weights; they cannot be read or downloaded; or they belong to another network.
     """
     from torchvision import models  # takes a second
 
@@ -142,7 +142,7 @@ def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[
     """The weights of all layers but the head.
 
     Raises:
-        ValueError: names or shapes that are not those of the network.
+        ValueError: names or shapes differ from the network's.
     """
     from torchvision import models
 

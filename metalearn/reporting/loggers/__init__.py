@@ -1,1 +1,1 @@
-"""Where the points of a run go, besides train.log and metrics.jsonl: one logger per file, each a `Logger`."""
+"""The loggers, one per file, each a `Logger`. They get a run's points besides train.log and metrics.jsonl."""

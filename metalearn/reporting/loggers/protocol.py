@@ -1,4 +1,4 @@
-"""What every logger is, and what it is told of the run."""
+"""The interface of every logger, and the data that it gets."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from metalearn.storage.files import read_json, write_atomically
 Values = dict[str, float]
 
 Sums = dict[str, tuple[float, int]]
-"""For each figure its sum over some steps, and their number."""
+"""For each figure, its sum over some steps and the number of steps."""
 
 Picture = NDArray[np.uint8]
 """Red, green and blue: [height, width, 3]."""
@@ -27,9 +27,9 @@ log = logging.getLogger("metalearn")
 
 
 class Window(NamedTuple):
-    """The steps to log: how many are `done` already, the last one that is `validated`, how many there are, and the
-    tasks (or samples: `unit`) of each. `pending` has the sums over the steps that are done, but not in a line yet;
-    `digest` is that of metrics.jsonl after these steps, if it is known."""
+    """The steps to log: the last one that is `done`, the last one that is `validated`, their number, and the tasks (or
+    samples: `unit`) of each. `pending` has the sums over steps that are done, but not in a line yet. `digest` is the
+    digest of metrics.jsonl after the steps done, if it is known."""
 
     done: int
     validated: int
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     digest: str | None = None
 
     def keeps(self, split: str, step: int) -> bool:
-        """Whether what an earlier session has logged stands: it will not be done again."""
+        """Whether a point of an earlier session stays, since this run will not compute it again."""
         return 0 < step <= {"train": self.done, "val": self.validated, "test": 0}[split]
 
 
@@ -73,7 +73,7 @@ def run_name(folder: Path) -> str:
 
 
 class Sent:
-    """What another program, from which nothing can be taken back, has of this run: a file in the run folder.
+    """A file in the run folder that notes the points sent to another program, which cannot take a point back.
 
     A run that goes on makes the steps after its checkpoint again, with the same values. They are not sent twice.
     `id` is the run's name in that program; None: it has nothing of this run yet.

@@ -24,9 +24,9 @@ from metalearn.reporting.loggers.protocol import (
 DATABASE = "mlflow.db"
 
 _LONGEST_PARAM = 500
-"""Letters of a parameter's value that every store of MLflow takes."""
+"""The most characters of a parameter's value that every store of MLflow takes."""
 _MOST_PARAMS = 100
-"""In one call."""
+"""The most parameters in one call."""
 
 
 def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:

@@ -1,1 +1,1 @@
-"""What the task sources share: they draw episodes and samples, read files, and use the cache."""
+"""The code that task sources share: it draws episodes and samples, reads files, and uses the cache."""

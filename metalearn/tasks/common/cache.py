@@ -49,7 +49,7 @@ def cached_array(
 
 
 def array_header(shape: tuple[int, ...]) -> bytes:
-    """How `np.save` begins the file of a uint8 array."""
+    """The first bytes of the file that `np.save` writes for a uint8 array."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What an episode is, and how the task sources draw one.
+"""The shape of an episode, and the way in which task sources draw one.
 
 Nothing here keeps state. Task number i of a split is drawn from a generator seeded by (seed, split, i). So any worker
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
@@ -52,7 +52,7 @@ class EpisodeSpec(NamedTuple):
 
 class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
-    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names what made them, with its version."""
+    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version."""
 
     identities: Sequence[str]
     fewest: int

@@ -1,4 +1,4 @@
-"""What names a class in every dataset that holds it, so that it is known again in other splits and other runs."""
+"""Identities of classes. A class has the same one in every dataset, split and run."""
 
 import hashlib
 

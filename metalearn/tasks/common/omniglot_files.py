@@ -14,9 +14,9 @@ COLLECTIONS = ("images_background", "images_evaluation")
 _DEPTH = 5
 
 LARGEST_DRAWING = 2**20
-"""Bytes of a picture's file; a published one has 150 to 400."""
+"""The most bytes of a picture's file; a published one has 150 to 400."""
 LARGEST_ARCHIVE = 2**30
-"""Bytes of an archive."""
+"""The most bytes of an archive."""
 
 
 class Drawings(NamedTuple):

@@ -30,7 +30,7 @@ SUFFIXES = tuple(
 DECODER = 1
 """Version of the decoded pictures. Raise it if decoding changes; caches and shards of older ones are not read then."""
 FAMILY = "folder"
-"""Of the identities of classes that are known by the names of their folders."""
+"""The family of class identities that are made of folder names."""
 
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
 _THREADS = 8
@@ -186,7 +186,7 @@ def _check_enough(
 
 
 def decoder(name: str) -> str:
-    """What makes the pictures of the dataset `name`, with its version."""
+    """The name and version of the decoder of the dataset `name`."""
     return f"{name}-v{DECODER}"
 
 
@@ -209,7 +209,7 @@ def decoded_classes(
         shapes: the shape of each split's episodes.
         image_size: height and width of the decoded pictures.
         channels: 1 (grey) or 3.
-        class_name: the name of a class by which other divisions of the same pictures know it.
+        class_name: gives the name of a class in other divisions of the same pictures.
 
     Raises:
         DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them

@@ -1,4 +1,4 @@
-"""Reads one picture, whoever made it, and gives it the form in which a dataset shows pictures to the network."""
+"""Reads one picture of any origin, and gives it the form in which a dataset shows pictures to the network."""
 
 import threading
 from collections.abc import Iterator
@@ -13,21 +13,21 @@ from metalearn.storage.files import RefusedFileError, open_regular
 from metalearn.tasks.common.episodes import Images
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
-"""What Pillow may read, whatever a file is called. Others are read by other programs: it gives EPS to Ghostscript."""
+"""Formats that Pillow may read, whatever a file's name. It hands others to other programs: EPS to Ghostscript."""
 
 LARGEST_FILE = 2**28
-"""Bytes of a picture's file."""
+"""The most bytes of a picture's file."""
 MOST_PIXELS = 2**26
-"""Of a picture. Decoding takes up to 20 bytes of memory for each."""
+"""The most pixels of a picture. Decoding takes up to 20 bytes of memory for each."""
 
 _LARGE = 2**22
-"""Pixels of a picture from which on one at a time is decoded."""
+"""Pictures with more pixels than this are decoded one at a time."""
 
 _one_at_a_time = threading.Lock()
 
 
 class PictureForm(NamedTuple):
-    """How a dataset shows pictures to the network.
+    """The form in which a dataset shows pictures to the network.
 
     Each has `size` × `size` pixels of `channels` channels: 1 (grey) or 3 (red, green, blue). The Lanczos filter reduces
     (or enlarges) the `whole` picture to a square; or, if false, its shorter side, and the middle of the longer one is
@@ -100,7 +100,7 @@ def of_8_bits(image: Image.Image, file_format: str | None) -> Image.Image:
 
 
 def reason(error: Exception) -> str:
-    """Why a picture cannot be read, to stand behind its name."""
+    """The reason why a picture cannot be read, for a message after its name."""
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"has more than {MOST_PIXELS:,} pixels; make it smaller"
     if isinstance(error, RefusedFileError):

@@ -1,4 +1,4 @@
-"""Where the files of a dataset are."""
+"""The place of a dataset's files."""
 
 from typing import NamedTuple
 

@@ -18,7 +18,7 @@ from metalearn.tasks.common.identities import identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 _ORDER, _KNOWN = 1, 2
-"""The last numbers of the generators' seeds. They keep the generators apart from each other and from those of tasks."""
+"""The last numbers of the generators' seeds. They differ from each other and from those of the tasks' generators."""
 
 
 class Labelled(NamedTuple):
@@ -33,8 +33,8 @@ class Labelled(NamedTuple):
 
 
 class ByClass(NamedTuple):
-    """The drawings `which` of each class, class after class; `pictures(label)` [m, h, w] gives those of a class. Only
-    the classes of the samples that are taken are read."""
+    """The drawings `which` of each class, class after class. `pictures(label)` gives a class [m, h, w]; only classes of
+    the samples taken are read."""
 
     pictures: Callable[[int], Images]
     which: range

@@ -27,7 +27,7 @@ from metalearn.tasks.common.episodes import Images
 INDEX = "index.json"
 FORMAT = "metalearn shards 1"
 LARGEST_SHARD = 2**40
-"""Bytes."""
+"""The most bytes of a shard."""
 
 _FIELDS = {"format": str, "decoder": str, "picture": list, "shards": list, "classes": dict, "sha256": str}
 _NAMED = 5
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardForm(NamedTuple):
-    """What decoded pictures are: the `decoder`, by the dataset's name and its version, and the `shape` of a picture,
+    """The form of decoded pictures: their `decoder`, by the dataset's name and its version, and the `shape` of each,
     (h, w) or (h, w, 3)."""
 
     decoder: str
@@ -45,7 +45,7 @@ class ShardForm(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where the pictures of a class lie: from number `first` to before number `end` of the shard."""
+    """The pictures of a class: from number `first` up to, but without, number `end` of the shard."""
 
     shard: int
     first: int
@@ -68,8 +68,8 @@ class Shards:
 
     Args:
         folder: the value of `dataset.shards`.
-        form: what the dataset's pictures are.
-        identities: those of the classes that the dataset needs, in the order of their numbers.
+        form: the form of the dataset's pictures.
+        identities: identities of the classes that the dataset needs, in the order of their numbers.
         drawings: the number of pictures of each class; None if classes differ.
 
     Raises:

@@ -19,7 +19,7 @@ TEST = 10_000
 
 
 LARGEST_FILE = 2**28
-"""Bytes of a file; torchvision reads it whole."""
+"""The most bytes of a file; torchvision reads it whole."""
 
 
 class PublishedDataset(NamedTuple):
