@@ -19,8 +19,8 @@ class RemoteObject:
 
     `handle.method(…)` runs the method there and waits; `handle.rpc_async().method(…)` gives a future. Both are remote
     calls as any other: with the session's time limit, exceptions of the same type, and graphs under
-    `autograd.context()`. The methods run in threads of the worker, those of several calls at the same time: a class
-    whose methods are called from several places needs a lock of its own. A method under `async_execution` holds no
+    `autograd.context()`. The methods run in threads of the worker, several at the same time if there are several calls.
+    The class then needs a lock of its own. A method under `async_execution` holds no
     thread while its future is open. Names that begin with an underscore are not called remotely.
 
     A handle can be sent to other workers. The object ends with the last handle.

@@ -21,7 +21,7 @@ Partitioner = int | str | PartitionFunction
 
 
 class Whole:
-    """A value that is sent uncut, once to each worker, however many items the worker runs. It arrives unwrapped."""
+    """A value that is sent uncut, and once to each worker even if the worker runs many items. It arrives unwrapped."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -135,7 +135,7 @@ def dim_partitioner(
     keepdim: bool = True,
     workers: Sequence[int | str] | None = None,
 ) -> PartitionFunction:
-    """Makes a `TensorDimensionPartitioner`; see there."""
+    """Makes a `TensorDimensionPartitioner`."""
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
 
 
@@ -170,7 +170,7 @@ def _value(leaf: Any) -> Any:
 
 
 def dynamic_partitioner(dim: int = 0, *, keepdim: bool = True) -> PartitionFunction:
-    """Makes a `DynamicPartitioner`; see there."""
+    """Makes a `DynamicPartitioner`."""
     return DynamicPartitioner(dim, keepdim=keepdim)
 
 

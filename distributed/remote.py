@@ -123,7 +123,7 @@ def remote_sync_call(
             count, unless none of them ends for this long.
         retries: how often an item may be computed anew, by another worker, after its worker was lost: it does not
             answer, or not in time. Other workers of the call come first. The time limit begins again. `func` must
-            be declared `pure`. Exceptions of `func` are raised at once, as ever.
+            be declared `pure`. Exceptions of `func` are raised at once, without a retry.
 
     Raises:
         ConnectionError: a worker does not answer; the message names it, or with `retries` all that were tried.
@@ -165,7 +165,7 @@ def remote_async_call(
         call.note_read(value)
 
     def finish_in_own_thread() -> None:
-        """Retries are waited for, and torch's threads shall not wait."""
+        # `results` waits for retries, and this callback runs in a thread of torch's, which must not wait.
         threading.Thread(target=finish, name="retries of a remote call", daemon=True).start()
 
     call.when_ended(finish_in_own_thread if retries else finish)
@@ -185,13 +185,13 @@ def as_completed(
 
         for number, loss in as_completed(task_loss, args=(tasks,), partitioner=dim_partitioner(0, exclusive=True)):
 
-    Items are dealt and sent as ever: one message to each worker, which runs its items in turn. But each result comes
-    back by itself, while the worker computes its next item. The caller's own items are computed in a second thread.
-    The call begins when the first result is asked for. Leaving the loop gives the rest up: each worker ends after its
-    present item. The first failure is raised at once. Under `autograd.context()` the results keep their graphs, but
-    after a failure, or if the loop is left early, that context has no backward pass.
+    One message goes to each worker, which runs its items in turn. Each result comes back by itself, while the worker
+    computes its next item. A second thread computes the caller's own items. The call begins when the loop asks for the
+    first result. If the loop is left early, each worker stops after its present item. The first failure is raised at
+    once. Under `autograd.context()` the results keep their graphs, but after a failure, or if the loop is left early,
+    that context has no backward pass.
 
-    Args: as for `remote_sync_call`. The time limit is that of a worker's whole part, not of an item. Results on a GPU
+    Args: as for `remote_sync_call`. The time limit is for a worker's whole part, not for an item. Results on a GPU
         need a device map from their worker to the caller.
 
     Raises: as `remote_sync_call`.

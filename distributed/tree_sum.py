@@ -33,7 +33,7 @@ def partials(parts: Iterable[tuple[Subtree, T]], count: int) -> dict[Subtree, T]
 
     Args:
         parts: sums of subtrees, nested in any way, with tensors and numbers as leaves; in any order.
-        count: how many terms there are in all.
+        count: the number of all terms.
     """
     sums: dict[Subtree, T] = {}
     for (level, position), value in parts:
@@ -67,7 +67,7 @@ def _as_subtree(numbered: tuple[int, T]) -> tuple[Subtree, T]:
 
 
 def combine(parts: Iterable[tuple[Subtree, T]], count: int) -> T:
-    """The sum of all `count` terms, of the sums of subtrees that hold each term once."""
+    """The sum of all `count` terms, from sums of subtrees. Each term must be in one of them."""
     (total,) = partials(parts, count).values()
     return total
 
@@ -85,7 +85,7 @@ def tree_sum(terms: Sequence[T]) -> T:
 
 
 def subtrees_of(numbers: Iterable[int], count: int) -> list[Subtree]:
-    """The subtrees whose sums `partials_of_terms` gives for these terms, by their first term."""
+    """The subtrees that `partials_of_terms` adds these terms to, ordered by their first term."""
     nothing: Any = ()
     sums = partials_of_terms(((number, nothing) for number in numbers), count)
     return sorted(sums, key=Subtree.first)

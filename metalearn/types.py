@@ -54,7 +54,7 @@ class Stage(NamedTuple):
     """One part of a network that is a sequence of parts.
 
     `apply(params, h, known)` takes the outputs `h` of the stage before; `params` names the parameters that it uses. If
-    `known` is above 0, normalisation statistics are those of the first `known` samples only. `layers` are those of
+    `known` is above 0, only the first `known` samples give normalisation statistics. `layers` are those of
     `metalearn.nn.layers`, if the stage is made of them; then the network can be compiled.
     """
 

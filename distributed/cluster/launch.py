@@ -46,7 +46,7 @@ LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
 
 
 class CannotListenError(OSError):
-    """The launcher cannot listen on the address where the ranks shall meet."""
+    """The launcher cannot listen on the address where the ranks meet."""
 
 
 class LaunchConfig(NamedTuple):
@@ -114,7 +114,7 @@ def launch(
 
 
 class Start(Protocol):
-    """One start of all ranks, or of those of this host."""
+    """One start of all ranks, or of this host's ranks."""
 
     def rank(self, number: int, *, joins: bool = False) -> Process:
         """Starts a rank, by its number here; `joins`: in place of one that has failed, in a world under way."""

@@ -47,7 +47,7 @@ class BusyError(OSError):
 
 
 class MissingError(OSError):
-    """A host of the cluster lacks the program, or the folder in which it shall run."""
+    """A host of the cluster lacks the program, or the folder to run it in."""
 
 
 class Cluster(NamedTuple):
@@ -71,7 +71,7 @@ class Cluster(NamedTuple):
 
 class Command(NamedTuple):
     """The program of every rank: Python with `arguments`, in a `folder` that every host has, with these environment
-    variables beside the host's own."""
+    variables besides the host's own."""
 
     arguments: Sequence[str]
     folder: str

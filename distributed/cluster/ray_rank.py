@@ -39,9 +39,9 @@ class Rank:
         return int(self._listener.getsockname()[1])
 
     def run(self, arguments: Sequence[str], folder: str, variables: Mapping[str, str]) -> Iterator[Event]:
-        """Runs Python with these arguments in a folder, with environment variables beside the host's own; gives what
-        happens as it happens. A variable whose value is `{store}` or `{met}` gets the number of that descriptor;
-        `{pid}`, of this process."""
+        """Runs Python with these arguments in a folder, with environment variables besides the host's own; yields its
+        events. In the variables, the values `{store}`, `{met}` and `{pid}` stand for the numbers of the store's
+        descriptor, of the pipe's descriptor and of this process."""
         met, note = os.pipe()
         store = -1 if self._listener is None else self._listener.fileno()
         places = {"{store}": str(store), "{met}": str(note), "{pid}": str(os.getpid())}

@@ -1,4 +1,4 @@
-"""Packs values into messages and sends them: bytes, and beside them what only torch can send, tensors and RRefs.
+"""Packs values into messages and sends them: bytes, and besides these tensors and RRefs, which only torch can send.
 
 We pack values ourselves for three reasons: a parameter keeps its graph wherever it is in a message; an error names a
 value that cannot be sent before anything is sent; and bytes can be counted.

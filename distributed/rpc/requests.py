@@ -30,7 +30,7 @@ class Order(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The fields of a message beside its order.
+    """The fields of a message besides its order.
 
     Attributes:
         depth: how deep the call is nested.

@@ -160,7 +160,7 @@ class Spares:
         self._lost.add(rank)
 
     def next_for(self, number: int, rank: int, cause: Exception) -> int:
-        """The rank that shall compute item `number`, which worker `rank` has lost.
+        """The rank to compute item `number`, which worker `rank` has lost.
 
         Raises:
             Exception: of the type of `cause`: there is no such worker, or the item was sent too often.

@@ -1,4 +1,4 @@
-"""Counts bytes, those of remote calls and those of the whole process, and limits the messages under way."""
+"""Counts the bytes of remote calls and of the whole process, and limits the messages under way."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint on test tasks: on those of its own run, or on others.
+"""Evaluates a checkpoint on the test tasks of its own run, or on others.
 
     metalearn evaluate checkpoint=outputs/maml_omniglot/seed0/checkpoints/best
     metalearn evaluate checkpoint=… dataset=glyphs shots=5 tasks=1000    another dataset, other tasks
@@ -9,11 +9,11 @@
     metalearn evaluate --config-dir=my_conf checkpoint=… dataset=mine    a dataset of your own
     torchrun --nproc_per_node=2 -m metalearn evaluate checkpoint=…
 
-A checkpoint may be a model that metalearn export has published. With `ensemble`, the predictions are the mean of those
-of all checkpoints, each adapted by itself; the config is that of the first. Short names: ways, shots and queries are
+A checkpoint may be a model that metalearn export has published. With `ensemble`, each checkpoint is adapted by
+itself, the predictions are averaged, and the first checkpoint's config counts. Short names: ways, shots and queries are
 keys of the dataset; tasks is trainer.test_tasks (or val_tasks). The script writes result.json, config.yaml and test.csv
 (or val.csv), with a line for each task, into output=FOLDER. Without it, they go to evaluations/… in the run folder, or
-in that of the published model. Exit codes are those of train.py.
+in the published model's folder. Exit codes are as for train.py.
 """
 
 from collections.abc import Sequence

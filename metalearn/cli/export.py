@@ -1,11 +1,11 @@
-"""Publishes what a run has learned: a folder with model.safetensors and model.json, which holds no code and no path.
+"""Publishes the model of a run: a folder with model.safetensors and model.json, without code and without paths.
 
     metalearn export outputs/protonet_omniglot/seed0 --out protonet_omniglot
 
 RUN is a run folder, whose best checkpoint is taken, or the folder of a checkpoint. model.json says how to build and use
 the network: algorithm, architecture, preprocessing, ways, shots, inner optimiser and steps. For its readers it has the
-test accuracy, the data set and its licence, and the versions. A part that a package of yours makes is only named: who
-uses the model needs the package, and admits it. Use the model by metalearn.load, metalearn adapt, metalearn evaluate
+test accuracy, the data set and its licence, and the versions. A part that a package of yours makes is only named: users
+of the model need the package, and admit it. Use the model by metalearn.load, metalearn adapt, metalearn evaluate
 checkpoint=FOLDER, or init_from=FOLDER. Exit codes: 0 done; 2 nothing that can be published.
 """
 

@@ -6,8 +6,8 @@
 
 The folder holds a file for every --classes classes, and index.json. The classes of different splits lie in different
 shards. A run with shards has the same tasks and the same numbers as one without. Each split list of a dataset reads the
-same shards, and so do the datasets of plain samples: those of omniglot serve omniglot_characters and
-omniglot_pretraining, those of cifar_fs serve fc100. Exit codes: 0 done; 2 a dataset that cannot be cut, or wrong
+same shards, and so do the datasets of plain samples: the shards of omniglot serve omniglot_characters and
+omniglot_pretraining, and those of cifar_fs serve fc100. Exit codes: 0 done; 2 a dataset that cannot be cut, or wrong
 arguments.
 """
 

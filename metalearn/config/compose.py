@@ -263,8 +263,8 @@ def _keys_of_ours(conf: Path, chosen: tuple[tuple[str, str | None], ...]) -> fro
 
 
 def _without_experiment(chosen: Mapping[str, str | None]) -> DictConfig:
-    """The chosen options as their own files have them, without the experiment: the keys that exist. Of a group with
-    several options at once, which Hydra does not list, those of all its options."""
+    """The chosen options from their own files, without the experiment: the keys that exist. A group with several
+    options at once has the keys of all its options, since Hydra does not list the chosen ones."""
     known = groups()
     plain = [f"{group}={option}" for group, option in chosen.items() if group in known and option is not None]
     config = composed_by_hydra([*(p for p in plain if not p.startswith("experiment=")), "~experiment"])

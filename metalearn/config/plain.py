@@ -56,7 +56,8 @@ def _option(group: str, part: Named) -> DictConfig:
 
 
 def _without_arrays(value: Any) -> Any:
-    """The value, with numbers and lists in place of those of numpy and torch, which no config can hold."""
+    """The value, with plain numbers and lists in place of numpy's and torch's."""
+    # A config can hold no others.
     if isinstance(value, Mapping):
         return {name: _without_arrays(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -79,8 +79,8 @@ def _retargeted(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
-    """The config of a checkpoint, changed by overrides. The checkpoint may be somebody else's: its values are never
-    resolved, and code that is not ours runs only if an override names it.
+    """The config of a checkpoint of any origin, changed by overrides. Its values are never resolved, and foreign code
+    runs only if an override names it.
 
     Args:
         saved: the config in its meta.json.
@@ -213,7 +213,7 @@ def check_checkpoint(key: str, path: object, *, published: bool = True) -> None:
 
 
 def run_folder_of(checkpoint: Path) -> Path:
-    """The run folder of a checkpoint, two levels above …/checkpoints/step_000100; links are followed. Any other folder,
-    such as that of a published model, is its own."""
+    """The run folder of a checkpoint, two levels above …/checkpoints/step_000100; links are followed. For any other
+    folder, such as a published model, the folder itself."""
     folder = checkpoint.resolve()
     return folder.parent.parent if folder.parent.name == "checkpoints" else folder

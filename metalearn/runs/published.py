@@ -139,7 +139,7 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(group: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A group as model.json has it. A plugin's part keeps all keys, those of the machine without their values."""
+    """A group as model.json has it. A plugin's part keeps all keys; keys of the machine lose their values."""
     values = {name: value for name, value in keys.items() if name != "_target_"}
     of_the_machine = OF_THE_MACHINE if group == "dataset" else {}
     option = option_of(group, keys["_target_"])

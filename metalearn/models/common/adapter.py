@@ -70,7 +70,7 @@ def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: boo
 
 
 def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: str) -> int:
-    """The floats that a forward pass of a network leaves for one input. The arguments are those of `model_of`.
+    """The floats that a forward pass of a network leaves for one input. The arguments are as for `model_of`.
 
     Raises:
         ValueError: as `model_of`.

@@ -79,4 +79,4 @@ def _stands(row: Row, window: Window) -> bool:
     try:
         return window.keeps(row["split"], int(row["step"]))
     except (KeyError, ValueError):
-        return False  # somebody else has written it
+        return False  # it is not of this program
