@@ -3,9 +3,9 @@
 import functools
 import hashlib
 import logging
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.app import ranks
-from metalearn.app.job import Job, Program, to_job
+from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.outcome import FAILED, OK, report_error
 from metalearn.app.parts import (
     Parts,
@@ -69,11 +69,8 @@ class Request(NamedTuple):
     home: Path
 
 
-def evaluate_checkpoint(
-    request: Request, program: Program, arguments: Sequence[str], fork: Callable[[Sequence[str]], int]
-) -> int:
-    """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it, and
-    `fork` runs it with other arguments in a fork of this process.
+def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
+    """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
 
     Returns the exit code.
 
@@ -83,13 +80,19 @@ def evaluate_checkpoint(
     """
     members = members_of(request)
     notes = notes_on(members)
-    saved = members[0].saved
     refuse_links(request.output, request.home)
     check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
-    config = changed_config(saved.meta["config"], request.overrides, aliases)
-    job = to_job(config, request.output, "evaluate", None, program, arguments)._replace(fork=fork)
+    config = changed_config(members[0].saved.meta["config"], request.overrides, aliases)
+    job = to_job(config, request.output, "evaluate", None, program, arguments)
+    job = job._replace(arguments=pinned(arguments, members, request.output))
     set_up_torch(config)
+    return evaluate_members(request, members, notes, job)
+
+
+def evaluate_members(request: Request, members: Sequence[Member], notes: Sequence[str], job: Job) -> int:
+    """The evaluation of checkpoints that are read already, as its launcher or as one of its ranks; returns the exit
+    code. A rank that is a fork begins here."""
     parts = assemble(job)
     fitting = [params_for(parts, member) for member in members]
     params = fitting[0]
@@ -98,19 +101,29 @@ def evaluate_checkpoint(
         params = joined(fitting)
     check_tasks(parts, params, request.split)
     seen = functools.reduce(Seen.joined, (from_meta(member.saved.meta) for member in members))
-    counted = check_unseen(seen, parts.source, request.split, config.seen_classes)
-    rank = int(os.environ.get("RANK", 0))
-    if rank == 0:
-        with creating("output", request.output):
-            request.output.mkdir(parents=True, exist_ok=True)
-    if ranks.to_be_started(job):
-        return ranks.start_ranks(job, pinned(arguments, members, request.output), max_restarts=0)
-    if rank > 0:
-        return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
-    log_to_terminal()
-    for note in notes:
-        log.warning("%s", note)
-    return lead(request, job, parts, members, params, counted)
+    counted = check_unseen(seen, parts.source, request.split, job.config.seen_classes)
+    match role_of(job):
+        case Role.LAUNCHER:
+            make_output(request.output)
+            return ranks.launch_ranks(partial(evaluate_members, request, members, notes), job, max_restarts=0)
+        case Role.WORKER:
+            return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
+        case Role.LEADER:
+            make_output(request.output)
+            log_to_terminal()
+            for note in notes:
+                log.warning("%s", note)
+            return lead(request, job, parts, members, params, counted)
+
+
+def make_output(output: Path) -> None:
+    """Makes the output folder.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    with creating("output", output):
+        output.mkdir(parents=True, exist_ok=True)
 
 
 def members_of(request: Request) -> list[Member]:

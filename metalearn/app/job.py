@@ -1,13 +1,21 @@
-"""One run as the command line asks for it, and the program that was started for it."""
+"""One run as the command line asks for it, the program that was started for it, and the role of this process in it."""
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from enum import Enum, auto
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, read_write
 
-from metalearn.config.check import check_network, check_top_level, world_size
+from metalearn.config.check import (
+    check_network,
+    check_top_level,
+    computes_elsewhere,
+    started_as_rank,
+    world_size,
+)
 
 MODULE = "metalearn"
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +45,7 @@ class Job(NamedTuple):
     """One run: its config, folder and experiment; the program and arguments that repeat it; and its number of workers.
 
     `whole` is what Hydra has composed, and makes the run folder of; None where it makes none. `in_sweep` says that this
-    is one of a multirun, for which Hydra has made the folder. `fork` runs the program with new arguments in a fork of
-    this process; it is None where that cannot be done.
+    is one of a multirun, for which Hydra has made the folder.
     """
 
     config: DictConfig
@@ -49,7 +56,40 @@ class Job(NamedTuple):
     arguments: list[str]
     workers: int
     in_sweep: bool = False
-    fork: Callable[[Sequence[str]], int] | None = None
+
+    def changed(self, **values: Any) -> "Job":
+        """The same run with other values of some top-level keys: in its config, in what Hydra records of it, and in
+        the arguments that repeat it."""
+        typed = [f"{key}={value}" for key, value in values.items()]
+        config, whole = self.config.copy(), None if self.whole is None else self.whole.copy()
+        for node in (config, whole):
+            if node is not None:
+                for key, value in values.items():
+                    OmegaConf.update(node, key, value)
+        if whole is not None:
+            with read_write(whole.hydra):
+                whole.hydra.overrides.task.extend(typed)
+        return self._replace(config=config, whole=whole, arguments=[*self.arguments, *typed])
+
+
+class Role(Enum):
+    """What a process does in a run."""
+
+    LAUNCHER = auto()
+    """Starts the ranks of this host, and waits for them."""
+    LEADER = auto()
+    """Rank zero, or the only process of the run: trains, and writes everything."""
+    WORKER = auto()
+    """Another rank: computes what rank zero asks for."""
+
+
+def role_of(job: Job) -> Role:
+    """The role of this process. The ranks that a launcher starts, forks too, find their own in the environment."""
+    if started_as_rank():
+        return Role.LEADER if int(os.environ["RANK"]) == 0 else Role.WORKER
+    # A single rank is a process of its own only where it must be isolated, or be on another host.
+    alone = job.workers == 1 and job.config.launch.isolate is not True and not computes_elsewhere(job.config)
+    return Role.LEADER if alone else Role.LAUNCHER
 
 
 def to_job(

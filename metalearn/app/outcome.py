@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.runs.signals import INTERRUPTED
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
 """Exit codes. A run that has diverged does so again: launchers do not repeat it."""
@@ -27,6 +28,14 @@ class Ending(NamedTuple):
 def exit_code_of(run: Callable[[], int]) -> int:
     """What `run` returns. If it raises an error that needs no traceback: reports it and gives its exit code."""
     return ending_of(run).code
+
+
+def exit_code_of_process(run: Callable[[], int]) -> int:
+    """As `exit_code_of`, for all that a process does: it may be interrupted at any moment."""
+    try:
+        return exit_code_of(run)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def ending_of(run: Callable[[], int]) -> Ending:

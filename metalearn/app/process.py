@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,14 +49,6 @@ def end_with_starter() -> None:
             sys.exit(1)
         except OSError:  # it may be slow, or behind a name that is not known yet
             return
-
-
-def run_in_fork(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """In a fork: runs a program that knows nothing of the config which was composed before; returns its exit code."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    return main(arguments)
 
 
 def has_one_thread() -> bool:

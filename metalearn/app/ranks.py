@@ -1,13 +1,12 @@
-"""What each rank of a job does: the launcher starts them, rank zero leads, the others serve it."""
+"""What the processes of a run do: the launcher starts the ranks, rank zero leads, the others serve it."""
 
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -18,12 +17,13 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, report_error
+from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, printable, report_error
 from metalearn.app.parts import Parts, connect
-from metalearn.app.process import has_one_thread, run_in_fork
-from metalearn.app.run import DONE, result_of, train_and_test
+from metalearn.app.process import has_one_thread
+from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
+from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
-from metalearn.config.check import computes_elsewhere, on_several_hosts, started_as_rank, started_by_launcher
+from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
@@ -38,45 +38,55 @@ HANDED_ON = ("METALEARN_", "WANDB_", "MLFLOW_", "NCCL_", "PYTHONPATH")
 log = logging.getLogger("metalearn")
 
 
-def leads(job: Job) -> bool:
-    """Whether this process is rank zero, or the launcher on its host."""
-    return int(os.environ["RANK"]) == 0 if started_as_rank() else job.config.launch.node_rank == 0
-
-
-def to_be_started(job: Job) -> bool:
-    """Whether this process only starts the ranks: several, or a single one that must be isolated, or be elsewhere."""
-    alone = job.workers == 1 and job.config.launch.isolate is not True and not computes_elsewhere(job.config)
-    return not started_as_rank() and not alone
-
-
 def ask_rank_zero(job: Job) -> bool:
     """Whether only rank zero can tell that nothing is left to do: other hosts may not see the run folder."""
     return on_several_hosts(job.config) and JOINS not in os.environ
 
 
-def start_workers(job: Job, state: FolderState | None) -> int:
-    """Runs this program once for each worker and waits; `state` is None where rank zero is on another host."""
-    arguments = list(job.arguments)
+# The launcher
+
+
+def start(rank_main: Callable[[Job], int], job: Job, parts: Parts) -> int:
+    """The launcher: checks the run, then has each rank of this host run `rank_main` with the job, and waits; returns
+    the exit code."""
+    first_host = job.config.launch.node_rank == 0
+    log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts
+    found = look_into_folder(job, parts) if first_host else None
+    if found is not None and found.done is not None and not ask_rank_zero(job):
+        print(printable(found.done))
+        return OK
+    check_run(job, parts, found.state.snapshot if found else None)
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
             on_ray.check(_ray_cluster(job), job.workers)
         else:
             check_isolation(_launch_config(job))
-    if state is not None:
-        with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
-            if state.rewinds and state.snapshot is not None:
-                checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
-                arguments += ["resume=auto", "resume_changes=[]"]  # rewind once, not again at every restart
-        if job.config.resume == "never":
-            arguments.append("resume=auto")  # it is the start that finds an empty folder, not a restart
-    else:
+    if found is None:
         log_to_terminal(logging.WARNING)  # what has become of this host's ranks
-    return start_ranks(job, arguments, max_restarts=job.config.launch.max_restarts)
+    else:
+        with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
+            job = job_of_ranks(job, found.state)
+    return launch_ranks(rank_main, job, max_restarts=job.config.launch.max_restarts)
 
 
-def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int:
-    """Runs the job's program with these arguments once for each worker of the job, and waits."""
-    program = [*job.program.arguments, *arguments]
+def job_of_ranks(job: Job, state: FolderState) -> Job:
+    """The job as the ranks run it, and run it again after a restart. If the folder must be rewound, it is done here:
+    once, and not at every restart."""
+    if state.rewinds and state.snapshot is not None:
+        checkpoint.rewind(job.run_dir, state.snapshot.meta["step"])
+        return job.changed(resume="auto", resume_changes=[])
+    # `never` is a condition of the start, which has found an empty folder; a restart finds checkpoints in it.
+    return job.changed(resume="auto") if job.config.resume == "never" else job
+
+
+def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int) -> int:
+    """Runs `rank_main(job)` for each rank of this host, and waits; returns the exit code.
+
+    The ranks are forks of this process, which has composed the job and imported torch. A fork inherits no other thread
+    and cannot use a GPU; where there are such, or the ranks are on other hosts, each rank is a program that is given
+    the job's arguments, and composes it again.
+    """
+    program = [*job.program.arguments, *job.arguments]
     config = _launch_config(job)
     with _refusals():
         if computes_elsewhere(job.config):
@@ -84,8 +94,8 @@ def start_ranks(job: Job, arguments: Sequence[str], *, max_restarts: int) -> int
             return on_ray.launch(command, config, _ray_cluster(job), max_restarts=max_restarts, say=log.warning)
         gpus = torch.cuda.device_count()
         check_gpus(job.config.device, config.workers, gpus)
-        fork = job.fork if gpus == 0 and has_one_thread() else None
-        run = [sys.executable, *program] if fork is None else partial(run_in_fork, fork, arguments)
+        forks = gpus == 0 and has_one_thread()
+        run = partial(exit_code_of_process, partial(rank_main, job)) if forks else [sys.executable, *program]
         return launch(run, config, max_restarts=max_restarts, say=log.warning)
 
 
@@ -144,8 +154,47 @@ def _refusals() -> Iterator[None]:
         raise ConfigError(f"launch=ray: {error}; every host needs the program, and a folder that all share") from error
 
 
-def lead(job: Job, parts: Parts, state: FolderState) -> int:
-    """Rank zero: trains, tests, writes everything; returns the exit code."""
+# Rank zero
+
+
+def lead(job: Job, parts: Parts) -> int:
+    """Rank zero, or the only process of a run: checks the run, if no launcher has, then trains and tests, and writes
+    everything; returns the exit code."""
+    launched = started_by_launcher()
+    log_to_terminal(logging.ERROR if launched else logging.INFO)  # the launcher has logged what is checked here
+    if not launched:  # before the run folder is made or changed
+        found = look_into_folder(job, parts)
+        if found.done is not None:
+            return _report(job, parts, found.done)
+        check_run(job, parts, found.state.snapshot)
+    with folder.lock(job.run_dir, wait=job.in_sweep):
+        state, done = look_into_folder(job, parts)  # another process may have been in it before the lock was held
+        if done is not None:
+            return _report(job, parts, done)
+        if launched:
+            check_run(job, parts, state.snapshot)
+        log_to_terminal()
+        if job.in_sweep:
+            return _train_and_close(job, parts, state)
+        assert job.whole is not None
+        return run_by_hydra(lambda config: _train_and_close(job, parts, state), job.whole, job.run_dir)
+
+
+def _report(job: Job, parts: Parts, done: str) -> int:
+    """Reports a run in which nothing is left to do. Ranks on other hosts, which wait for this one, are let go."""
+    print(printable(done), flush=True)
+    if ask_rank_zero(job):
+        try:
+            strategy = connect(parts)
+            strategy.share(DONE)
+            strategy.close()
+        except (RuntimeError, ConnectionError, TimeoutError) as error:
+            log.debug("%s", error)  # they were not started, or have ended: nothing is lost
+    return OK
+
+
+def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
+    """Connects the workers, trains, and closes what was opened, whatever has happened; returns the exit code."""
     stop = StopSignal()
     handler = log_to_file(job.run_dir / "train.log")
     try:
@@ -180,18 +229,6 @@ def _closing(strategy: Strategy) -> Iterator[None]:
     strategy.close()
 
 
-def dismiss_others(parts: Parts, report: str) -> int:
-    """Rank zero of a run in which nothing is left to do: prints the report, and lets the other ranks end."""
-    print(report, flush=True)
-    try:
-        strategy = connect(parts)
-        strategy.share(DONE)
-        strategy.close()
-    except (RuntimeError, ConnectionError, TimeoutError) as error:
-        log.debug("%s", error)  # they were not started, or have ended: nothing is lost
-    return OK
-
-
 def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop: StopSignal) -> int:
     """Trains to the end, or to a stop that was asked for, and writes what became of the run; returns the exit code."""
     pause = job.run_dir / folder.STOP
@@ -216,15 +253,19 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
     return OK
 
 
-def hand_out(job: Job) -> None:
-    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing.
+# Other ranks
 
-    Raises:
-        RunError: the folder cannot be written.
-    """
-    target = job.config.launch.model
-    if target is not None and not job.in_sweep:
-        folder.copy_best(job.run_dir, Path(target))
+
+def serve_run(job: Job, parts: Parts) -> int:
+    """Another rank of a run: checks it as rank zero does, without its folder, and serves; returns the exit code."""
+    log_to_terminal(logging.ERROR)
+    done = folder.report_if_done(job.run_dir, job.config, None)
+    if done is not None and not ask_rank_zero(job):
+        if done:
+            print(printable(done))
+        return OK
+    check_run(job, parts, None)
+    return serve(job, parts, lambda strategy: follow(job, parts, strategy))
 
 
 def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:

@@ -2,14 +2,15 @@
 
 import logging
 import shlex
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from metalearn.app.job import Job
 from metalearn.app.outcome import printable
-from metalearn.app.parts import Parts, evaluation_chunk, training_chunk
-from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in
+from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, training_chunk
+from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
 from metalearn.config.values import to_container
 from metalearn.errors import RunError
 from metalearn.nn.native import describe
@@ -19,10 +20,19 @@ from metalearn.reporting.logging import SILENT, RunLog
 from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
-from metalearn.runs.folder import PAUSED, FolderState, inspect, write_result
+from metalearn.runs.folder import (
+    PAUSED,
+    FolderState,
+    check_copy,
+    copy_best,
+    inspect,
+    report_if_done,
+    write_result,
+)
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
+from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
     Progress,
     Run,
@@ -46,6 +56,52 @@ SHOWN_TASKS, SHOWN_SAMPLES = 4, 60
 """So many test tasks, or test samples, are in the report."""
 
 log = logging.getLogger("metalearn")
+
+
+# Before a run
+
+
+class Found(NamedTuple):
+    """What a run finds in its folder, and the report if nothing is left to do."""
+
+    state: FolderState
+    done: str | None
+
+
+def look_into_folder(job: Job, parts: Parts) -> Found:
+    """Inspects the run folder, which stays as it is. If the run is complete already, its model is handed out.
+
+    Raises:
+        ConfigError: the run may not go on in this folder; see `inspect`. Or the model cannot be handed out there.
+    """
+    check_copy(job.config.launch.model)
+    state = inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
+    done = report_if_done(job.run_dir, job.config, state)
+    if done is not None and state.snapshot is not None:
+        check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
+    if state.result is not None:
+        hand_out(job)
+    return Found(state, done)
+
+
+def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
+    """Checks what is about to be trained: the first tasks fit the network, and no test class was trained on.
+
+    `begun` is the checkpoint that the run goes on from; a rank that does not see the run folder has None.
+
+    Raises:
+        ConfigError: they do not, or one was.
+        DataError: data that is missing or damaged.
+    """
+    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    if begun is not None and begun.meta["step"] and job.config.resume == "auto":
+        check_same_classes(from_meta(begun.meta), parts.source, parts.settings.steps)
+    seen = seen_by(parts, begun)
+    for split in ("test", "val"):
+        check_unseen(seen, parts.source, split, job.config.seen_classes)
+
+
+# The run
 
 
 def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stops: Stops) -> Result:
@@ -135,9 +191,15 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
 
-def found_in_folder(job: Job, parts: Parts) -> FolderState:
-    """What the run finds in its folder; see `inspect`."""
-    return inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
+def hand_out(job: Job) -> None:
+    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    target = job.config.launch.model
+    if target is not None and not job.in_sweep:
+        copy_best(job.run_dir, Path(target))
 
 
 def restored(saved: Snapshot, parts: Parts) -> tuple[TrainState, Progress]:

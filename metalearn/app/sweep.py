@@ -45,11 +45,10 @@ LAUNCHERS = {
 PRELOAD = ("metalearn.app.preload",)
 
 RunJob = Callable[[Job], int]
-Main = Callable[[Sequence[str]], int]
 
 
-def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main: Main) -> int:
-    """Checks and runs a multirun; returns the exit code. `main` runs the program with other arguments.
+def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> int:
+    """Checks and runs a multirun; returns the exit code.
 
     Raises:
         ConfigError: a job that is refused, a sweep that cannot be started, or torchrun has started this process.
@@ -79,7 +78,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob, main:
         "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),
     }
-    run_trials_by_hydra(lambda config: trial(config, program, run_job, main), attributes)
+    run_trials_by_hydra(lambda config: trial(config, program, run_job), attributes)
     return OK
 
 
@@ -158,13 +157,13 @@ def job_of(config: DictConfig, program: Program) -> Job:
     return job._replace(in_sweep=True)
 
 
-def trial(config: DictConfig, program: Program, run_job: RunJob, main: Main) -> dict[str, Any]:
+def trial(config: DictConfig, program: Program, run_job: RunJob) -> dict[str, Any]:
     """Runs one trial; what became of it: `status`, `exit` (code), `error`, and the fields of its result.json."""
     folder = Path()
 
     def run() -> int:
         nonlocal folder
-        job = job_of(config, program)._replace(fork=main)
+        job = job_of(config, program)
         folder = job.run_dir
         return run_job(job)
 

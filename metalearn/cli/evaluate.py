@@ -17,18 +17,16 @@ in the published model's folder. Exit codes are as for train.py.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
-from metalearn.app.outcome import BAD_CONFIG, OK, exit_code_of, print_to_pipe
+from metalearn.app.outcome import BAD_CONFIG, OK, exit_code_of_process, print_to_pipe
 from metalearn.app.process import end_with_starter, set_up_process
 from metalearn.config.names import folder_name
 from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.errors import ConfigError
-from metalearn.runs.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from metalearn.app.evaluation import Request
@@ -51,10 +49,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print_to_pipe(str(__doc__))
         return OK if arguments else BAD_CONFIG
-    try:
-        return exit_code_of(lambda: evaluate(arguments, program or installed("evaluate")))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_code_of_process(lambda: evaluate(arguments, program or installed("evaluate")))
 
 
 def evaluate(arguments: Sequence[str], program: Program) -> int:
@@ -62,7 +57,7 @@ def evaluate(arguments: Sequence[str], program: Program) -> int:
     set_up_process(1)
     from metalearn.app.evaluation import evaluate_checkpoint  # imports torch, after the line above
 
-    return evaluate_checkpoint(read(arguments), program, arguments, partial(main, program=program))
+    return evaluate_checkpoint(read(arguments), program, arguments)
 
 
 def read(arguments: Sequence[str]) -> "Request":

@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from metalearn.app import ranks
+from metalearn.app.job import installed, to_job
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
@@ -272,15 +271,13 @@ def test_a_job_that_slurm_has_queued_again_goes_on(tmp_path: Path, monkeypatch: 
     assert folder.inspect(tmp_path, config, {}, lambda saved: None).snapshot is None
 
 
-def test_a_restart_does_not_refuse_the_folder_of_the_first_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_does_not_refuse_the_folder_of_the_first_start() -> None:
     """With launch.max_restarts the same arguments are run again; resume=never is a condition of the first start."""
-    started: list[list[str]] = []
-    monkeypatch.setattr(ranks, "start_ranks", lambda job, arguments, max_restarts: started.append(list(arguments)) or 0)
-    arguments = ["resume=never", "workers=2"]
-    job: Any = SimpleNamespace(
-        arguments=arguments, config=compose_config(arguments).config, workers=2, run_dir=tmp_path, in_sweep=False
-    )
-    assert ranks.start_workers(job, folder.FolderState(None, None, False)) == 0
-    assert started == [[*arguments, "resume=auto"]]
+    overrides = ["resume=never", "workers=2"]
+    job = to_job(*compose_config(overrides), installed(), overrides)
+    again = ranks.job_of_ranks(job, folder.FolderState(None, None, False))
+    assert again.arguments == [*overrides, "resume=auto"]
+    assert (job.config.resume, again.config.resume) == ("never", "auto")
+    assert again.whole is not None
+    assert again.whole.resume == "auto"
+    assert again.whole.hydra.overrides.task == again.arguments
