@@ -33,7 +33,7 @@ from distributed.reduce import mean  # noqa: E402
 from distributed.remote import remote_sync_call  # noqa: E402
 from distributed.rpc.traffic import tcp_bytes_sent  # noqa: E402
 from distributed.strategies.common.relay import FAN_OUT, Branch, grow  # noqa: E402
-from distributed.strategies.common.work import StrategyFunctions, Work, WorkPlan  # noqa: E402
+from distributed.strategies.common.work import ChunkStrategy, Work, WorkPlan  # noqa: E402
 from distributed.strategies.ddp import ddp  # noqa: E402
 from distributed.strategies.rpc import rpc  # noqa: E402
 
@@ -221,10 +221,10 @@ def _work() -> Work:
     def nothing(*_: Any) -> Any:
         raise NotImplementedError
 
-    return Work(gradient, nothing, nothing, None, nothing, torch.device("cpu"))
+    return Work(map=gradient, evaluate=nothing, diagnose=nothing, loss=None, result=nothing, device=torch.device("cpu"))
 
 
-def _take_steps(strategy: StrategyFunctions, way: str, ranks: int) -> StepCost:
+def _take_steps(strategy: ChunkStrategy, way: str, ranks: int) -> StepCost:
     params = {"weight": torch.zeros(ELEMENTS)}
     chunks = [torch.tensor([number]) for number in range(ranks)]
     for step in range(WARM_UP):

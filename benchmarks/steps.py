@@ -16,7 +16,7 @@ from metalearn.reporting.logging import SILENT
 from metalearn.runs.checkpoint import NO_CHECKPOINTS
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
-from metalearn.training.loop import Run, TrainState, Units, advance, new_learner, tasks_in_chunks
+from metalearn.training.loop import Run, TrainState, Units, UpdateHere, new_learner, tasks_in_chunks
 from metalearn.training.optimizers import adam
 from metalearn.training.settings import TrainerSettings
 from metalearn.types import Algorithm, ChunkResult, Episode, TaskSource
@@ -36,7 +36,7 @@ def run_of(
 
     As in train.py, the parameters stay on the CPU and chunks are computed on `device`.
     """
-    work = Work(*chunk_functions(algorithm, source, device, dtype), device)
+    work = Work(**chunk_functions(algorithm, source, device, dtype)._asdict(), device=device)
     plan = WorkPlan(work, 1, dim_partitioner(), mean())
     outer = adam(
         lr=RATE, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
@@ -55,7 +55,8 @@ def run_of(
 def take_step(run: Run, learner: TrainState, step: int) -> Sequence[ChunkResult]:
     """Step number `step`, from 1 on, with its own tasks."""
     batch = run.settings.meta_batch_size
-    return advance(run, learner, tasks_in_chunks((step - 1) * batch, batch, run.training.chunk), step, RATE)[0]
+    tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
+    return UpdateHere(run, learner).advance(tasks, step, RATE)[0]
 
 
 def train_tasks(episodes: Callable[[Tensor], Episode]) -> Any:

@@ -210,24 +210,24 @@ class Optimizer(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-class ParameterOwner(Protocol):
-    """Keeps and updates the parameters, if a strategy does that outside the training loop. The optimiser's state is a
-    `state_dict` over the parameters sorted by name."""
+StepResult = tuple[Sequence[ChunkResult], dict[str, float]]
+"""The results of a step's chunks, and its figures: `update_seconds`, which the process took to add up the gradients and
+update the parameters (0 where others do), and `gradient_norm`, if it has seen them."""
 
-    def push(self, params: Params, optimizer: dict[str, Any]) -> None:
-        """Sends parameters and the optimiser's state to the owner."""
-        ...
 
-    def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> Sequence[ChunkResult]:
-        """Does one step at `rate`, and returns the chunks' results without gradients.
+class Updater(Protocol):
+    """Takes the meta-steps of a run: has the chunks computed, and updates the parameters, wherever they are."""
+
+    def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> StepResult:
+        """Takes one step at `rate`. The chunks' results may be without gradients.
 
         Raises:
-            FloatingPointError: a gradient is not finite; the step is not applied.
+            FloatingPointError: a loss or gradient is not finite; the step is not applied.
         """
         ...
 
-    def pull(self) -> tuple[Params, dict[str, Any]]:
-        """The current parameters and the optimiser's state."""
+    def fetch(self) -> None:
+        """Brings the parameters and the optimiser in this process up to date."""
         ...
 
 
@@ -239,9 +239,10 @@ class Strategy(Protocol):
         """Whether this process runs the training loop."""
         ...
 
-    @property
-    def owner(self) -> ParameterOwner | None:
-        """None if the training loop itself updates the parameters."""
+    def updater(self, here: Updater, params: Params, optimizer: Optimizer) -> Updater:
+        """What takes the steps of a run that begins with these parameters: `here`, which updates them in this process;
+        or an updater of its own, if other workers keep and update them. Its optimiser has a `state_dict` over the
+        parameters sorted by name."""
         ...
 
     def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> Sequence[ChunkResult]:

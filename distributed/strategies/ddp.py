@@ -35,8 +35,8 @@ from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped
 from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
+    ChunkStrategy,
     Connect,
-    StrategyFunctions,
     Tensors,
     Work,
     WorkPlan,
@@ -78,10 +78,10 @@ def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: floa
         raise ValueError(f"overlap={overlap!r}: must be true or false; type overlap=true")
     work = plan.work
     overlapped = overlap and work.plain and work.loss is not None
-    return lambda: _Rank(work, timeout, bucket_mb if overlapped else None).strategy()
+    return lambda: _Rank(work, timeout, bucket_mb if overlapped else None)
 
 
-class _Rank:
+class _Rank(ChunkStrategy):
     """This rank in the process group, from the start of the group to its end."""
 
     def __init__(self, work: Work, timeout: float, bucket_mb: float | None) -> None:
@@ -96,18 +96,6 @@ class _Rank:
         end_when_dismissed()
         if self._rank == 0:
             log.info("%s over %d ranks; %s", backend, self._size, listening_line(listening))
-
-    def strategy(self) -> StrategyFunctions:
-        return StrategyFunctions(
-            True,
-            self.map,
-            self.evaluate,
-            self.diagnose,
-            lambda: self._cost,
-            self.close,
-            share=self.share,
-            dismiss=dismiss_others,
-        )
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         """Returns a single result: the sum over all chunks."""
@@ -205,6 +193,12 @@ class _Rank:
         for copy in copies.values():
             dist.broadcast(copy, 0)
         return {name: copies[name].to(value.device) for name, value in params.items()}
+
+    def cost(self) -> dict[str, float]:
+        return self._cost
+
+    def dismiss(self) -> None:
+        dismiss_others()
 
     def share(self, value: bytes) -> bytes:
         """Rank zero's value."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distributed.cluster.info import check_timeout
 from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.work import Connect, StrategyFunctions, Tensors, WorkPlan, diagnose_chunk, join
+from distributed.strategies.common.work import ChunkStrategy, Connect, Tensors, WorkPlan, diagnose_chunk, join
 from distributed.tree_sum import partials_of_terms
 
 
@@ -24,26 +24,29 @@ def local(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Conne
     check_timeout(timeout)
     if plan.workers != 1:
         raise ValueError(f"workers={plan.workers}: strategy=local is one process; type strategy=rpc, or workers=1")
-    work = plan.work
-    seconds = [0.0]
+    return lambda: _Local(plan)
 
-    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+
+class _Local(ChunkStrategy):
+    def __init__(self, plan: WorkPlan) -> None:
+        self._work, self._only_adds = plan.work, plan.only_adds
+        self._seconds = 0.0
+
+    def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         began = time.perf_counter()
-        computed = ((number, work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
-        if plan.only_adds:
+        computed = ((number, self._work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
+        if self._only_adds:
             results = list(partials_of_terms(computed, len(chunks)).values())  # of all chunks, so a single sum
         else:
             results = [result for _, result in computed]
-        seconds[0] = time.perf_counter() - began
+        self._seconds = time.perf_counter() - began
         return results
 
-    def evaluate(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return join([work.evaluate(params, split, chunk) for chunk in chunks])
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+        return join([self._work.evaluate(params, split, chunk) for chunk in chunks])
 
-    def diagnose(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return join([diagnose_chunk(work, params, chunk, step, rank=0) for chunk in chunks])
+    def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        return join([diagnose_chunk(self._work, params, chunk, step, rank=0) for chunk in chunks])
 
-    def cost() -> dict[str, float]:
-        return as_metrics(seconds[0], [WorkerCost(seconds[0], 0)])
-
-    return lambda: StrategyFunctions(True, map_chunks, evaluate, diagnose, cost, lambda failure=None: None)
+    def cost(self) -> dict[str, float]:
+        return as_metrics(self._seconds, [WorkerCost(self._seconds, 0)])

@@ -61,7 +61,7 @@ def rpc(
         meter.stop(result.seconds, Traffic(0, result.sent))
         return ordered
 
-    return lambda: dealing.connect(plan, how, device_maps, map_chunks, meter)
+    return lambda: dealing.ByCalls(plan, how, device_maps, map_chunks, meter)
 
 
 @pure

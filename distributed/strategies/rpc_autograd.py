@@ -73,7 +73,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
         meter.stop(called.seconds + _backward_seconds(step, set(ranks), timeout), traffic)
         return ordered
 
-    return lambda: dealing.connect(plan, how, device_maps, map_chunks, meter)
+    return lambda: dealing.ByCalls(plan, how, device_maps, map_chunks, meter)
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]

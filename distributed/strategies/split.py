@@ -28,7 +28,7 @@ from distributed.rpc.session import current, missing_workers
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State
-from distributed.strategies.common.work import Connect, Pieces, StrategyFunctions, Tensors, WorkPlan, join
+from distributed.strategies.common.work import ChunkStrategy, Connect, Pieces, ShardOptimizer, Tensors, WorkPlan, join
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,12 +67,9 @@ def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto",
         )
     ends = shard_ends(pieces, plan.workers, cuts)
 
-    def connect() -> StrategyFunctions:
+    def connect() -> ChunkStrategy:
         leads = start_session(plan.work, timeout)
-        if not leads:
-            return StrategyFunctions(False, _no_map, _not_here, _no_map, dict, stop_rpc)
-        owner = Pipeline(ends, plan.reduce, micro_batches, timeout)
-        return StrategyFunctions(True, _no_map, owner.evaluate, owner.diagnose, owner.cost, owner.close, owner=owner)
+        return Pipeline(ends, plan.reduce, micro_batches, timeout) if leads else _HoldsShard()
 
     return connect
 
@@ -143,8 +140,18 @@ def _naming_missing_workers(method: Callable[P, T]) -> Callable[P, T]:
     return named
 
 
-class Pipeline:
-    """All shards, as rank zero uses them; see `metalearn.types.ParameterOwner`."""
+class _HoldsShard(ChunkStrategy):
+    """A worker beside rank zero, which calls it."""
+
+    drives = False
+
+    def close(self, failure: BaseException | None = None) -> None:
+        stop_rpc(failure)
+
+
+class Pipeline(ChunkStrategy):
+    """All shards, as rank zero uses them. It is its own updater: gradients stay where the shards are, so there is no
+    `map`, and each worker updates the parameters of its shard."""
 
     def __init__(self, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float) -> None:
         self._bounds = list(pairwise([0, *ends]))
@@ -157,7 +164,23 @@ class Pipeline:
         ]
         self._shards: list[Any] = []
         self._optimizer: Any = None
+        self._here: tuple[Tensors, ShardOptimizer] | None = None
         self._cost: dict[str, float] = {}
+
+    def updater(self, here: Any, params: Tensors, optimizer: ShardOptimizer) -> Any:
+        self._here = params, optimizer
+        self.push(params, optimizer.state_dict())
+        return self
+
+    def fetch(self) -> None:
+        """Copies the shards' parameters and the state of their optimisers to those that the updater began with."""
+        assert self._here is not None
+        own, optimizer = self._here
+        params, state = self.pull()
+        with torch.no_grad():
+            for name, param in own.items():
+                param.copy_(params[name])
+        optimizer.load_state_dict(state)
 
     @_naming_missing_workers
     def push(self, params: Tensors, optimizer: dict[str, Any]) -> None:
@@ -203,8 +226,9 @@ class Pipeline:
             raise _advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
 
     @_naming_missing_workers
-    def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> list[Any]:
-        """Trains for one step; returns the chunks' results without their gradients.
+    def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> tuple[list[Any], dict[str, float]]:
+        """Trains for one step; returns the chunks' results without their gradients, and the seconds that this process
+        took to update parameters: none.
 
         Raises:
             FloatingPointError: a gradient is not finite; the step is not applied.
@@ -233,7 +257,7 @@ class Pipeline:
             [WorkerCost(cost.compute, cost.sent + sent) for cost, sent in zip(costs, sent_forward, strict=True)],
         )
         result = current_work().result
-        return [result({}, rest) for rest in rests]
+        return [result({}, rest) for rest in rests], {"update_seconds": 0.0}
 
     def _backward(self, ctx: int, losses: list[Tensor]) -> None:
         try:
@@ -317,11 +341,3 @@ def _advised(error: Exception, timeout: float) -> Exception:
 
 def _advice(timeout: float) -> str:
     return f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
-
-
-def _no_map(params: Tensors, chunks: Sequence[Tensor], step: int) -> Any:
-    raise RuntimeError("strategy=split: gradients stay where the shards are; owner.advance steps them")
-
-
-def _not_here(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-    raise RuntimeError("rank zero drives")

@@ -184,9 +184,10 @@ def make_work(
     pieces = None
     if model.stages and algorithm.evaluated_on == "samples":
         sizes = {name: value.numel() for name, value in start.items()}
-        pieces = Pieces(single_stages(model), *piece_functions(model, source, device, dtype), outer.start, sizes)
+        ends = piece_functions(model, source, device, dtype)
+        pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
     functions = chunk_functions(algorithm, source, device, dtype)
-    return Work(*functions, device, plain=algorithm.trained_on == "samples", pieces=pieces)
+    return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 
 def connect(parts: Parts) -> Strategy:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -30,29 +30,41 @@ from metalearn.storage.files import logged_lines, write_atomically, writing
 _PACKAGES = ("metalearn", "distributed")
 
 
-class RunLog(NamedTuple):
-    """`start` gets the config and a few episodes as pictures; `step` logs the values of a meta-step, `evaluation` the
-    figures of a validation or test, `result` the config with the final figures; `close` writes everything to disk.
-    `pending` returns the sums over the steps since the last line, which a run that goes on begins with; `digest` the
-    SHA-256 of metrics.jsonl. `plots` and `report` say whether these are wanted of the completed run."""
+class RunLog:
+    """The log of a run. This one is silent: it is for ranks that take the same steps while rank zero logs.
 
-    start: Callable[[Config, Mapping[str, Picture]], None]
-    step: Callable[[int, Values], None]
-    evaluation: Callable[[int, str, dict[str, Any]], None]
-    result: Callable[[Config, Values], None]
-    close: Callable[[], None]
-    pending: Callable[[], Sums]
-    digest: Callable[[], str]
-    plots: bool = False
-    report: bool = False
+    Attributes:
+        plots, report: whether these are wanted of the completed run.
+    """
+
+    plots = False
+    report = False
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        """Gets the config, and a few episodes as pictures."""
+
+    def step(self, step: int, values: Values) -> None:
+        """Logs the values of a meta-step."""
+
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        """Logs the figures of a validation or test."""
+
+    def result(self, config: Config, figures: Values) -> None:
+        """Logs the final figures, with the config."""
+
+    def close(self) -> None:
+        """Writes everything to disk."""
+
+    def pending(self) -> Sums:
+        """The sums over the steps since the last line. A run that goes on begins with them."""
+        return {}
+
+    def digest(self) -> str:
+        """The SHA-256 of metrics.jsonl."""
+        return ""
 
 
-def _silent(*arguments: object) -> None:
-    return None
-
-
-SILENT = RunLog(_silent, _silent, _silent, _silent, _silent, dict, str)
-"""For ranks that take the same steps while rank zero logs."""
+SILENT = RunLog()
 
 OpenLog = Callable[[Path, Window], RunLog]
 
@@ -114,15 +126,13 @@ def run_log(
                 opened.callback(loggers[-1].close)
             opened.pop_all()
         outputs = _LogOutputs(window, every, lines, loggers)
-        return RunLog(
-            outputs.start, outputs.step, outputs.evaluation, outputs.result, outputs.close, outputs.pending,
-            lines.digest, plots, report,
-        )  # fmt: skip
+        outputs.plots, outputs.report = plots, report
+        return outputs
 
     return open_log
 
 
-class _LogOutputs:
+class _LogOutputs(RunLog):
     """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
 
     def __init__(self, window: Window, every: int, lines: "_Lines", loggers: Sequence[Logger]) -> None:
@@ -151,6 +161,9 @@ class _LogOutputs:
 
     def pending(self) -> Sums:
         return dict(self._sums)
+
+    def digest(self) -> str:
+        return self._lines.digest()
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
@@ -249,16 +262,26 @@ def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
     return show
 
 
+class _BarLog(RunLog):
+    """A log that is only seen: a progress bar, and a line for each evaluation."""
+
+    def __init__(self, window: Window, bar: Callable[[int | None, Values], None]) -> None:
+        self._window, self._bar = window, bar
+
+    def step(self, step: int, values: Values) -> None:
+        self._bar(step, values)
+
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        _console.print(f"step {step}/{self._window.steps}  {split}: {describe(figures)}", highlight=False)
+
+    def close(self) -> None:
+        self._bar(None, {})
+
+
 def bar_log(window: Window) -> RunLog:
-    """A log that is only seen: a progress bar, and a line for each evaluation, where stderr is a terminal."""
+    """A log that is only seen where stderr is a terminal; silent elsewhere."""
     bar = _bar(window)
-    if bar is None:
-        return SILENT
-
-    def evaluation(step: int, split: str, figures: dict[str, Any]) -> None:
-        _console.print(f"step {step}/{window.steps}  {split}: {describe(figures)}", highlight=False)
-
-    return SILENT._replace(step=bar, evaluation=evaluation, close=lambda: bar(None, {}))
+    return SILENT if bar is None else _BarLog(window, bar)
 
 
 class _ToTerminal(RichHandler):

@@ -18,7 +18,7 @@ from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings
-from metalearn.types import STATE, ChunkResult, Metrics, Optimizer, Params, Strategy, Unit
+from metalearn.types import STATE, ChunkResult, Metrics, Optimizer, Params, StepResult, Strategy, Unit, Updater
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
@@ -95,8 +95,7 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
     (steps, batch, *_) = run.settings
     last = min(steps, run.pause_after or steps)
     saved = progress.step
-    if run.strategy.owner is not None:
-        run.strategy.owner.push(learner.params, learner.optimizer.state_dict())
+    updater = run.strategy.updater(UpdateHere(run, learner), learner.params, learner.optimizer)
     try:
         if _owes_validation(run, progress, last):
             progress, improved = validate(run, learner, progress)
@@ -105,7 +104,7 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             began = time.perf_counter()
             tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
             rate = run.outer.rate(step, steps)
-            results, of_update = advance(run, learner, tasks, step, rate)
+            results, of_update = advance(run, learner, updater, tasks, step, rate)
             seconds = time.perf_counter() - began
             progress = progress._replace(step=step, seconds=progress.seconds + seconds)
             values = figures(results) | {"lr": rate, "step_seconds": seconds} | of_update
@@ -114,7 +113,7 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             validating = step % run.settings.val_every == 0 or step == last
             due = run.checkpointer.due(step, validating)
             if validating or due:
-                fetch_params(run, learner)
+                updater.fetch()
             improved = False
             if validating:
                 progress, improved = validate(run, learner, progress)
@@ -124,14 +123,14 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             if run.stops.requested():
                 raise Interrupted
     except Interrupted:
-        raise stopped(run, learner, progress, saved) from None
+        raise stopped(run, learner, updater, progress, saved) from None
     if last < steps:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"
         raise Paused(message, progress)
     return progress
 
 
-def stopped(run: Run, learner: TrainState, progress: Progress, saved: int) -> Stopped:
+def stopped(run: Run, learner: TrainState, updater: Updater, progress: Progress, saved: int) -> Stopped:
     """Saves the last step done if it is after the step `saved`; returns what to raise.
 
     If its validation was cut, a run that goes on from there validates first.
@@ -139,7 +138,7 @@ def stopped(run: Run, learner: TrainState, progress: Progress, saved: int) -> St
     if progress.step == 0:
         return Stopped("stopped before step 1 was done; the same command begins again", progress)
     if progress.step > saved:
-        fetch_params(run, learner)
+        updater.fetch()
         save(run, learner, progress, improved=False)
     message = f"stopped after step {progress.step}, which is saved; resume=auto, the default, goes on from there"
     return Stopped(message, progress)
@@ -161,32 +160,45 @@ def _is_validated(progress: Progress) -> bool:
 
 
 def advance(
-    run: Run, learner: TrainState, tasks: Sequence[Tensor], step: int, rate: float
-) -> tuple[Sequence[ChunkResult], dict[str, float]]:
-    """One step. Also returns `update_seconds`, which this process took to add up the gradients and update the
-    parameters (0 where other workers own them), and `gradient_norm` of the meta-gradient (absent there).
+    run: Run, learner: TrainState, updater: Updater, tasks: Sequence[Tensor], step: int, rate: float
+) -> StepResult:
+    """One step.
 
     Raises:
         Interrupted: the run was asked to stop; the step is not applied.
-        DivergedError: a loss or gradient is not finite; the step is not applied.
+        DivergedError: a loss or gradient is not finite; the step is not applied. It names the task that spoils the
+            step, and the worker that computes it.
     """
-    if run.strategy.owner is not None:
-        try:
-            return run.strategy.owner.advance(tasks, step, rate), {"update_seconds": 0.0}
-        except FloatingPointError as error:
-            fetch_params(run, learner)
-            raise not_finite(run, learner, tasks, step) from error
-    with run.stops.interruptible():
-        results = run.strategy.map(learner.params, tasks, step)
-    began = time.perf_counter()
-    gradient, change = meta_gradient(run.reduce, results)
-    losses = torch.stack([r.metrics["loss"].cpu() for r in results])
-    numbers = torch.cat([value.flatten() for value in gradient.values()])
-    if not all(value.isfinite().all() for value in (losses, numbers, *change.values())):
-        raise not_finite(run, learner, tasks, step)
-    update(learner, gradient | change, rate)
-    norm = torch.linalg.vector_norm(numbers).item()
-    return results, {"update_seconds": time.perf_counter() - began, "gradient_norm": norm}
+    try:
+        return updater.advance(tasks, step, rate)
+    except FloatingPointError as error:
+        updater.fetch()
+        diagnosis = run.strategy.diagnose(learner.params, tasks, step)
+        cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)
+        raise DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step) from error
+
+
+class UpdateHere:
+    """The `Updater` of this process: adds up the chunks' gradients, and updates the learner by its optimiser."""
+
+    def __init__(self, run: Run, learner: TrainState) -> None:
+        self._run, self._learner = run, learner
+
+    def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
+        with self._run.stops.interruptible():
+            results = self._run.strategy.map(self._learner.params, tasks, step)
+        began = time.perf_counter()
+        gradient, change = meta_gradient(self._run.reduce, results)
+        losses = torch.stack([r.metrics["loss"].cpu() for r in results])
+        numbers = torch.cat([value.flatten() for value in gradient.values()])
+        if not all(value.isfinite().all() for value in (losses, numbers, *change.values())):
+            raise FloatingPointError("a loss or gradient is not finite")
+        update(self._learner, gradient | change, rate)
+        norm = torch.linalg.vector_norm(numbers).item()
+        return results, {"update_seconds": time.perf_counter() - began, "gradient_norm": norm}
+
+    def fetch(self) -> None:
+        """The learner is always up to date."""
 
 
 def meta_gradient(reduce: Reduce, results: Sequence[ChunkResult]) -> tuple[Params, Params]:
@@ -212,13 +224,6 @@ def update(learner: TrainState, grads: Params, rate: float) -> None:
             learner.params[name].sub_(grads[name])
     if learner.average is not None:
         learner.average.add(learner.params)
-
-
-def not_finite(run: Run, learner: TrainState, tasks: Sequence[Tensor], step: int) -> DivergedError:
-    """An error that names the task that spoils a step, and the worker that computes it."""
-    diagnosis = run.strategy.diagnose(learner.params, tasks, step)
-    cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)
-    return DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step)
 
 
 def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
@@ -277,16 +282,6 @@ def new_learner(params: Params, start: StartOptimizer, ema_decay: float | None =
     """A learner at its start. Its parameters are sorted by name, since the optimiser keeps its state by position."""
     fresh = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
     return TrainState(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
-
-
-def fetch_params(run: Run, learner: TrainState) -> None:
-    """Copies parameters and optimiser state to this process where other workers own them."""
-    if run.strategy.owner is not None:
-        params, state = run.strategy.owner.pull()
-        with torch.no_grad():
-            for name, param in learner.params.items():
-                param.copy_(params[name])
-        learner.optimizer.load_state_dict(state)
 
 
 def save(run: Run, learner: TrainState, progress: Progress, improved: bool) -> None:

@@ -43,4 +43,4 @@ def diagnose(params: dict[str, Tensor], indices: Tensor, step: int) -> dict[str,
     return {"fault": torch.where(indices == 5, step, 0)}
 
 
-WORK = Work(map_chunk, evaluate, diagnose, loss, result, torch.device("cpu"))
+WORK = Work(map=map_chunk, evaluate=evaluate, diagnose=diagnose, loss=loss, result=result, device=torch.device("cpu"))

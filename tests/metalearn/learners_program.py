@@ -16,7 +16,7 @@ def main() -> None:
     for name, make in LEARNERS.items():
         learner = make(network())
         plain = learner.trained_on == "samples"
-        work = Work(*chunk_functions(learner, Tasks(learner), cpu, FLOAT64), cpu, plain=plain)
+        work = Work(**chunk_functions(learner, Tasks(learner), cpu, FLOAT64)._asdict(), device=cpu, plain=plain)
         plan = WorkPlan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
         strategy = rpc(plan=plan, timeout=30)()
         if strategy.drives:

@@ -25,7 +25,7 @@ from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartFunction, PartResult, RelayedCall, fan_out_for, grow, joined, relay
 from distributed.strategies.common.work import (
-    StrategyFunctions,
+    ChunkStrategy,
     Tensors,
     Work,
     WorkPlan,
@@ -326,31 +326,32 @@ def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool
     return leads
 
 
-def connect(
-    plan: WorkPlan,
-    how: How,
-    device_maps: str,
-    map_chunks: Callable[[Tensors, Sequence[Tensor], int], list[Any]],
-    meter: Meter,
-) -> StrategyFunctions:
-    """Starts the session of a strategy that maps chunks by remote calls; returns the strategy."""
-    leads = start_session(plan.work, how.timeout, device_maps)
+MapChunks = Callable[[Tensors, Sequence[Tensor], int], list[Any]]
 
-    def map_metered(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
-        return [to_cpu(result) for result in map_chunks(params, chunks, step)]
 
-    def evaluate_chunks(params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return sample_values(_evaluate, params, split, chunks, how)
+class ByCalls(ChunkStrategy):
+    """A strategy that maps chunks by remote calls of rank zero, from the start of the session to its end."""
 
-    def diagnose_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return sample_values(_diagnose, params, step, chunks, how)
+    def __init__(self, plan: WorkPlan, how: How, device_maps: str, map_chunks: MapChunks, meter: Meter) -> None:
+        self._how, self._map_chunks, self._meter = how, map_chunks, meter
+        self.drives = start_session(plan.work, how.timeout, device_maps)
 
-    def close(failure: BaseException | None = None) -> None:
+    def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+        return [to_cpu(result) for result in self._map_chunks(params, chunks, step)]
+
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+        return sample_values(_evaluate, params, split, chunks, self._how)
+
+    def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        return sample_values(_diagnose, params, step, chunks, self._how)
+
+    def cost(self) -> dict[str, float]:
+        return self._meter.cost()
+
+    def close(self, failure: BaseException | None = None) -> None:
         try:
             stop_rpc(failure)
         except ConnectionError as error:
-            if failure is not None or not leads or not how.max_lost:
+            if failure is not None or not self.drives or not self._how.max_lost:
                 raise
             log.warning("%s; all is computed, so it is not needed any more", error)
-
-    return StrategyFunctions(leads, map_metered, evaluate_chunks, diagnose_chunks, meter.cost, close)

@@ -1,4 +1,4 @@
-"""The types of the strategies: the work that they distribute, the plan that they get, and `StrategyFunctions` itself.
+"""The types of the strategies: the work that they distribute, the plan that they get, and `ChunkStrategy` itself.
 
 None of them knows of learning.
 """
@@ -100,12 +100,6 @@ class WorkPlan(NamedTuple):
         return self.reduce in (mean_of_sums, add_up)
 
 
-class Close(Protocol):
-    def __call__(self, failure: BaseException | None = None) -> None:
-        """Ends the session. With `failure`, the other workers stop at once."""
-        ...
-
-
 ROUND = 4
 """Chunks that a worker evaluates between two exchanges."""
 
@@ -117,30 +111,40 @@ def in_rounds(chunks: Sequence[Tensor], workers: int) -> list[Sequence[Tensor]]:
     return [chunks[first : first + size] for first in range(0, len(chunks), size)]
 
 
-def identity(value: Any) -> Any:
-    """`share` of a strategy with a single driver: its own value is the value of all drivers."""
-    return value
+class ChunkStrategy:
+    """A way to distribute chunks over workers; for the methods see `metalearn.types.Strategy`.
+
+    The defaults are those of a strategy that one process drives, which updates the parameters itself.
+    """
+
+    drives = True
+
+    def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
+        raise NotImplementedError
+
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+        raise NotImplementedError
+
+    def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
+        raise NotImplementedError
+
+    def updater(self, here: Any, params: Tensors, optimizer: ShardOptimizer) -> Any:
+        return here
+
+    def cost(self) -> dict[str, float]:
+        return {}
+
+    def share(self, value: bytes) -> bytes:
+        return value
+
+    def dismiss(self) -> None:
+        """There are no other drivers to dismiss."""
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """There is nothing to end."""
 
 
-def nobody() -> None:
-    """`dismiss` of a strategy with a single driver."""
-
-
-class StrategyFunctions(NamedTuple):
-    """A way to distribute chunks over workers; for the fields see `metalearn.types.Strategy`."""
-
-    drives: bool
-    map: Callable[[Tensors, Sequence[Tensor], int], list[Any]]
-    evaluate: Callable[[Tensors, str, Sequence[Tensor]], Tensors]
-    diagnose: Callable[[Tensors, Sequence[Tensor], int], Tensors]
-    cost: Callable[[], dict[str, float]]
-    close: Close
-    share: Callable[[bytes], bytes] = identity
-    dismiss: Callable[[], None] = nobody
-    owner: Any = None
-
-
-Connect = Callable[[], StrategyFunctions]
+Connect = Callable[[], ChunkStrategy]
 """What a strategy's factory returns. The settings are checked; the call starts the strategy."""
 
 

@@ -40,7 +40,7 @@ class Spoiled(Tasks):
 def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
     learner = LEARNERS[name](network())
     functions = chunk_functions(learner, Spoiled(learner), CPU, FLOAT64)
-    plan = WorkPlan(Work(*functions, CPU), 1, partition.batch_partitioner, reduce.mean())
+    plan = WorkPlan(Work(**functions._asdict(), device=CPU), 1, partition.batch_partitioner, reduce.mean())
     settings = trainer(
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
     )
