@@ -66,7 +66,7 @@ class TensorDimensionPartitioner:
         workers: Sequence[int | str] | None = None,
     ) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int):
-            raise ValueError(f"dim={dim!r}: must be a whole number; for example dim=0")
+            raise ValueError(f"dim={dim!r}: must be a whole number, such as 0")
         if not keepdim and not exclusive:
             raise ValueError("keepdim=False: a part of several samples keeps its dimension; type exclusive=True")
         if workers is not None and not workers:

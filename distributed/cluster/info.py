@@ -103,6 +103,6 @@ def check_timeout(seconds: float) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not SHORTEST_TIMEOUT <= seconds <= LONGEST_TIMEOUT:
         raise ValueError(
-            f"timeout={seconds!r}: must be a number of seconds from {SHORTEST_TIMEOUT:g} to {LONGEST_TIMEOUT:.0f}; "
-            "for example timeout=60"
+            f"timeout={seconds!r}: must be a number of seconds from {SHORTEST_TIMEOUT:g} to {LONGEST_TIMEOUT:.0f}, "
+            "such as 60"
         )

@@ -68,14 +68,14 @@ def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: floa
     """
     check_timeout(timeout)
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, int | float) or bucket_mb <= 0:
-        raise ValueError(f"bucket_mb={bucket_mb!r}: must be a size above 0; type bucket_mb=25")
+        raise ValueError(f"bucket_mb={bucket_mb!r}: must be a size above 0; type strategy.bucket_mb=25")
     partitioner = plan.partitioner
     if not isinstance(partitioner, TensorDimensionPartitioner) or partitioner.exclusive or partitioner.dim:
         raise ValueError("strategy=ddp: every rank takes a run of consecutive chunks; type partitioner=batch")
     if not plan.only_adds:
         raise ValueError("strategy=ddp: no rank sees the gradients of single chunks; type reducer=mean or reducer=sum")
     if not isinstance(overlap, bool):
-        raise ValueError(f"overlap={overlap!r}: must be true or false; type overlap=true")
+        raise ValueError(f"overlap={overlap!r}: must be true or false; type strategy.overlap=true")
     work = plan.work
     overlapped = overlap and work.plain and work.loss is not None
     return lambda: _Rank(work, timeout, bucket_mb if overlapped else None)

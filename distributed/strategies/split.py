@@ -52,7 +52,9 @@ def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto",
     """
     check_timeout(timeout)
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or not 1 <= micro_batches <= 8:
-        raise ValueError(f"micro_batches={micro_batches!r}: must be a whole number from 1 to 8; type micro_batches=4")
+        raise ValueError(
+            f"micro_batches={micro_batches!r}: must be a whole number from 1 to 8; type strategy.micro_batches=4"
+        )
     pieces = plan.work.pieces
     if pieces is None:
         raise ValueError(
@@ -88,7 +90,7 @@ def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto")
         )
     if isinstance(cuts, str):
         if cuts != "auto":
-            raise ValueError(f"cuts={cuts!r}: must be auto or a list of stages; type cuts=[{names[-1]}]")
+            raise ValueError(f"cuts={cuts!r}: must be auto or a list of stages; type strategy.cuts=[{names[-1]}]")
         return _even_ends(pieces, workers)
     positions = []
     for name in cuts:

@@ -31,7 +31,7 @@ from torch import Generator, Tensor
 from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import check_descent, extended, gradient_learner, part, without
-from metalearn.checks import true_or_false, whole_number
+from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 WEIGHTS = "context."
@@ -115,7 +115,7 @@ def _layer(model: Model, layer: int) -> tuple[str, str]:
     if layer > len(layers):
         what = "batch norms" if model.norms else "linear layers"
         advice = f"type algorithm.layer={len(layers)} or less" if layers else "type model=conv4 or model=mlp"
-        raise ValueError(f"layer={layer}: this model has {len(layers)} {what} that can take a context; {advice}")
+        raise Invalid("layer", layer, f"this model has {len(layers)} {what} that can take a context", advice)
     return layers[layer - 1]
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from metalearn.algorithms.common.functional import conjugate_gradient, leaves, results, start_of, summed, sums_by_name
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
 from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
-from metalearn.checks import one_of, real_number, whole_number
+from metalearn.checks import Invalid, one_of, real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
 SPRINGS = ("every_step", "after")
@@ -85,9 +85,12 @@ def imaml(
         real_number("eval_strength", eval_strength, at_least=0)
     for name, pull in (("strength", strength), ("eval_strength", eval_strength or 0)):
         if spring == "after" and inner_lr * pull > 1:
-            raise ValueError(
-                f"{name}={pull} with inner_lr={inner_lr} and spring=after: their product must be at most 1, or the "
-                f"step of the spring passes the start; type {name}={_truncated(1 / inner_lr)} or less"
+            raise Invalid(
+                name,
+                f"{pull} with inner_lr={inner_lr} and spring=after",
+                "their product must be at most 1, or the step of the spring passes the start",
+                f"type KEY={_truncated(1 / inner_lr)} or less",
+                quoted=False,
             )
     whole_number("cg_steps", cg_steps, at_least=1)
     real_number("cg_damping", cg_damping, at_least=0)

@@ -32,7 +32,7 @@ from metalearn.algorithms.common.learners import (
     part,
     without,
 )
-from metalearn.checks import whole_number
+from metalearn.checks import Invalid, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn import draw_transformer, shared_linear, transformer
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -56,7 +56,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
     for name, value in (("width", width), ("heads", heads), ("layers", layers)):
         whole_number(name, value, at_least=1)
     if width % heads:
-        raise ValueError(f"heads={heads}: must divide width={width}; type heads={_divisor_below(heads, width)}")
+        raise Invalid("heads", heads, f"must divide width={width}", f"type KEY={_divisor_below(heads, width)}")
     _, head = features_and_head(model)
 
     def init(generator: Generator) -> Params:

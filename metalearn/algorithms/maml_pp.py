@@ -41,7 +41,7 @@ from metalearn.algorithms.common.learners import (
     part,
     without,
 )
-from metalearn.checks import true_or_false, whole_number
+from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -86,7 +86,7 @@ def maml_pp(
     true_or_false("per_step_norm", per_step_norm)
     true_or_false("checkpoint_steps", checkpoint_steps)
     if per_step_norm and not model.norms:
-        raise ValueError("per_step_norm=True: this model has no batch norm; type per_step_norm=false")
+        raise Invalid("per_step_norm", True, "this model has no batch norm", "type KEY=false")
     per_step = PerStep(inner_steps, learned_rates, model.norms if per_step_norm else ())
     path = _path(model, inner, inner_lr, per_step, checkpoint_steps)
     outcome = _multi_step_loss(model, path, inner_steps, multi_step_until, first_order_until)

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from metalearn.checks import Invalid
 from metalearn.config.options import CONF
 from metalearn.errors import ConfigError, NotAdmittedError, nearest
 
@@ -48,8 +49,12 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     try:
         return factory(**_arguments(parameters, bundles, values) | parts)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(_with_group(group, list(map(str, node)), str(error))) from error
+    except Invalid as error:
+        raise ConfigError(error.text(group if _is_key(error.key, node) else "")) from error
+    except (ValueError, TypeError) as error:  # of `distributed`, or of a factory of the user's own
+        name, equals, _ = str(error).partition("=")
+        prefix = f"{group}." if equals and _is_key(name, node) else ""
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 @cache
@@ -171,7 +176,6 @@ def _arguments(parameters: Parameters, bundles: Bundles, values: Mapping[str, An
     return plain | gathered
 
 
-def _with_group(group: str, keys: Sequence[str], message: str) -> str:
-    """A factory's message about its arguments, as a message about keys: puts the group before every name of a key."""
-    names = "|".join(map(re.escape, keys))
-    return re.sub(rf"(^|type |for example )(?=(?:{names})(?:\.\w+)*=)", rf"\g<1>{group}.", message)
+def _is_key(name: str, node: DictConfig) -> bool:
+    """Whether a name, up to its first dot, is a key of the group."""
+    return name.partition(".")[0] in node

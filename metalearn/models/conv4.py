@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Generator
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn import LINEAR
 from metalearn.nn.layers import Activation, ChannelsLast, Convolution, Flatten, Layer, MaxPool, Mean, Norm
@@ -54,9 +54,8 @@ def conv4(
     one_of("activation", activation, tuple(SLOPES))
     true_or_false("transductive", transductive)
     if downsample == "pool" and image_size < 2**BLOCKS:
-        raise ValueError(
-            f"downsample='pool': images of {image_size} pixels cannot be halved {BLOCKS} times; type downsample=stride"
-        )
+        reason = f"images of {image_size} pixels cannot be halved {BLOCKS} times"
+        raise Invalid("downsample", downsample, reason, "type KEY=stride")
     conv_sizes, out_size = _halved(image_size) if downsample == "stride" else _pooled(image_size)
     features = filters if downsample == "stride" else filters * out_size**2
 

@@ -6,7 +6,7 @@ from typing import Any
 from hydra.utils import get_object
 from torch import nn
 
-from metalearn.checks import true_or_false, whole_number
+from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.models.common.adapter import model_of
 from metalearn.types import Model
 
@@ -34,22 +34,18 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
         factory = get_object(target)
     except (ImportError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"network._target_={target}: is not found ({reason}); type the class as package.module.Name, and put its "
-            "folder in PYTHONPATH"
-        ) from error
+        advice = "type the class as package.module.Name, and put its folder in PYTHONPATH"
+        raise _invalid(target, f"is not found ({reason})", advice) from error
 
     def make() -> nn.Module:
         try:
             made = factory(**options)
         except TypeError as error:
             takes = ", ".join(inspect.signature(factory).parameters) or "none"
-            raise ValueError(
-                f"network._target_={target}: refuses its arguments ({error}); it takes {takes}; type "
-                "+model.network.NAME=VALUE, or ~model.network.NAME for one too many"
-            ) from error
+            advice = "type +model.network.NAME=VALUE, or ~model.network.NAME for one too many"
+            raise _invalid(target, f"refuses its arguments ({error}); it takes {takes}", advice) from error
         if not isinstance(made, nn.Module):
-            raise ValueError(f"network._target_={target}: gives a {type(made).__name__}, and must give an nn.Module")
+            raise _invalid(target, f"gives a {type(made).__name__}, and must give an nn.Module")
         return made
 
     name = target.rpartition(".")[2]
@@ -58,8 +54,12 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
     return model_of(make, name=name, shape=shape, transductive=transductive, advice=advice)
 
 
+def _invalid(target: str, allowed: str, advice: str = "") -> Invalid:
+    return Invalid("network._target_", target, allowed, advice, quoted=False)
+
+
 def _split(network: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     target = network.get("_target_") if isinstance(network, dict) else None
     if not isinstance(target, str):
-        raise ValueError(f"network={network!r}: must name a class; for example network._target_=my_package.Network")
+        raise Invalid("network", network, "must name a class", "for example KEY._target_=my_package.Network")
     return target, {name: value for name, value in network.items() if name != "_target_"}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
-from metalearn.checks import one_of, true_or_false, whole_number, whole_numbers
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number, whole_numbers
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn import LINEAR
 from metalearn.nn.layers import Activation, ChannelsLast, Convolution, Layer, MaxPool, Mean, Norm, Residual
@@ -55,10 +55,8 @@ def resnet12(
     one_of("activation", activation, tuple(SLOPES))
     true_or_false("transductive", transductive)
     if image_size < 2**BLOCKS:
-        raise ValueError(
-            f"image_size={image_size}: must be at least {2**BLOCKS}, since images are halved {BLOCKS} times; "
-            f"type dataset.image_size={2**BLOCKS} or more"
-        )
+        reason = f"must be at least {2**BLOCKS}, since images are halved {BLOCKS} times"
+        raise Invalid("image_size", image_size, reason, f"type dataset.image_size={2**BLOCKS} or more")
 
     def init(generator: Generator) -> Params:
         return _draw_blocks(channels, widths, generator) | draw_head(ways, widths[-1], generator)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import floats_of, model_of
 from metalearn.models.common.frozen import frozen_model
 from metalearn.models.common.weights import HEADS, load_body, pretrained
@@ -56,8 +56,9 @@ def torchvision_classifier(
     if weights is not None:
         return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive)
     if frozen or input_size is not None:
-        key = "frozen=true" if frozen else f"input_size={input_size}"
-        raise ValueError(f"{key}: is for pretrained weights; type weights=/path/to/file as well")
+        key, value = ("frozen", "true") if frozen else ("input_size", input_size)
+        advice = "type GROUP.weights=/path/to/file as well"
+        raise Invalid(key, value, "is for pretrained weights", advice, quoted=False)
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
 
     def make() -> nn.Module:
@@ -111,7 +112,5 @@ def _check_name(name: object) -> None:
     known = models.list_models(module=models)
     if name not in known:
         nearest = difflib.get_close_matches(str(name), known, n=3, cutoff=0)
-        raise ValueError(
-            f"name={name!r}: torchvision has no such classifier; nearest are {', '.join(nearest)}; "
-            f"type name={nearest[0]}"
-        )
+        reason = f"torchvision has no such classifier; nearest are {', '.join(nearest)}"
+        raise Invalid("name", name, reason, f"type KEY={nearest[0]}")

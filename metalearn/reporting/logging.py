@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.config.values import Config
 from metalearn.reporting.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
 from metalearn.reporting.loggers.to_csv import csv_logger
@@ -107,7 +107,9 @@ def run_log(
         one_of("wandb_mode", wandb_mode, MODES)
     for name in ("wandb", "mlflow"):
         if chosen[name] and importlib.util.find_spec(name) is None:
-            raise ValueError(f"{name}=true: the package {name} is not installed; type pip install {name}")
+            raise Invalid(
+                name, "true", f"the package {name} is not installed", f"type pip install {name}", quoted=False
+            )
     openers: dict[str, OpenLogger] = {
         "tensorboard": tensorboard_logger,
         "csv": csv_logger,

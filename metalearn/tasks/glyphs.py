@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import enough_classes, whole_number
+from metalearn.checks import Invalid, enough_classes, whole_number
 from metalearn.tasks.common.episodes import (
     Classes,
     EpisodeShape,
@@ -115,7 +115,7 @@ def glyphs(
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
     if channels != 1:
-        raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
+        raise Invalid("channels", channels, "glyphs are grey pictures", "type KEY=1")
 
     def load() -> dict[str, Classes]:
         drawings = drawings_of(shards, image_size)
@@ -147,7 +147,7 @@ def glyph_characters(
     enough_classes("ways", ways, "train", CLASSES["train"])
     whole_number("image_size", image_size, at_least=8)
     if channels != 1:
-        raise ValueError(f"channels={channels}: glyphs are grey pictures; type channels=1")
+        raise Invalid("channels", channels, "glyphs are grey pictures", "type KEY=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
     def load() -> dict[str, ByClass]:

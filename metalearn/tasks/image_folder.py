@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from metalearn.checks import true_or_false
+from metalearn.checks import Invalid, true_or_false
 from metalearn.errors import DataError
 from metalearn.storage.files import read_bounded
 from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, picture_tasks, shapes_of
@@ -155,10 +155,8 @@ def _check_split(split: object) -> None:
     parts = split if isinstance(split, list) else []
     fractions = [part for part in parts if isinstance(part, int | float) and part > 0]
     if not len(fractions) == len(parts) == 3 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
-        raise ValueError(
-            f"split={split!r}: must be three fractions above 0 that make 1 (train, val, test), 'folders', or a folder "
-            "of lists; type split=[0.64,0.16,0.2]"
-        )
+        allowed = "must be three fractions above 0 that make 1 (train, val, test), 'folders', or a folder of lists"
+        raise Invalid("split", split, allowed, "type KEY=[0.64,0.16,0.2]")
 
 
 def image_folder(

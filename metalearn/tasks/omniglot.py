@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.checks import enough_classes, one_of, true_or_false, whole_number
+from metalearn.checks import Invalid, enough_classes, one_of, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.episodes import (
@@ -192,7 +192,7 @@ def omniglot(
     check_filled(shapes, {part: (len(chosen), DRAWINGS) for part, chosen in classes.items()})
     whole_number("image_size", image_size, at_least=8, at_most=105)
     if channels != 1:
-        raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
+        raise Invalid("channels", channels, "Omniglot is black on white", "type KEY=1")
 
     def load() -> dict[str, Classes]:
         drawings = drawings_of(place, image_size)
@@ -235,7 +235,7 @@ def omniglot_characters(
     whole_number("ways", ways, at_least=2)
     enough_classes("ways", ways, "train", len(chosen))
     if channels != 1:
-        raise ValueError(f"channels={channels}: Omniglot is black on white; type channels=1")
+        raise Invalid("channels", channels, "Omniglot is black on white", "type KEY=1")
     sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
 
     def load() -> dict[str, ByClass]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adam import adam as functional_adam
 from torch.optim.sgd import sgd as functional_sgd
 
-from metalearn.checks import fraction, one_of, real_number, whole_number
+from metalearn.checks import Invalid, fraction, one_of, real_number, whole_number
 from metalearn.training.flat import FlatOptimizer, Settings
 from metalearn.types import Optimizer, Params
 
@@ -129,7 +129,8 @@ def scheduled(
     whole_number("warmup", warmup, at_least=0)
     one_of("schedule", schedule, SCHEDULES)
     if schedule != "constant" and min_lr > lr:
-        raise ValueError(f"min_lr={min_lr:g}: must be at most lr={lr:g}, the highest rate; type min_lr={lr:g}")
+        allowed = f"must be at most lr={lr:g}, the highest rate"
+        raise Invalid("min_lr", f"{min_lr:g}", allowed, f"type KEY={lr:g}", quoted=False)
 
     def rate(step: int, steps: int) -> float:
         progress = (step - 1) / max(steps, 1)

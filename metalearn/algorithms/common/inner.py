@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 from metalearn.algorithms.common.functional import leaves
-from metalearn.checks import fraction, real_number
+from metalearn.checks import Invalid, fraction, real_number
 from metalearn.types import Params
 
 
@@ -229,7 +229,7 @@ def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
 def check_checkpoint(value: object) -> None:
     """Raises ValueError unless `checkpoint_steps` is a bool or `nested`."""
     if not isinstance(value, bool) and value != "nested":
-        raise ValueError(f"checkpoint_steps={value!r}: must be true, false or nested; type checkpoint_steps=true")
+        raise Invalid("checkpoint_steps", value, "must be true, false or nested", "type KEY=true")
 
 
 def last(path: Iterator[Point]) -> Point:

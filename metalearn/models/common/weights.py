@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from metalearn.checks import Invalid
+
 HEADS = {
     "convnext_tiny": "classifier.2",
     "densenet121": "classifier",
@@ -85,7 +87,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
         state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
     else:
         allowed = ", ".join(f"{known.__name__}.{member}" for member in members)
-        raise ValueError(f"weights={weights}: are not those of name={name}; type one of {allowed}, or weights=/path")
+        raise _invalid(weights, f"are not those of name={name}", f"type one of {allowed}, or weights=/path")
     asked = chosen.transforms()
     size = input_size or asked.crop_size[0]
     prepare = _preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
@@ -97,12 +99,14 @@ def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     network.load_state_dict(dict(state), strict=False)  # names and shapes are checked already
 
 
+def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
+    return Invalid("weights", weights, allowed, advice, quoted=False)
+
+
 def _read(path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
-        raise ValueError(
-            f"weights={path}: there is no such file; type the path of a state dict, or a name of torchvision's such as "
-            "weights=ResNet18_Weights.IMAGENET1K_V1"
-        )
+        advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
+        raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
     try:
         if path.endswith(".safetensors"):
             return load_file(path)
@@ -111,12 +115,10 @@ def _read(path: str) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        raise ValueError(
-            f"weights={path}: cannot be read ({reason}); type the path of a state dict that torch.save or safetensors "
-            "has saved"
-        ) from error
+        advice = "type the path of a state dict that torch.save or safetensors has saved"
+        raise _invalid(path, f"cannot be read ({reason})", advice) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"weights={path}: is no state dict: names with tensors; save network.state_dict()")
+        raise _invalid(path, "is no state dict: names with tensors", "save network.state_dict()")
     return state
 
 
@@ -132,10 +134,8 @@ def _downloaded(weights: str, chosen: object) -> dict[str, Tensor]:
     try:
         return get(progress=False, check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # no connection, or a file that is damaged
-        raise ValueError(
-            f"weights={weights}: cannot be downloaded ({error}); bring the file to this disk and type "
-            "weights=/path/to/file"
-        ) from error
+        advice = "bring the file to this disk and type KEY=/path/to/file"
+        raise _invalid(weights, f"cannot be downloaded ({error})", advice) from error
 
 
 def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -156,10 +156,8 @@ def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[
     if wrong:
         what = [f"{n} (here {_shape(given.get(n))}, in {name} {_shape(wanted.get(n))})" for n in wrong[:3]]
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(
-            f"weights={weights}: are not those of {name}: {', '.join(what)}{more}; type the name=… of their "
-            f"network, one of {', '.join(HEADS)}"
-        )
+        advice = f"type the name=… of their network, one of {', '.join(HEADS)}"
+        raise _invalid(weights, f"are not those of {name}: {', '.join(what)}{more}", advice)
     return {n: value for n, value in state.items() if n in wanted}
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import enough_classes, true_or_false, whole_number
+from metalearn.checks import Invalid, enough_classes, true_or_false, whole_number
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -125,10 +125,15 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
         enough_classes(f"{group}train_ways" if ways != evaluation.ways else f"{group}ways", ways, split, classes)
         name = f"{group}train_queries" if queries != evaluation.queries else f"{group}queries"
         if shots + queries > pictures:
-            advice = f"{name}={pictures - shots}" if pictures > shots else f"{group}shots={max(1, pictures - queries)}"
-            raise ValueError(
-                f"{name}={queries}: with {group}shots={shots} an episode needs {shots + queries} pictures of a class, "
-                f"and the split '{split}' has classes of {pictures}; type {advice} or fewer"
+            fewer = (
+                f"KEY={pictures - shots}" if pictures > shots else f"GROUP.{group}shots={max(1, pictures - queries)}"
+            )
+            raise Invalid(
+                name,
+                queries,
+                f"with {group}shots={shots} an episode needs {shots + queries} pictures of a class, and the split "
+                f"'{split}' has classes of {pictures}",
+                f"type {fewer} or fewer",
             )
 
 

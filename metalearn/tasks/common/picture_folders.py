@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import PIL
 
-from metalearn.checks import whole_number
+from metalearn.checks import Invalid, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
@@ -159,7 +159,7 @@ def check_picture_shape(image_size: int, channels: int) -> None:
     """Raises ValueError for a size or a number of channels that pictures cannot be decoded to."""
     whole_number("image_size", image_size, at_least=8)
     if isinstance(channels, bool) or channels not in (1, 3):
-        raise ValueError(f"channels={channels!r}: must be 1 (grey) or 3 (red, green, blue); type channels=3")
+        raise Invalid("channels", channels, "must be 1 (grey) or 3 (red, green, blue)", "type KEY=3")
 
 
 def _check_enough(

@@ -1,11 +1,13 @@
 """The keys of a group become the arguments of its factory; every message names the key as it is typed."""
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from metalearn.checks import Invalid
 from metalearn.config import build as build_module
 from metalearn.config.build import build, factories
 from metalearn.config.options import groups
@@ -75,6 +77,12 @@ def test_what_is_no_factory_of_its_group_is_not_called(target: str) -> None:
 def test_every_group_with_a_target_has_its_factories(group: str) -> None:
     assert all(name.startswith(("metalearn.", "distributed.")) for name in factories(group))
     assert bool(factories(group)) == (group not in ("experiment", "launch", "sweep", "hydra"))
+
+
+def test_a_refused_value_is_sent_whole_and_its_advice_names_the_group() -> None:
+    error = pickle.loads(pickle.dumps(Invalid("frozen", True, "is for weights", "type GROUP.weights=A or KEY=false")))
+    assert str(error) == "frozen=True: is for weights; type weights=A or frozen=false"
+    assert error.text("model") == "model.frozen=True: is for weights; type model.weights=A or model.frozen=false"
 
 
 def refuses(*, error: str) -> None:
