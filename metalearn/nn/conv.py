@@ -75,18 +75,12 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
 
 
 def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> Kernels | None:
-    """The compiled kernels, or None if they cannot compute it.
-
-    The outputs must fill their vectors, and with `over_inputs` the inputs, too. In bf16, kernels by tiles compute it if
-    the inputs fill the tiles, else those in float32.
-    """
-    kernels = compiled_for(x)
-    if kernels is None or (rounds_products() and kernels.tiles is None):
+    """The compiled kernels, or None if they cannot compute it: they round no products, and the outputs must fill their
+    vectors, with `over_inputs` the inputs, too."""
+    kernels = None if rounds_products() else compiled_for(x)
+    if kernels is None or outputs % kernels.lanes or (over_inputs and inputs % kernels.lanes):
         return None
-    fills = inputs % kernels.lanes == 0
-    if outputs % kernels.lanes or (over_inputs and not fills):
-        return None
-    return kernels.tiles if rounds_products() and fills else kernels
+    return kernels
 
 
 def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:

@@ -40,7 +40,6 @@ but not in every copy of the same loop. Then units of two widths have two roundi
 
 REALS = {torch.float32: "float", torch.float64: "double"}
 COMPILE_SECONDS = 120
-TORCH_ROUNDS = "but for products in bf16, which are torch's"
 
 Address = ctypes.c_void_p
 Number = ctypes.c_int64
@@ -90,15 +89,11 @@ _NORM_ADDRESSES = (
 class Kernels:
     """The functions of one compiled library. Their tensors must be dense, of the library's type, on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL, real: type, convolutions: str = "") -> None:
-        """`convolutions` is the prefix of the names of the functions that convolve."""
-        names = ("product", "input_gradient", "weight_gradient")
-        self._product, self._input_gradient, self._weight_gradient = (library[convolutions + name] for name in names)
-        for function in (self._product, self._input_gradient):
+    def __init__(self, library: ctypes.CDLL, real: type) -> None:
+        for function in (library.product, library.input_gradient):
             function.argtypes = [GEOMETRY, Address, Address, Number, Address, Number]
-        self._weight_gradient.argtypes = [GEOMETRY, Address, Address, Address, Number]
+        library.weight_gradient.argtypes = [GEOMETRY, Address, Address, Address, Number]
         library.lanes.restype = Number
-        library.tiles_there.restype = Number
         library.use_parallel_region.argtypes = [Address]
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; without it, one thread computes
         if region is not None:
@@ -118,25 +113,19 @@ class Kernels:
         self._library, self.real = library, real
         self.lanes = int(library.lanes())
 
-    @functools.cached_property
-    def tiles(self) -> "Kernels | None":
-        """The same functions, but AMX tiles of `lanes` channels compute float32 convolutions, in bfloat16. None if the
-        processor, the compiler or the operating system offers no tiles."""
-        there = self.real is ctypes.c_float and self._library.tiles_there()
-        return Kernels(self._library, self.real, "tiles_") if there else None
-
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
         """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
-        self._product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
+        self._library.product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
 
     def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
         """The derivative of ⟨gy, x ∗ w⟩ by x."""
         threads = torch.get_num_threads()
-        self._input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
+        self._library.input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
 
     def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
         """The derivative of ⟨gy, x ∗ w⟩ by w."""
-        self._weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self._library.weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), threads)
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
         """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
@@ -214,9 +203,9 @@ def describe(device: torch.device, dtype: torch.dtype, refused: str | None = Non
     if kernels is None:
         return f"torch's operations, several times slower than compiled kernels; {_why_not_compiled()}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
-    if not rounds_products():
-        return line if refused is None else f"{line}; one by one, since {refused}"
-    return f"{line}, {'convolutions in bf16 by AMX tiles' if kernels.tiles else TORCH_ROUNDS}"
+    if rounds_products():
+        return f"{line}, but for products in bf16, which are torch's"
+    return line if refused is None else f"{line}; one by one, since {refused}"
 
 
 def _why_not_compiled() -> str:

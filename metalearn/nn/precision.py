@@ -3,10 +3,8 @@
 `tf32` keeps ten bits of float32's mantissa in the products of an NVIDIA GPU; `bf16` keeps seven, on any device. Sums,
 norms, losses and parameters stay float32.
 
-`bf16` rounds the operands of products to nearest even. Torch's operations round the results, too. On CPUs with AMX,
-the compiled kernels convolve: they round the operands only, and sum in float32, in an order that does not depend on
-the number of threads. They need multiples of 16 channels. For other numbers (the windows of a first layer) the float32
-kernels convolve, and round nothing.
+`bf16` rounds the operands of products to nearest even, and their results, by torch's operations. The compiled kernels
+round nothing, so that a CPU computes products in bf16 layer by layer: it shows what a run on a GPU would learn.
 """
 
 import contextlib

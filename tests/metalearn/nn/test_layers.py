@@ -269,6 +269,7 @@ def test_products_in_bf16_have_its_rounding_and_no_more() -> None:
     exact += [shared_linear(x[:, :, 0, 0], shared, bias[0]), shared_linear(x[:, :, 0, 0], shared)]
     try:
         precision.compute_with("bf16")
+        assert "torch's" in native.describe(torch.device("cpu"), torch.float32)
         rounded = [conv2d(x.float(), weight.float(), padding=1)]
         rounded.append(linear(x[:, :, 0, 0].float(), weight[:, :, :, 0, 0].float(), bias.float()))
         rounded.append(shared_linear(x[:, :, 0, 0].float(), shared.float(), bias[0].float()))
