@@ -152,7 +152,8 @@ struct plan *new_plan(const struct layer *layers, int64_t count, const int64_t *
     for (; p->count < count; p->count++) {
         struct geometry g = geometry_of(p, p->count);
         if (p->layers[p->count].kind != CONVOLUTION) continue;
-        if (!make_taps(&g, has_derivative(p, layers[p->count].from), p->taps + p->count)) {
+        const int backward = has_derivative(p, layers[p->count].from) ? INPUT_GRADIENT : 0;
+        if (!make_taps(&g, PRODUCT | WEIGHT_GRADIENT | FILTERED | backward, p->taps + p->count)) {
             free_plan(p);
             return NULL;
         }
@@ -517,7 +518,8 @@ static void backward(const struct task *t, REAL *g) {
         if (l->kind == CONVOLUTION) {
             if (is_fused(t, v)) continue;
             const struct taps *taps = t->plan->taps + v - 1;
-            tap_weight_gradient(taps, (struct factors){1, {operand_of(t, l->from)}, {gy}}, g + l->weight, t->threads);
+            struct factors f = {1, {operand_of(t, l->from)}, {gy}};
+            tap_weight_gradient(taps, f, g + l->weight, 0, t->threads);
             sum_pixels(t, l, v, gy, g);
             if (wanted) {
                 transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
@@ -595,7 +597,7 @@ static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
             const struct taps *taps = t->plan->taps + v - 1;
             const REAL *gy = gradient_of(t, v), *dx = wanted ? tangent_of(t, l->from) : NULL;
             struct factors by_kernel = {1 + wanted, {operand_of(t, l->from), dx}, {change, gy}};
-            tap_weight_gradient(taps, by_kernel, product + l->weight, t->threads);
+            tap_weight_gradient(taps, by_kernel, product + l->weight, 0, t->threads);
             sum_pixels(t, l, v, change, product);
             if (wanted) {
                 REAL *turned = t->kernels + t->plan->kernel;

@@ -11,37 +11,39 @@
  * a kernel gradient. */
 enum { PRODUCT_BLOCK = 65536, JOINT_PIXELS = 128 };
 
+/* Output pixels of a block of rows, for BY_ROWS. */
+enum { ROW_PIXELS = 64 };
+
 /* Length of a sum in registers; longer sums are continued from memory, so that their kernels stay in the cache. */
 enum { SUM_LENGTH = 1024 };
 
 /* Plans */
 
 /* The taps that reach a pixel: their numbers, and where the operand's pixels begin. */
-struct reached { int taps; int32_t tap[MAX_TAPS], at[MAX_TAPS]; };
+struct reached { int taps; int32_t *tap, *at; };
 
-static struct reached reach_of_output(const struct geometry *g, int64_t row, int64_t column) {
-    struct reached r = {0};
+static void reach_of_output(const struct geometry *g, int64_t row, int64_t column, struct reached *r) {
     for (int64_t tap = 0; tap < tap_count(g); tap++) {
         int64_t y = row * g->stride + tap / g->kernel_width - g->padding;
         int64_t x = column * g->stride + tap % g->kernel_width - g->padding;
         if (y < 0 || y >= g->height || x < 0 || x >= g->width) continue;
-        r.tap[r.taps] = (int32_t)tap;
-        r.at[r.taps++] = (int32_t)((y * g->width + x) * g->inputs);
+        r->tap[r->taps] = (int32_t)tap;
+        r->at[r->taps++] = (int32_t)((y * g->width + x) * g->inputs);
     }
-    return r;
 }
 
-static struct reached reach_of_input(const struct geometry *g, int64_t row, int64_t column) {
-    struct reached r = {0};
+/* The taps are in the order of blocks of `block` output numbers, and within a block in their own. */
+static void reach_of_input(const struct geometry *g, int64_t row, int64_t column, int64_t block, struct reached *r) {
     for (int64_t tap = 0; tap < tap_count(g); tap++) {
         int64_t y = row + g->padding - tap / g->kernel_width, x = column + g->padding - tap % g->kernel_width;
         if (y < 0 || x < 0 || y % g->stride || x % g->stride) continue;
         y /= g->stride, x /= g->stride;
         if (y >= g->out_height || x >= g->out_width) continue;
-        r.tap[r.taps] = (int32_t)tap;
-        r.at[r.taps++] = (int32_t)((y * g->out_width + x) * g->outputs);
+        const int32_t at = (int32_t)((y * g->out_width + x) * g->outputs);
+        int k = r->taps++;
+        for (; k > 0 && r->at[k - 1] / block > at / block; k--) r->tap[k] = r->tap[k - 1], r->at[k] = r->at[k - 1];
+        r->tap[k] = (int32_t)tap, r->at[k] = at;
     }
-    return r;
 }
 
 static int same_reach(const struct reach *group, const struct reached *r) {
@@ -53,10 +55,10 @@ static int same_reach(const struct reach *group, const struct reached *r) {
 
 /* An empty group of pixels that are reached like `r`, with room for `pixels`. */
 static int new_reach(struct reach *group, const struct reached *r, int64_t pixels) {
-    int32_t *memory = malloc((2 * MAX_TAPS + 2 * pixels) * sizeof(int32_t));
+    int32_t *memory = malloc((2 * r->taps + 2 * pixels) * sizeof(int32_t));
     if (!memory) return 0;
-    *group = (struct reach){0, r->taps, memory, memory + MAX_TAPS, memory + 2 * MAX_TAPS,
-                            memory + 2 * MAX_TAPS + pixels};
+    int32_t *places = memory + 2 * r->taps;
+    *group = (struct reach){0, r->taps, memory, memory + r->taps, places, places + pixels};
     for (int k = 0; k < r->taps; k++) {
         group->tap[k] = r->tap[k];
         group->shift[k] = r->at[k] - r->at[0];
@@ -67,8 +69,11 @@ static int new_reach(struct reach *group, const struct reached *r, int64_t pixel
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Groups the pixels of one direction, block of samples by block. Returns the number of groups, or −1. */
-static int64_t make_reaches(const struct geometry *g, int backward, struct reach **result) {
+/* Groups the pixels of one direction, block of samples by block. `r` has room for all taps. Returns the number of
+ * groups, or −1. */
+static int64_t group_pixels(const struct geometry *g, int backward, int by_rows, struct reached *r,
+                            struct reach **result) {
+    const int64_t block_rows = by_rows ? larger(ROW_PIXELS / g->out_width, 1) : g->out_height;
     int64_t in = g->height * g->width * g->inputs, out = g->out_height * g->out_width * g->outputs;
     int64_t rows = backward ? g->height : g->out_height, columns = backward ? g->width : g->out_width;
     int64_t width = backward ? g->inputs : g->outputs, from_size = backward ? out : in, to_size = backward ? in : out;
@@ -78,23 +83,33 @@ static int64_t make_reaches(const struct geometry *g, int backward, struct reach
         int64_t begin = count, last = smaller(first + block, g->samples);
         for (int64_t i = 0; i < (last - first) * rows * columns; i++) {
             int64_t sample = first + i / (rows * columns), row = i / columns % rows, column = i % columns;
-            struct reached r = backward ? reach_of_input(g, row, column) : reach_of_output(g, row, column);
             int64_t group = begin;
-            while (group < count && !same_reach(*result + group, &r)) group++;
+            r->taps = 0;
+            if (backward) reach_of_input(g, row, column, block_rows * g->out_width * g->outputs, r);
+            else reach_of_output(g, row, column, r);
+            while (group < count && !same_reach(*result + group, r)) group++;
             if (group == count) {
                 if (count == room) {
                     struct reach *grown = realloc(*result, (room = 2 * room + 16) * sizeof(struct reach));
                     if (!grown) return -1;
                     *result = grown;
                 }
-                if (!new_reach(*result + count, &r, block * rows * columns)) return -1;
+                if (!new_reach(*result + count, r, block * rows * columns)) return -1;
                 count++;
             }
             struct reach *to = *result + group;
-            to->from[to->pixels] = (int32_t)(sample * from_size + (r.taps ? r.at[0] : 0));
+            to->from[to->pixels] = (int32_t)(sample * from_size + (r->taps ? r->at[0] : 0));
             to->to[to->pixels++] = (int32_t)(sample * to_size + (row * columns + column) * width);
         }
     }
+    return count;
+}
+
+static int64_t make_reaches(const struct geometry *g, int backward, int by_rows, struct reach **result) {
+    int32_t *room = malloc(2 * tap_count(g) * sizeof(int32_t));
+    struct reached r = {0, room, room + tap_count(g)};
+    int64_t count = room ? group_pixels(g, backward, by_rows, &r, result) : -1;
+    free(room);
     return count;
 }
 
@@ -120,14 +135,14 @@ static int64_t make_joints(const struct geometry *g, struct joint **result) {
     return count;
 }
 
-int make_taps(const struct geometry *g, int backward, struct taps *t) {
-    *t = (struct taps){.geometry = *g};
+int make_taps(const struct geometry *g, int wanted, struct taps *t) {
+    *t = (struct taps){.geometry = *g, .filtered = wanted & FILTERED && winograd_fits(g)};
     int64_t in = g->height * g->width * g->inputs, out = g->out_height * g->out_width * g->outputs;
-    if (tap_count(g) > MAX_TAPS || g->samples * larger(in, out) > INT32_MAX) return 0;
-    const int directly = !winograd_fits(g);
-    t->forward_count = directly ? make_reaches(g, 0, &t->forward) : 0;
-    t->backward_count = directly && backward ? make_reaches(g, 1, &t->backward) : 0;
-    t->joint_count = make_joints(g, &t->joints);
+    if (g->samples * larger(in, out) > INT32_MAX) return 0;
+    if (wanted & PRODUCT && !t->filtered) t->forward_count = make_reaches(g, 0, 0, &t->forward);
+    if (wanted & INPUT_GRADIENT && !t->filtered)
+        t->backward_count = make_reaches(g, 1, wanted & BY_ROWS, &t->backward);
+    if (wanted & WEIGHT_GRADIENT) t->joint_count = make_joints(g, &t->joints);
     return t->forward_count >= 0 && t->backward_count >= 0 && t->joint_count >= 0;
 }
 
@@ -189,12 +204,12 @@ static void add_reach(const void *job, int64_t unit) {
     }
 }
 
-int64_t taps_scratch(const struct taps *t) { return winograd_fits(&t->geometry) ? winograd_scratch(&t->geometry) : 0; }
+int64_t taps_scratch(const struct taps *t) { return t->filtered ? winograd_scratch(&t->geometry) : 0; }
 
 void tap_product(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch, int64_t threads) {
     const struct geometry *g = &t->geometry;
     const struct reach_job j = {t->forward, g->inputs, g->outputs, &f, result, add};
-    if (winograd_fits(g)) winograd(g, f, g->inputs, g->outputs, 0, result, add, scratch, threads);
+    if (t->filtered) winograd(g, f, g->inputs, g->outputs, 0, result, add, scratch, threads);
     else for_each_unit(t->forward_count, threads, add_reach, &j);
 }
 
@@ -202,7 +217,7 @@ void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, in
                         int64_t threads) {
     const struct geometry *g = &t->geometry;
     const struct reach_job j = {t->backward, g->outputs, g->inputs, &f, result, add};
-    if (winograd_fits(g)) winograd(g, f, g->outputs, g->inputs, 1, result, add, scratch, threads);
+    if (t->filtered) winograd(g, f, g->outputs, g->inputs, 1, result, add, scratch, threads);
     else for_each_unit(t->backward_count, threads, add_reach, &j);
 }
 
@@ -259,14 +274,14 @@ INLINE void joint_tile(const int rows, const int vectors, const struct joint *j,
         EACH(v, vectors) store(result + r * width + v * LANES, sum[r][v]);
 }
 
-struct joint_job { const struct taps *taps; const struct factors *f; REAL *result; };
+struct joint_job { const struct taps *taps; const struct factors *f; REAL *result; int add; };
 
 /* Adds one block of pixels to the kernel gradient of a tap. */
 static void add_joint(const struct joint_job *job, int64_t number) {
     const struct taps *t = job->taps;
     const struct joint *j = t->joints + number;
     const int64_t height = t->geometry.inputs, width = t->geometry.outputs;
-    const int add = number >= tap_count(&t->geometry);  /* not the first block */
+    const int add = job->add || number >= tap_count(&t->geometry);  /* not the first block */
     for (int64_t column = 0; column < width;) {
         const int vectors = vectors_left(width - column);
         for (int64_t row = 0; row < height;) {
@@ -286,8 +301,8 @@ static void add_joints_of_tap(const void *job, int64_t tap) {
     for (int64_t i = tap; i < j->taps->joint_count; i += tap_count(&j->taps->geometry)) add_joint(j, i);
 }
 
-void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, int64_t threads) {
-    const struct joint_job j = {t, &f, result};
+void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, int add, int64_t threads) {
+    const struct joint_job j = {t, &f, result, add};
     if (threads > 1) for_each_unit(tap_count(&t->geometry), threads, add_joints_of_tap, &j);
     else for (int64_t i = 0; i < t->joint_count; i++) add_joint(&j, i);  /* a block of pixels stays in the cache */
 }

@@ -5,8 +5,6 @@
 
 #include "kernels.h"
 
-enum { MAX_TAPS = 49 };
-
 /* Pixels of a result that the same taps reach. The operand's pixel of tap k begins at from[pixel] + shift[k], and the
  * result's at to[pixel]. */
 struct reach { int32_t pixels, taps, *tap, *shift, *from, *to; };
@@ -14,9 +12,11 @@ struct reach { int32_t pixels, taps, *tap, *shift, *from, *to; };
 /* The pairs (input pixel, output pixel) that a tap joins, in a block of output pixels. */
 struct joint { int32_t tap, pairs, *in, *out; };
 
-/* A convolution of some samples: what reaches each output pixel, what reaches each input pixel, and the joints. */
+/* A convolution of some samples: what reaches each output pixel, what reaches each input pixel, and the joints. With
+ * `filtered`, Winograd's filtering stands in place of the first two. */
 struct taps {
     struct geometry geometry;
+    int filtered;
     int64_t forward_count, backward_count, joint_count;
     struct reach *forward, *backward;
     struct joint *joints;
@@ -25,8 +25,12 @@ struct taps {
 /* Two factors of a sum of products; or one, if sources is 1. */
 struct factors { int sources; const REAL *left[2], *right[2]; };
 
-/* Makes the plan; `backward` says whether the input gradient is needed. Returns 0 if memory or 32 bits do not do. */
-int make_taps(const struct geometry *g, int backward, struct taps *t);
+/* What a plan is for. The last two tell a network from a layer alone; they round differently, and each keeps its bits:
+ * FILTERED allows Winograd's filtering, and BY_ROWS adds up input gradients block by block of output rows. */
+enum wanted { PRODUCT = 1, INPUT_GRADIENT = 2, WEIGHT_GRADIENT = 4, FILTERED = 8, BY_ROWS = 16 };
+
+/* Makes the plan for what is `wanted`, a sum of the above. Returns 0 if memory or 32 bits do not do. */
+int make_taps(const struct geometry *g, int wanted, struct taps *t);
 void free_taps(struct taps *t);
 
 /* How many numbers of scratch memory the next two functions need. */
@@ -40,8 +44,9 @@ void tap_product(const struct taps *t, struct factors f, REAL *result, int add, 
 void tap_input_gradient(const struct taps *t, struct factors f, REAL *result, int add, REAL *scratch,
                         int64_t threads);
 
-/* Σ over sources of the derivatives by kernels; `left` are images, `right` output gradients. */
-void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, int64_t threads);
+/* Σ over sources of the derivatives by kernels; `left` are images, `right` output gradients. With `add`, it is added to the
+ * result. */
+void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, int add, int64_t threads);
 
 /* Σ over sources of left [rows][depth] · right [depth][width] → result [rows][width]. */
 void multiply(int64_t rows, int64_t depth, int64_t width, struct factors f, REAL *result);
