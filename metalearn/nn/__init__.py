@@ -7,10 +7,9 @@ convolutions and norms whose channels fill the vectors (16 floats with AVX-512).
 
 from metalearn.nn.attention import attention, draw_transformer, transformer
 from metalearn.nn.conv import conv2d
+from metalearn.nn.layers import linear, max_pool2d, shared_linear
 from metalearn.nn.layout import channels_last, laid_out
-from metalearn.nn.linear import linear, shared_linear
 from metalearn.nn.norm import LINEAR, batch_norm
-from metalearn.nn.pool import max_pool2d
 
 __all__ = [
     "LINEAR",

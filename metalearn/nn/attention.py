@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.nn.linear import shared_linear
+from metalearn.nn.layers import shared_linear
 
 Params = dict[str, Tensor]
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from metalearn.nn.conv import conv2d
 from metalearn.nn.layout import channels_last
-from metalearn.nn.linear import linear
 from metalearn.nn.norm import LINEAR, batch_norm
-from metalearn.nn.pool import max_pool2d
+from metalearn.nn.precision import rounds_products
 
 Params: TypeAlias = dict[str, Tensor]
 
@@ -124,3 +123,24 @@ def _applied(layer: Layer, params: Params, x: Tensor, known: int) -> Tensor:
             return linear(x, params[weight], params[bias])
         case Residual(main, around):
             return apply_layers(main, params, x, known) + apply_layers(around, params, x, known)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`x` [t, n, i] · `weight` [t, o, i] + `bias` [t, o] → [t, n, o]."""
+    if rounds_products():
+        return torch.bmm(x.bfloat16(), weight.bfloat16().transpose(1, 2)).to(x.dtype) + bias.unsqueeze(1)
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+def shared_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` [t, n, i] · `weight` [o, i] + `bias` [o] → [t, n, o]."""
+    if rounds_products():
+        product = F.linear(x.bfloat16(), weight.bfloat16()).to(x.dtype)
+        return product if bias is None else product + bias
+    return F.linear(x, weight, bias)
+
+
+def max_pool2d(x: Tensor, size: int) -> Tensor:
+    """The largest of every `size` × `size` pixels: [t, n, h, w, c] → [t, n, h // size, w // size, c]."""
+    pooled: Tensor = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), size)
+    return pooled.permute(0, 2, 3, 1).view(*x.shape[:2], *pooled.shape[2:], -1)

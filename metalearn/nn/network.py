@@ -19,13 +19,13 @@ from torch.autograd import Function
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
 from metalearn.nn.native import CALL, compiled_for
 from metalearn.nn.packing import PACKED, is_packed
-from metalearn.nn.plans import Shaped, refusal, steps_of
+from metalearn.nn.plans import ShapedNetwork, refusal, steps_of
 from metalearn.nn.precision import rounds_products
 
 Metrics = dict[str, Tensor]
 
 
-class Network:
+class CompiledNetwork:
     """A sequence of layers that is compiled when it is used."""
 
     def __init__(self, layers: Sequence[Layer], *, ignores_support: bool = False) -> None:
@@ -33,8 +33,8 @@ class Network:
         self.layers = tuple(layers)
         self._ignores_support = ignores_support
         self._names = tuple(parameters_of(layers))
-        self._shaped: dict[tuple[tuple[int, ...], ...], Shaped] = {}
-        self._packed: dict[str, Shaped] = {}
+        self._shaped: dict[tuple[tuple[int, ...], ...], ShapedNetwork] = {}
+        self._packed: dict[str, ShapedNetwork] = {}
         self._making = threading.Lock()
 
     def computes(self, params: Params) -> bool:
@@ -85,11 +85,11 @@ class Network:
             support_x: the support set whose statistics normalise; None: those of `x`.
         """
         ((key, row),) = params.items()
-        samples = _Samples(self._packed[key], row, x, self._used(support_x))
+        samples = _TaskSamples(self._packed[key], row, x, self._used(support_x))
         if torch.is_grad_enabled() and samples.x.requires_grad:
             return samples.by_layers(row)
         if torch.is_grad_enabled() and row.requires_grad:
-            result: Tensor = _Outputs.apply(row, samples)
+            result: Tensor = _RowsToOutputs.apply(row, samples)
         else:
             result, _ = samples.outputs(row, keep=False)
         return samples.flattened(result)
@@ -107,9 +107,9 @@ class Network:
             twice: keep what the second derivative of the loss needs.
         """
         ((key, row),) = params.items()
-        tasks = _Tasks(self._packed[key], row, x, y, self._used(support_x), twice)
+        tasks = _LabelledSamples(self._packed[key], row, x, y, self._used(support_x), twice)
         if torch.is_grad_enabled() and row.requires_grad:
-            loss, score = _Loss.apply(row, tasks)
+            loss, score = _RowsToLoss.apply(row, tasks)
         else:
             loss, score, _, _ = tasks.loss(row, gradient=False)
         return {"loss": loss, "mse" if y.is_floating_point() else "accuracy": score}
@@ -118,36 +118,36 @@ class Network:
         """The gradient of each task's loss by its packed parameters, in packed form. With `twice`, it has a derivative
         of its own. It is what `torch.autograd.grad` gives for the loss of `metrics`, in one call."""
         ((key, row),) = params.items()
-        tasks = _Tasks(self._packed[key], row, x, y, None, twice)
+        tasks = _LabelledSamples(self._packed[key], row, x, y, None, twice)
         _, _, gradient, kept = tasks.loss(row.detach(), gradient=True)
-        return {key: _Gradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
+        return {key: _RowsToGradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
 
     def stepped(self, params: Params, x: Tensor, y: Tensor, rate: float, *, twice: bool = False) -> Params:
         """The packed parameters after a step of gradient descent, θ − rate · ∇L(θ), in one call. With `twice`, the
         derivative of the gradient counts too; else it is a constant."""
         ((key, row),) = params.items()
-        tasks = _Tasks(self._packed[key], row, x, y, None, twice, rate)
+        tasks = _LabelledSamples(self._packed[key], row, x, y, None, twice, rate)
         _, _, after, kept = tasks.loss(row.detach(), gradient=True)
-        return {key: _Step.apply(row, after, kept, tasks)}
+        return {key: _RowsToStep.apply(row, after, kept, tasks)}
 
     def _used(self, support_x: Tensor | None) -> Tensor | None:
         return None if self._ignores_support else support_x
 
-    def _of(self, values: Sequence[Tensor]) -> Shaped:
+    def _of(self, values: Sequence[Tensor]) -> ShapedNetwork:
         """The network for the shapes of these parameters."""
         shapes = tuple([tuple(value.shape) for value in values])
         if shapes not in self._shaped:
             with self._making:
                 by_name = dict(zip(self._names, shapes, strict=True))
-                shaped = self._shaped.get(shapes) or Shaped(self.layers, by_name, f"{PACKED}{len(self._shaped)}")
+                shaped = self._shaped.get(shapes) or ShapedNetwork(self.layers, by_name, f"{PACKED}{len(self._shaped)}")
                 self._packed[shaped.key] = self._shaped[shapes] = shaped
         return self._shaped[shapes]
 
 
-class _Samples:
+class _TaskSamples:
     """The samples of some tasks, as the kernels take them."""
 
-    def __init__(self, shaped: Shaped, row: Tensor, x: Tensor, support_x: Tensor | None) -> None:
+    def __init__(self, shaped: ShapedNetwork, row: Tensor, x: Tensor, support_x: Tensor | None) -> None:
         """Raises ValueError if samples and parameters do not fit, since kernels would read beyond their memory."""
         self.shaped, self.known = shaped, 0 if support_x is None else support_x.shape[1]
         self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
@@ -205,12 +205,12 @@ class _Samples:
         return apply_layers(self.shaped.layers, params, self.x, self.known)[:, self.known :]
 
 
-class _Tasks(_Samples):
+class _LabelledSamples(_TaskSamples):
     """Samples and what is to be predicted for them."""
 
     def __init__(
         self,
-        shaped: Shaped,
+        shaped: ShapedNetwork,
         row: Tensor,
         x: Tensor,
         y: Tensor,
@@ -299,11 +299,11 @@ def _rows(row: Tensor) -> Tensor:
     return row if row.stride(1) == 1 and row.stride(0) in (0, row.shape[1]) else row.contiguous()
 
 
-class _Outputs(Function):
+class _RowsToOutputs(Function):
     """(rows, samples) → the last values [t, n, pixels, channels]."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, samples: _Samples) -> Tensor:
+    def forward(ctx: Any, row: Tensor, samples: _TaskSamples) -> Tensor:
         result, kept = samples.outputs(row, keep=True)
         ctx.save_for_backward(row, kept, *samples.given())
         ctx.samples = samples
@@ -320,11 +320,11 @@ class _Outputs(Function):
         return gradient, None
 
 
-class _Loss(Function):
+class _RowsToLoss(Function):
     """(rows, tasks) → loss and score [t]. The gradient is computed at once, while a task's numbers are in the cache."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, tasks: _Tasks) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, row: Tensor, tasks: _LabelledSamples) -> tuple[Tensor, Tensor]:
         loss, score, gradient, kept = tasks.loss(row, gradient=True)
         ctx.save_for_backward(row, gradient, kept, *tasks.given())
         ctx.tasks = tasks
@@ -335,15 +335,15 @@ class _Loss(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         row, gradient, kept, *_ = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradient = _Gradient.apply(row, gradient, kept, ctx.tasks)
+            gradient = _RowsToGradient.apply(row, gradient, kept, ctx.tasks)
         return _times(grads[0], gradient), None
 
 
-class _Gradient(Function):
+class _RowsToGradient(Function):
     """(rows, their gradient) → the gradient [t, P] with its own derivative, a product with the Hessian."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, gradient: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
+    def forward(ctx: Any, row: Tensor, gradient: Tensor, kept: Tensor | None, tasks: _LabelledSamples) -> Tensor:
         ctx.save_for_backward(row, kept, *tasks.given())
         ctx.tasks = tasks
         return gradient.view_as(gradient)
@@ -356,11 +356,11 @@ class _Gradient(Function):
         return ctx.tasks.product(row, kept, grads[0]), None, None, None
 
 
-class _Step(Function):
+class _RowsToStep(Function):
     """(rows, the rows after a step) → the rows after the step, with the derivative v − rate · H v, or v."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, after: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
+    def forward(ctx: Any, row: Tensor, after: Tensor, kept: Tensor | None, tasks: _LabelledSamples) -> Tensor:
         ctx.save_for_backward(row, kept, *tasks.given())
         ctx.tasks = tasks
         return after.view_as(after)
@@ -383,7 +383,7 @@ def _times(factors: Tensor, gradient: Tensor) -> Tensor:
     return factors.unsqueeze(1) * gradient
 
 
-def _product_by_layers(tasks: _Tasks, row: Tensor, direction: Tensor) -> Tensor:
+def _product_by_layers(tasks: _LabelledSamples, row: Tensor, direction: Tensor) -> Tensor:
     """The Hessian's product with `direction`, with a graph of its own if one is wanted."""
     keep = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -20,7 +20,7 @@ LINEAR = 1.0
 """The slope that stands for no activation."""
 
 
-class Settings(NamedTuple):
+class NormSettings(NamedTuple):
     """The slope behind a norm, the number of samples for its statistics, and what is added to the variance."""
 
     slope: float
@@ -66,14 +66,14 @@ def batch_norm(
                 f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
                 f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
             )
-    native, settings = compiled_for(x), Settings(slope, measured, epsilon)
+    native, settings = compiled_for(x), NormSettings(slope, measured, epsilon)
     if native is None or x.shape[-1] % native.lanes:
         return _written_out(x, weight, bias, settings)
     result: Tensor = _Norm.apply(x.contiguous(), weight, bias, settings)
     return result
 
 
-def _written_out(x: Tensor, weight: Tensor, bias: Tensor, settings: Settings) -> Tensor:
+def _written_out(x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings) -> Tensor:
     """The definition, in torch's operations: differentiable any number of times, on any device."""
     slope, measured, epsilon = settings
     variance, mean = torch.var_mean(x[:, :measured], dim=(1, 2, 3), correction=0, keepdim=True)
@@ -88,7 +88,7 @@ def _native(x: Tensor) -> Kernels:
     return kernels
 
 
-def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings, **tensors: Tensor) -> None:
+def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings, **tensors: Tensor) -> None:
     """Calls one of the three functions of norm.c, where their tensors are explained."""
     (scale, step), (shift, shift_step) = dense(weight), dense(bias)
     if step != shift_step:
@@ -103,7 +103,7 @@ class _Norm(Function):
     without its graph."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings) -> Tensor:
         y, mean, rstd = torch.empty_like(x), x.new_empty(x.shape[0], x.shape[4]), x.new_empty(x.shape[0], x.shape[4])
         _call("norm", x, weight, bias, settings, y=y, mean=mean, rstd=rstd)
         ctx.save_for_backward(x, weight, bias, mean, rstd)
@@ -121,7 +121,7 @@ class _NormBackward(Function):
     @staticmethod
     def forward(
         ctx: Any, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor,
-        settings: Settings,
+        settings: NormSettings,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         gx, g_scale, g_shift = torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
         results = {"gx": gx, "g_scale": g_scale, "g_shift": g_shift}
@@ -144,7 +144,7 @@ class _NormSecond(Function):
     @staticmethod
     def forward(
         ctx: Any, v: Tensor, v_scale: Tensor, v_shift: Tensor, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor,
-        mean: Tensor, rstd: Tensor, g_scale: Tensor, g_shift: Tensor, settings: Settings,
+        mean: Tensor, rstd: Tensor, g_scale: Tensor, g_shift: Tensor, settings: NormSettings,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ggy, hx, h_scale = torch.empty_like(x), torch.empty_like(x), torch.empty_like(mean)
         given = {"gy": gy, "v": v, "v_scale": v_scale, "v_shift": v_shift, "mean": mean, "rstd": rstd}

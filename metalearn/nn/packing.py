@@ -29,7 +29,7 @@ def filled(channels: int) -> int:
     return -(-channels // MULTIPLE) * MULTIPLE
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """Where a parameter lies in a row: as a strided view of `shape`. The sizes are those of its own dimensions, but a
     flattened image in a linear layer's inputs has two: channels and pixels. The row has `vectors` of so many output
     `channels` for it, zeros included."""
@@ -55,7 +55,7 @@ class Layout:
     """
 
     def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ParameterPlace] = {}
         self.size = 0
         self._shapes = shapes
         self._add(layers, None)
@@ -92,7 +92,7 @@ class Layout:
         return channels
 
     def _place(self, name: str, shape: tuple[int, ...], stride: tuple[int, ...], vectors: int, channels: int) -> None:
-        self.places[name] = Place(self.size, shape, stride, self._shapes[name], vectors, channels)
+        self.places[name] = ParameterPlace(self.size, shape, stride, self._shapes[name], vectors, channels)
         self.size += vectors * channels
 
     def _tiles_of_places(self) -> Tensor:

@@ -98,7 +98,7 @@ def refusal(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]]) -> str
     return None
 
 
-class Value(NamedTuple):
+class ValueSize(NamedTuple):
     """A value between layers: the size of its images. Only `used` of its channels are not zero."""
 
     height: int
@@ -107,13 +107,13 @@ class Value(NamedTuple):
     used: int
 
 
-class Plan(NamedTuple):
+class NetworkPlan(NamedTuple):
     """A network for one shape of inputs: what computes it, its compiled form, the last value, and the pixels of the
     smallest image that a norm takes; 0: there is no norm."""
 
     kernels: Kernels
     compiled: CompiledPlan
-    last: Value
+    last: ValueSize
     fewest_pixels: int
 
 
@@ -123,13 +123,13 @@ class _Compiler:
     WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
     ACTIVATIONS = ("leaky_relu", "softplus", "tanh")
 
-    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]], inputs: Value) -> None:
+    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]], inputs: ValueSize) -> None:
         self._layout, self._shapes = layout, shapes
         self._values = [inputs]
         self.layers: list[Fields] = []
 
     @property
-    def last(self) -> Value:
+    def last(self) -> ValueSize:
         """The last value."""
         return self._values[-1]
 
@@ -144,7 +144,9 @@ class _Compiler:
         self.layers.append({"kind": kind, "bias": -1, **read, **to._asdict(), **fields})
         self._values.append(to)
 
-    def _compiled(self, layer: Layer | Windows | Products, x: Value, *others: Value) -> tuple[Value, int, Fields]:
+    def _compiled(
+        self, layer: Layer | Windows | Products, x: ValueSize, *others: ValueSize
+    ) -> tuple[ValueSize, int, Fields]:
         """The value that a layer gives, its kind, and its further fields."""
         match layer:
             case Windows(convolution):
@@ -172,14 +174,14 @@ class _Compiler:
                 outputs, inputs = self._shapes[weight]
                 if inputs != x.used * x.height * x.width:
                     raise ValueError(f"{x.used * x.height * x.width} numbers do not fit {weight}, which takes {inputs}")
-                return Value(1, 1, filled(outputs), outputs), self.CONVOLUTION, self._at(weight=weight, bias=bias)
+                return ValueSize(1, 1, filled(outputs), outputs), self.CONVOLUTION, self._at(weight=weight, bias=bias)
             case Residual():
                 if (x,) != others:
                     raise ValueError(f"the branches of a sum must have equal shapes: {x}, {others[0]}")
                 return x, self.SUM, {}
         raise AssertionError(f"{layer}: is no step")
 
-    def _convolution(self, layer: Convolution, x: Value) -> tuple[Value, Fields]:
+    def _convolution(self, layer: Convolution, x: ValueSize) -> tuple[ValueSize, Fields]:
         """What a convolution of `x` gives, and the sizes of its kernels."""
         outputs, inputs, kernel, _ = self._shapes[layer.weight]
         if inputs != x.used or min(x.height, x.width) + 2 * layer.padding < kernel:
@@ -189,13 +191,13 @@ class _Compiler:
             )
         height, width = ((size + 2 * layer.padding - kernel) // layer.stride + 1 for size in (x.height, x.width))
         sizes: Fields = {"kernel": kernel, "stride": layer.stride, "padding": layer.padding}
-        return Value(height, width, filled(outputs), outputs), sizes
+        return ValueSize(height, width, filled(outputs), outputs), sizes
 
     def _at(self, **names: str) -> Fields:
         return {field: self._layout.places[name].offset for field, name in names.items()}
 
 
-class Shaped:
+class ShapedNetwork:
     """A network whose parameters have known shapes: how they are packed, and the plans for shapes of inputs.
 
     Attributes:
@@ -211,10 +213,10 @@ class Shaped:
         self.refused = refusal(self._steps, shapes)
         self.layout = Layout(layers, shapes)
         self._shapes = shapes
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._plans: dict[tuple[Any, ...], NetworkPlan] = {}
         self._making = threading.Lock()
 
-    def plan(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
+    def plan(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
         """The plan for tasks of `samples` inputs. Those that were used last are kept, `MOST_PLANS` of them.
 
         Raises:
@@ -228,15 +230,15 @@ class Shaped:
                 del self._plans[next(iter(self._plans))]
         return plan
 
-    def _made(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> Plan:
+    def _made(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
         if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
             raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
         image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
-        compiler = _Compiler(self.layout, self._shapes, Value(image[1], image[2], image[0], image[0]))
+        compiler = _Compiler(self.layout, self._shapes, ValueSize(image[1], image[2], image[0], image[0]))
         for step in self._steps:
             compiler.add(step)
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
         plan = kernels.plan(layers, image, self.layout.size, samples)
         pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == compiler.NORM]
         fewest = int(min(pixels, default=0))
-        return Plan(kernels, plan, compiler.last, fewest)
+        return NetworkPlan(kernels, plan, compiler.last, fewest)

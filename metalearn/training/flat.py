@@ -12,11 +12,11 @@ from torch import Tensor
 
 from metalearn.types import STATE, Params
 
-Settings = dict[str, Any]
+OptimizerSettings = dict[str, Any]
 STEPS = "step"
 """The name of the number of steps in the state; it is one number for all parameters."""
 
-Step = Callable[[Tensor, Tensor, Params, Settings], None]
+Step = Callable[[Tensor, Tensor, Params, OptimizerSettings], None]
 """From the values and gradients [P] of all parameters, the state and the settings. It changes values and state."""
 
 
@@ -30,10 +30,10 @@ class FlatOptimizer:
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
 
-    def __init__(self, params: Params, settings: Settings, update: Step, names: Sequence[str]) -> None:
+    def __init__(self, params: Params, settings: OptimizerSettings, update: Step, names: Sequence[str]) -> None:
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
         self._settings, self._update, self._names = list(settings), update, list(names)
-        self.param_groups: list[Settings] = [settings | {"params": self._params}]
+        self.param_groups: list[OptimizerSettings] = [settings | {"params": self._params}]
         self._state: Params = {}
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from torch.optim.adam import adam as functional_adam
 from torch.optim.sgd import sgd as functional_sgd
 
 from metalearn.checks import Invalid, fraction, one_of, real_number, whole_number
-from metalearn.training.flat import FlatOptimizer, Settings
+from metalearn.training.flat import FlatOptimizer, OptimizerSettings
 from metalearn.types import Optimizer, Params
 
 
@@ -80,7 +80,7 @@ def sgd(
     return OuterOptimizer(start, rate)
 
 
-def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: Settings) -> None:
+def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
     """Changes `params` [P] and `state` as torch.optim.Adam does."""
     if not state:
         state |= {
@@ -95,7 +95,7 @@ def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: Settings)
     )  # fmt: skip
 
 
-def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: Settings) -> None:
+def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
     """Changes `params` [P] and `state` as torch.optim.SGD does."""
     buffers = [state.get("momentum_buffer")]
     functional_sgd(

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.nn.layers import Layer, Linear, apply_layers, parameters_of
-from metalearn.nn.network import Network
+from metalearn.nn.network import CompiledNetwork
 from metalearn.nn.packing import is_packed
 from metalearn.types import Apply, Model, Params, Stage
 
@@ -76,8 +76,8 @@ def staged_model(
 def compiled_model(model: Model, ignores_support: bool) -> Model:
     """The model, with its network and its features also compiled as a whole."""
 
-    def compiled(stages: Sequence[Stage]) -> Network:
-        return Network([layer for stage in stages for layer in stage.layers], ignores_support=ignores_support)
+    def compiled(stages: Sequence[Stage]) -> CompiledNetwork:
+        return CompiledNetwork([layer for stage in stages for layer in stage.layers], ignores_support=ignores_support)
 
     network = compiled(model.stages)
 

@@ -32,7 +32,7 @@ from metalearn.nn.layers import (
     parameters_of,
 )
 from metalearn.nn.native import CompiledPlan
-from metalearn.nn.network import Network
+from metalearn.nn.network import CompiledNetwork
 from metalearn.nn.packing import is_packed, sum_of_tasks
 from metalearn.nn.plans import MOST_PLANS
 from metalearn.types import Batch, Episode, Model, Params
@@ -72,8 +72,8 @@ SMALL, SMOOTH = CASES["conv4"], Case(conv4, 1, 28, {"filters": 16, "activation":
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def network_of(model: Model) -> Network:
-    assert isinstance(model.network, Network)
+def network_of(model: Model) -> CompiledNetwork:
+    assert isinstance(model.network, CompiledNetwork)
     return model.network
 
 
@@ -506,7 +506,7 @@ def drawn(layers: tuple[Layer, ...]) -> Params:
     ids=["activation", "norm", "sum", "shared", "taps", "layers"],
 )
 def test_layers_that_cannot_be_compiled_are_computed_one_by_one(layers: tuple[Layer, ...], reason: str) -> None:
-    network, params = Network(layers), drawn(layers)
+    network, params = CompiledNetwork(layers), drawn(layers)
     assert reason in str(network.refusal(params)) and not network.computes(params)
     with pytest.raises(ValueError, match=reason):
         network.pack(params, 1)
@@ -515,7 +515,7 @@ def test_layers_that_cannot_be_compiled_are_computed_one_by_one(layers: tuple[La
 def test_as_many_layers_and_pixels_as_can_be_compiled_are_compiled() -> None:
     layers = (ChannelsLast(), CONVOLUTION, Convolution("k", padding=3), *[Activation("tanh")] * 91, Mean(), HEAD)
     params = drawn(layers) | {"k": torch.rand(16, 16, 7, 7, dtype=torch.float64) / 100}
-    network, x = Network(layers), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64)
+    network, x = CompiledNetwork(layers), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64)
     assert network.refusal(params) is None and network.computes(params)
     one_by_one = apply_layers(layers, per_task(params, 1), x)
     torch.testing.assert_close(network.outputs(network.pack(params, 1), x), one_by_one)
@@ -540,6 +540,6 @@ def test_a_network_that_cannot_be_compiled_learns_all_the_same() -> None:
     ids=["pool", "shapes"],
 )
 def test_inputs_that_do_not_fit_the_layers_are_refused(layers: tuple[Layer, ...], message: str) -> None:
-    network = Network(layers)
+    network = CompiledNetwork(layers)
     with pytest.raises(ValueError, match=message):
         network.outputs(network.pack(drawn(layers), 1), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64))
