@@ -202,12 +202,29 @@ INLINE REAL *moved_of(const struct task *t, int64_t v) {
 }
 INLINE const REAL *operand_of(const struct task *t, int64_t v) { return v ? value_of(t, v) : t->x; }
 
+INLINE int64_t size_of(const struct task *t, int64_t v) { return t->plan->places[v].size; }
+
 INLINE int64_t pixels_of(const struct task *t, int64_t v) {
     const struct layer *l = t->plan->layers + v - 1;
     return t->plan->samples * l->height * l->width;
 }
 
-/* Elementwise layers */
+/* Four sweeps go over the layers, and KINDS has a function for each: forward over the values, and over their tangents;
+ * backward over the gradients, and over their tangents, the changes. Where a layer is linear, one function does for
+ * two sweeps. */
+
+/* A layer in a forward sweep: what it reads (`other` for a sum only), and what it gives. Inputs have no tangent: `x` is
+ * NULL. Over tangents, `product` has the parameters' part of the Hessian-vector product. */
+struct forward { const REAL *x, *other; REAL *y, *product; };
+
+/* A layer in a backward sweep: from `gy`, what it gives for its input (NULL: it needs none), for the other one of a sum,
+ * and for the parameters. With `add`, something is there already. */
+struct backward { const REAL *gy; REAL *gx, *g_other, *parameters; int add, add_other; };
+
+typedef void forward_function(const struct task *t, const struct layer *l, int64_t v, struct forward f);
+typedef void backward_function(const struct task *t, const struct layer *l, int64_t v, struct backward b);
+
+/* Layers without parameters */
 
 INLINE void add_to(REAL *restrict sum, const REAL *restrict x, int64_t count) {
     for (int64_t i = 0; i < count; i++) sum[i] += x[i];
@@ -232,9 +249,10 @@ INLINE void activated(int64_t activation, REAL x, REAL *y, REAL *first, REAL *se
 }
 
 /* y = f(x). */
-static void activate(const struct layer *l, int64_t size, const REAL *restrict x, REAL *restrict y) {
-    const REAL slope = (REAL)l->slope;
-    REAL first, second;
+static void activate(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    const int64_t size = size_of(t, v);
+    const REAL *restrict x = f.x, slope = (REAL)l->slope;
+    REAL *restrict y = f.y, first, second;
     if (l->activation == LEAKY)
         for (int64_t i = 0; i < size; i++) y[i] = x[i] > 0 ? x[i] : x[i] * slope;
     else
@@ -259,17 +277,25 @@ static void activate_along(const struct layer *l, int64_t size, const REAL *rest
         }
 }
 
-/* Adds the part of the tangent of gx that is f″(x) gy times the tangent of x. */
-static void add_bend(const struct layer *l, int64_t size, const REAL *x, const REAL *gy, const REAL *dx, REAL *to) {
-    REAL y, first, second;
-    if (l->activation == LEAKY) return;
-    for (int64_t i = 0; i < size; i++) {
-        activated(l->activation, x[i], &y, &first, &second);
-        if (i % l->channels < l->used) to[i] += second * gy[i] * dx[i];
-    }
+static void activate_tangents(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    activate_along(l, size_of(t, v), value_of(t, l->from), f.x, f.y, 0);
 }
 
-/* Layers without parameters */
+static void activate_backward(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    activate_along(l, size_of(t, v), value_of(t, l->from), b.gy, b.gx, b.add);
+}
+
+/* The tangent of gx also has f″(x) gy times the tangent of x. */
+static void activate_changes(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    const REAL *x = value_of(t, l->from), *gy = gradient_of(t, v), *dx = tangent_of(t, l->from);
+    REAL y, first, second;
+    activate_backward(t, l, v, b);
+    if (l->activation == LEAKY) return;
+    for (int64_t i = 0; i < size_of(t, v); i++) {
+        activated(l->activation, x[i], &y, &first, &second);
+        if (i % l->channels < l->used) b.gx[i] += second * gy[i] * dx[i];
+    }
+}
 
 /* One channel of the pixels that a tap of a kernel sees, for a row of windows; beyond the image they are zero. */
 static void gather_row(const struct plan *p, const struct layer *l, const REAL *image, int64_t row, int64_t tap,
@@ -286,8 +312,10 @@ static void gather_row(const struct plan *p, const struct layer *l, const REAL *
     for (int64_t column = end; column < l->width; column++) to[column * l->channels] = 0;
 }
 
-static void gather_windows(const struct task *t, const struct layer *l, REAL *to) {
+static void gather_windows(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
     const int64_t *in = t->plan->input;
+    REAL *to = f.y;
+    (void)v;
     for (int64_t i = 0; i < t->plan->samples * l->height; i++, to += l->width * l->channels)
         for (int64_t tap = 0; tap < l->kernel * l->kernel; tap++)
             for (int64_t c = 0; c < in[0]; c++) {
@@ -306,9 +334,9 @@ INLINE struct window window_of(const struct task *t, const struct layer *l, int6
     return (struct window){{first, first + c, first + before->width * c, first + (before->width + 1) * c}};
 }
 
-static void pool(const struct task *t, const struct layer *l, int64_t v) {
-    const REAL *x = value_of(t, l->from);
-    REAL *y = value_of(t, v), *place = extra_of(t, v);
+static void pool(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    const REAL *x = f.x;
+    REAL *y = f.y, *place = extra_of(t, v);
     for (int64_t p = 0; p < pixels_of(t, v); p++, y += l->channels, place += l->channels) {
         struct window w = window_of(t, l, p);
         for (int64_t c = 0; c < l->channels; c++) {
@@ -324,9 +352,9 @@ static void pool(const struct task *t, const struct layer *l, int64_t v) {
 }
 
 /* The tangent of a pool: that of its maxima. */
-static void pool_tangent(const struct task *t, const struct layer *l, int64_t v) {
-    const REAL *dx = tangent_of(t, l->from), *place = extra_of(t, v);
-    REAL *dy = tangent_of(t, v);
+static void pool_tangents(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    const REAL *dx = f.x, *place = extra_of(t, v);
+    REAL *dy = f.y;
     for (int64_t p = 0; p < pixels_of(t, v); p++, dy += l->channels, place += l->channels) {
         struct window w = window_of(t, l, p);
         for (int64_t c = 0; c < l->channels; c++) {
@@ -337,9 +365,10 @@ static void pool_tangent(const struct task *t, const struct layer *l, int64_t v)
     }
 }
 
-static void pool_backward(const struct task *t, const struct layer *l, int64_t v, const REAL *gy, REAL *gx, int add) {
-    const REAL *place = extra_of(t, v);
-    if (!add) memset(gx, 0, t->plan->places[l->from].size * sizeof(REAL));
+static void pool_backward(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    const REAL *gy = b.gy, *place = extra_of(t, v);
+    REAL *gx = b.gx;
+    if (!b.add) memset(gx, 0, size_of(t, l->from) * sizeof(REAL));
     for (int64_t p = 0; p < pixels_of(t, v); p++, gy += l->channels, place += l->channels) {
         struct window w = window_of(t, l, p);
         EACH(k, 4)
@@ -348,9 +377,10 @@ static void pool_backward(const struct task *t, const struct layer *l, int64_t v
 }
 
 /* The mean over a sample's pixels. */
-static void mean(const struct task *t, const struct layer *l, const REAL *x, REAL *y) {
-    const struct layer *before = t->plan->layers + l->from - 1;
-    int64_t pixels = before->height * before->width;
+static void mean(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    const int64_t pixels = pixels_of(t, l->from) / pixels_of(t, v);
+    const REAL *x = f.x;
+    REAL *y = f.y;
     for (int64_t s = 0; s < t->plan->samples; s++, y += l->channels) {
         for (int64_t c = 0; c < l->channels; c++) y[c] = 0;
         for (int64_t p = 0; p < pixels; p++, x += l->channels)
@@ -359,15 +389,28 @@ static void mean(const struct task *t, const struct layer *l, const REAL *x, REA
     }
 }
 
-static void mean_backward(const struct task *t, const struct layer *l, const REAL *gy, REAL *gx, int add) {
-    const struct layer *before = t->plan->layers + l->from - 1;
-    int64_t pixels = before->height * before->width;
+static void mean_backward(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    const int64_t pixels = pixels_of(t, l->from) / pixels_of(t, v), add = b.add;
+    const REAL *gy = b.gy;
+    REAL *gx = b.gx;
     for (int64_t s = 0; s < t->plan->samples; s++, gy += l->channels)
         for (int64_t p = 0; p < pixels; p++, gx += l->channels)
             for (int64_t c = 0; c < l->channels; c++) gx[c] = gy[c] / (REAL)pixels + (add ? gx[c] : 0);
 }
 
-/* Layers with parameters */
+static void sum(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    (void)l;
+    memcpy(f.y, f.x, size_of(t, v) * sizeof(REAL));
+    add_to(f.y, f.other, size_of(t, v));
+}
+
+static void sum_backward(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    (void)l;
+    set_or_add(b.gx, b.gy, size_of(t, v), b.add);
+    set_or_add(b.g_other, b.gy, size_of(t, v), b.add_other);
+}
+
+/* Norms, and the convolutions before them */
 
 static struct norm norm_of(const struct task *t, const struct layer *l, int64_t v) {
     int64_t pixels = l->height * l->width, known = t->call->known ? t->call->known : t->plan->samples;
@@ -408,6 +451,136 @@ static void sum_pixels(const struct task *t, const struct layer *l, int64_t v, c
     if (l->bias < 0) return;
     memset(g + l->bias, 0, l->channels * sizeof(REAL));
     for (int64_t p = 0; p < pixels_of(t, v); p++) add_to(g + l->bias, gy + p * l->channels, l->channels);
+}
+
+static void convolve(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    if (is_fused(t, v)) return;
+    const struct factors images = {1, {f.x}, {t->parameters + l->weight}};
+    tap_product(t->plan->taps + v - 1, images, f.y, 0, t->work, t->threads);
+    add_bias(t, l, v, t->parameters, f.y);
+}
+
+static void convolve_tangents(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    const struct factors both = {f.x ? 2 : 1, {operand_of(t, l->from), f.x},
+                                 {t->direction + l->weight, t->parameters + l->weight}};
+    tap_product(t->plan->taps + v - 1, both, f.y, 0, t->work, t->threads);
+    add_bias(t, l, v, t->direction, f.y);
+}
+
+static void convolve_backward(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    if (is_fused(t, v)) return;
+    const struct taps *taps = t->plan->taps + v - 1;
+    const struct factors by_kernel = {1, {operand_of(t, l->from)}, {b.gy}}, by_image = {1, {b.gy}, {t->kernels}};
+    tap_weight_gradient(taps, by_kernel, b.parameters + l->weight, 0, t->threads);
+    sum_pixels(t, l, v, b.gy, b.parameters);
+    if (!b.gx) return;
+    transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
+    tap_input_gradient(taps, by_image, b.gx, b.add, t->work, t->threads);
+}
+
+static void convolve_changes(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    const struct taps *taps = t->plan->taps + v - 1;
+    const REAL *gy = gradient_of(t, v), *dx = b.gx ? tangent_of(t, l->from) : NULL;
+    REAL *turned = t->kernels + t->plan->kernel;
+    const struct factors by_kernel = {b.gx ? 2 : 1, {operand_of(t, l->from), dx}, {b.gy, gy}};
+    const struct factors by_image = {2, {b.gy, gy}, {t->kernels, turned}};
+    tap_weight_gradient(taps, by_kernel, b.parameters + l->weight, 0, t->threads);
+    sum_pixels(t, l, v, b.gy, b.parameters);
+    if (!b.gx) return;
+    transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
+    transpose_kernels(&taps->geometry, t->direction + l->weight, turned);
+    tap_input_gradient(taps, by_image, b.gx, b.add, t->work, t->threads);
+}
+
+static void normalise(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    struct norm n = norm_of(t, l, v);
+    fuse(t, l, &n);
+    n.y = f.y;
+    norm(&n, t->threads);
+}
+
+static void normalise_tangents(const struct task *t, const struct layer *l, int64_t v, struct forward f) {
+    struct norm n = norm_of(t, l, v);
+    n.gy = gradient_of(t, v), n.v = f.x, n.v_scale = t->direction + l->weight, n.v_shift = t->direction + l->bias;
+    n.scale_gradient = extra_of(t, v) + 2 * l->channels, n.shift_gradient = n.scale_gradient + l->channels;
+    n.ggy = f.y, n.hx = moved_of(t, v), n.h_scale = f.product + l->weight;
+    norm_second(&n, t->threads);
+}
+
+static void normalise_backward(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    struct norm n = norm_of(t, l, v);
+    REAL *g = b.parameters, *sums = extra_of(t, v) + 2 * l->channels;  /* kept for the product */
+    n.gy = b.gy, n.gx = b.gx, n.g_scale = t->differs ? sums : g + l->weight;
+    n.g_shift = t->differs ? sums + l->channels : g + l->bias;
+    const struct layer *convolution = fuse(t, l, &n);
+    if (convolution) {
+        n.g_kernels = g + convolution->weight;
+        memset(n.g_kernels, 0, n.depth * l->channels * sizeof(REAL));
+    }
+    norm_backward(&n, t->threads);
+    if (!t->differs) return;
+    memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
+    memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));
+}
+
+/* The gradient is linear in `gy`: its tangent is the gradient of the change, and what normalise_tangents has kept. */
+static void normalise_changes(const struct task *t, const struct layer *l, int64_t v, struct backward b) {
+    struct norm n = norm_of(t, l, v);
+    n.gy = b.gy, n.gx = b.gx, n.g_scale = t->kernels, n.g_shift = b.parameters + l->bias;
+    norm_backward(&n, t->threads);
+    add_to(b.parameters + l->weight, t->kernels, l->channels);
+    add_to(b.gx, moved_of(t, v), size_of(t, l->from));
+}
+
+/* The sweeps */
+
+static const struct { forward_function *values, *tangents; backward_function *gradients, *changes; } KINDS[] = {
+    [WINDOWS] = {gather_windows, NULL, NULL, NULL},  /* inputs have no derivatives */
+    [CONVOLUTION] = {convolve, convolve_tangents, convolve_backward, convolve_changes},
+    [NORM] = {normalise, normalise_tangents, normalise_backward, normalise_changes},
+    [ACTIVATION] = {activate, activate_tangents, activate_backward, activate_changes},
+    [POOL] = {pool, pool_tangents, pool_backward, pool_backward},
+    [MEAN] = {mean, mean, mean_backward, mean_backward},
+    [SUM] = {sum, sum, sum_backward, sum_backward},
+};
+
+static void forward(const struct task *t) {
+    for (int64_t v = 1; v <= t->plan->count; v++) {
+        const struct layer *l = t->plan->layers + v - 1;
+        const REAL *other = l->kind == SUM ? value_of(t, l->other) : NULL;
+        KINDS[l->kind].values(t, l, v, (struct forward){operand_of(t, l->from), other, value_of(t, v), NULL});
+    }
+}
+
+/* The tangents of all values along the direction. */
+static void forward_tangents(const struct task *t, REAL *product) {
+    for (int64_t v = 1; v <= t->plan->count; v++) {
+        const struct layer *l = t->plan->layers + v - 1;
+        if (!KINDS[l->kind].tangents) continue;
+        const REAL *dx = has_derivative(t->plan, l->from) ? tangent_of(t, l->from) : NULL;
+        const REAL *other = l->kind == SUM ? tangent_of(t, l->other) : NULL;
+        KINDS[l->kind].tangents(t, l, v, (struct forward){dx, other, tangent_of(t, v), product});
+    }
+}
+
+/* From the gradient of the last value to those of all values, and of the parameters; or the same for their changes. */
+static void backward(const struct task *t, REAL *parameters, const int changes) {
+    char written[MAX_LAYERS + 1] = {0};
+    for (int64_t v = t->plan->count; v > 0; v--) {
+        const struct layer *l = t->plan->layers + v - 1;
+        backward_function *compute = changes ? KINDS[l->kind].changes : KINDS[l->kind].gradients;
+        if (!compute) continue;
+        struct backward b = {.gy = changes ? change_of(t, v) : gradient_of(t, v), .parameters = parameters,
+                             .add = written[l->from]};
+        if (has_derivative(t->plan, l->from)) b.gx = changes ? change_of(t, l->from) : gradient_of(t, l->from);
+        written[l->from] = 1;
+        if (l->kind == SUM) {
+            b.g_other = changes ? change_of(t, l->other) : gradient_of(t, l->other);
+            b.add_other = written[l->other];  /* both may be one value */
+            written[l->other] = 1;
+        }
+        compute(t, l, v, b);
+    }
 }
 
 /* The loss */
@@ -474,155 +647,6 @@ static void evaluate_change(const struct task *t) {
             for (int64_t k = 0; k < n.outputs; k++) change[k] *= dz[k] - mean;
         } else
             for (int64_t k = 0; k < n.outputs; k++) change[k] = 2 * dz[k] / (REAL)(n.samples * n.outputs);
-    }
-}
-
-/* The sweeps */
-
-static void forward(const struct task *t) {
-    for (int64_t v = 1; v <= t->plan->count; v++) {
-        const struct layer *l = t->plan->layers + v - 1;
-        const int64_t size = t->plan->places[v].size;
-        REAL *y = value_of(t, v);
-        if (l->kind == WINDOWS) gather_windows(t, l, y);
-        else if (l->kind == CONVOLUTION) {
-            if (is_fused(t, v)) continue;
-            struct factors f = {1, {operand_of(t, l->from)}, {t->parameters + l->weight}};
-            tap_product(t->plan->taps + v - 1, f, y, 0, t->work, t->threads);
-            add_bias(t, l, v, t->parameters, y);
-        } else if (l->kind == NORM) {
-            struct norm n = norm_of(t, l, v);
-            fuse(t, l, &n);
-            n.y = y;
-            norm(&n, t->threads);
-        } else if (l->kind == ACTIVATION) activate(l, size, value_of(t, l->from), y);
-        else if (l->kind == POOL) pool(t, l, v);
-        else if (l->kind == MEAN) mean(t, l, value_of(t, l->from), y);
-        else {
-            memcpy(y, value_of(t, l->from), size * sizeof(REAL));
-            add_to(y, value_of(t, l->other), size);
-        }
-    }
-}
-
-/* From the gradient of the last value to those of all values, and of the parameters, `g`. */
-static void backward(const struct task *t, REAL *g) {
-    char written[MAX_LAYERS + 1] = {0};
-    for (int64_t v = t->plan->count; v > 0; v--) {
-        const struct layer *l = t->plan->layers + v - 1;
-        if (l->kind == WINDOWS) continue;
-        const int wanted = has_derivative(t->plan, l->from), add = written[l->from];
-        const int64_t size = t->plan->places[v].size;
-        const REAL *gy = gradient_of(t, v);
-        REAL *gx = wanted ? gradient_of(t, l->from) : NULL;
-        if (l->kind == CONVOLUTION) {
-            if (is_fused(t, v)) continue;
-            const struct taps *taps = t->plan->taps + v - 1;
-            struct factors f = {1, {operand_of(t, l->from)}, {gy}};
-            tap_weight_gradient(taps, f, g + l->weight, 0, t->threads);
-            sum_pixels(t, l, v, gy, g);
-            if (wanted) {
-                transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
-                tap_input_gradient(taps, (struct factors){1, {gy}, {t->kernels}}, gx, add, t->work, t->threads);
-            }
-        } else if (l->kind == NORM) {
-            struct norm n = norm_of(t, l, v);
-            REAL *sums = extra_of(t, v) + 2 * l->channels;  /* kept for the product */
-            n.gy = gy, n.gx = gx, n.g_scale = t->differs ? sums : g + l->weight;
-            n.g_shift = t->differs ? sums + l->channels : g + l->bias;
-            const struct layer *convolution = fuse(t, l, &n);
-            if (convolution) {
-                n.g_kernels = g + convolution->weight;
-                memset(n.g_kernels, 0, n.depth * l->channels * sizeof(REAL));
-            }
-            norm_backward(&n, t->threads);
-            if (t->differs) {
-                memcpy(g + l->weight, n.g_scale, l->channels * sizeof(REAL));
-                memcpy(g + l->bias, n.g_shift, l->channels * sizeof(REAL));
-            }
-        } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), gy, gx, add);
-        else if (l->kind == POOL) pool_backward(t, l, v, gy, gx, add);
-        else if (l->kind == MEAN) mean_backward(t, l, gy, gx, add);
-        else {
-            set_or_add(gx, gy, size, add);
-            set_or_add(gradient_of(t, l->other), gy, size, written[l->other]);
-            written[l->other] = 1;
-        }
-        written[l->from] = 1;
-    }
-}
-
-/* The tangents of all values along the direction. */
-static void forward_tangents(const struct task *t, REAL *product) {
-    for (int64_t v = 1; v <= t->plan->count; v++) {
-        const struct layer *l = t->plan->layers + v - 1;
-        if (l->kind == WINDOWS) continue;
-        const int moves = has_derivative(t->plan, l->from);
-        const int64_t size = t->plan->places[v].size;
-        REAL *dy = tangent_of(t, v);
-        const REAL *dx = moves ? tangent_of(t, l->from) : NULL;
-        if (l->kind == CONVOLUTION) {
-            struct factors f = {1 + moves, {operand_of(t, l->from), dx},
-                                {t->direction + l->weight, t->parameters + l->weight}};
-            tap_product(t->plan->taps + v - 1, f, dy, 0, t->work, t->threads);
-            add_bias(t, l, v, t->direction, dy);
-        } else if (l->kind == NORM) {
-            struct norm n = norm_of(t, l, v);
-            n.gy = gradient_of(t, v), n.v = dx, n.v_scale = t->direction + l->weight;
-            n.v_shift = t->direction + l->bias, n.scale_gradient = extra_of(t, v) + 2 * l->channels;
-            n.shift_gradient = n.scale_gradient + l->channels, n.ggy = dy, n.hx = moved_of(t, v);
-            n.h_scale = product + l->weight;
-            norm_second(&n, t->threads);
-        } else if (l->kind == ACTIVATION) activate_along(l, size, value_of(t, l->from), dx, dy, 0);
-        else if (l->kind == POOL) pool_tangent(t, l, v);
-        else if (l->kind == MEAN) mean(t, l, dx, dy);
-        else {
-            memcpy(dy, dx, size * sizeof(REAL));
-            add_to(dy, tangent_of(t, l->other), size);
-        }
-    }
-}
-
-/* From the tangent of the last value's gradient to those of all gradients; those of the parameters are the product. */
-static void backward_tangents(const struct task *t, REAL *product, REAL *sums) {
-    char written[MAX_LAYERS + 1] = {0};
-    for (int64_t v = t->plan->count; v > 0; v--) {
-        const struct layer *l = t->plan->layers + v - 1;
-        if (l->kind == WINDOWS) continue;
-        const int wanted = has_derivative(t->plan, l->from), add = written[l->from];
-        const int64_t size = t->plan->places[v].size;
-        const REAL *change = change_of(t, v);
-        REAL *to = wanted ? change_of(t, l->from) : NULL;
-        if (l->kind == CONVOLUTION) {
-            const struct taps *taps = t->plan->taps + v - 1;
-            const REAL *gy = gradient_of(t, v), *dx = wanted ? tangent_of(t, l->from) : NULL;
-            struct factors by_kernel = {1 + wanted, {operand_of(t, l->from), dx}, {change, gy}};
-            tap_weight_gradient(taps, by_kernel, product + l->weight, 0, t->threads);
-            sum_pixels(t, l, v, change, product);
-            if (wanted) {
-                REAL *turned = t->kernels + t->plan->kernel;
-                transpose_kernels(&taps->geometry, t->parameters + l->weight, t->kernels);
-                transpose_kernels(&taps->geometry, t->direction + l->weight, turned);
-                struct factors by_image = {2, {change, gy}, {t->kernels, turned}};
-                tap_input_gradient(taps, by_image, to, add, t->work, t->threads);
-            }
-        } else if (l->kind == NORM) {
-            struct norm n = norm_of(t, l, v);
-            n.gy = change, n.gx = to, n.g_scale = sums, n.g_shift = product + l->bias;
-            norm_backward(&n, t->threads);
-            add_to(product + l->weight, sums, l->channels);
-            add_to(to, moved_of(t, v), t->plan->places[l->from].size);
-        } else if (l->kind == ACTIVATION) {
-            activate_along(l, size, value_of(t, l->from), change, to, add);
-            add_bend(l, size, value_of(t, l->from), gradient_of(t, v), tangent_of(t, l->from), to);
-        } else if (l->kind == POOL) pool_backward(t, l, v, change, to, add);
-        else if (l->kind == MEAN) mean_backward(t, l, change, to, add);
-        else {
-            set_or_add(to, change, size, add);
-            set_or_add(change_of(t, l->other), change, size, written[l->other]);
-            written[l->other] = 1;
-        }
-        written[l->from] = 1;
     }
 }
 
@@ -694,7 +718,7 @@ static void loss_unit(const void *job, int64_t number) {
     if (j->call->gradient) {
         REAL *gradient = j->call->gradient + number * j->plan->parameters;
         const REAL rate = -j->call->rate;
-        backward(&t, gradient);
+        backward(&t, gradient, 0);
         if (j->call->steps)
             for (int64_t i = 0; i < j->plan->parameters; i++) gradient[i] = t.parameters[i] + rate * gradient[i];
     }
@@ -715,7 +739,7 @@ static void product_unit(const void *job, int64_t number) {
     }
     forward_tangents(&t, product);
     evaluate_change(&t);
-    backward_tangents(&t, product, t.kernels);
+    backward(&t, product, 1);
     if (j->call->steps) for (int64_t i = 0; i < count; i++) product[i] += direction[i];
     give_back(scratch);
 }
@@ -744,7 +768,7 @@ static void outputs_gradient_unit(const void *job, int64_t number) {
     REAL *slope = gradient_of(&t, last);
     memset(slope, 0, known * sizeof(REAL));
     memcpy(slope + known, j->call->result + number * counted, counted * sizeof(REAL));
-    backward(&t, j->call->gradient + number * j->plan->parameters);
+    backward(&t, j->call->gradient + number * j->plan->parameters, 0);
     give_back(scratch);
 }
 

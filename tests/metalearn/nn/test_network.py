@@ -512,6 +512,22 @@ def test_layers_that_cannot_be_compiled_are_computed_one_by_one(layers: tuple[La
         network.pack(params, 1)
 
 
+def test_a_sum_of_a_value_with_itself_has_twice_its_gradient() -> None:
+    layers = (ChannelsLast(), CONVOLUTION, NORM, Residual((), ()), Mean(), HEAD)
+    network, x = CompiledNetwork(layers), torch.rand(TASKS, 6, 1, 4, 4, dtype=torch.float64)
+    y = torch.arange(6).remainder(4).repeat(TASKS, 1)
+    leaves = {name: value.requires_grad_() for name, value in drawn(layers).items()}
+
+    def by_layers(theta: Params, twice: bool) -> Tensor:
+        return objective(apply_layers(layers, per_task(theta, TASKS), x), y)["loss"]
+
+    def as_a_whole(theta: Params, twice: bool) -> Tensor:
+        return network.metrics(network.pack(theta, TASKS), x, y, twice=twice)["loss"]
+
+    for expected, value in zip(two_orders(by_layers, leaves), two_orders(as_a_whole, leaves), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-11)
+
+
 def test_as_many_layers_and_pixels_as_can_be_compiled_are_compiled() -> None:
     layers = (ChannelsLast(), CONVOLUTION, Convolution("k", padding=3), *[Activation("tanh")] * 91, Mean(), HEAD)
     params = drawn(layers) | {"k": torch.rand(16, 16, 7, 7, dtype=torch.float64) / 100}
