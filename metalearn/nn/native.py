@@ -31,6 +31,7 @@ log = logging.getLogger("metalearn")
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
          "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
+# Not -ffast-math: sums keep their order, and NaN stays visible, so that a run that diverges is found out.
 GCC = "Free Software Foundation"
 """What GCC's `--version` says, and clang's does not."""
 
@@ -250,6 +251,7 @@ class CompiledPlan:
     def __init__(self, library: ctypes.CDLL, address: int) -> None:
         self.address = address
         self.kept, self.values = int(library.kept_size(address)), int(library.values_size(address))
+        # Not at exit: a thread may still compute with the plan, and its memory goes back anyway.
         weakref.finalize(self, library.free_plan, address).atexit = False
 
 

@@ -26,7 +26,8 @@ MOST_PLANS = 16
 """Plans that a network keeps, one for each number of samples and shape of inputs. One may take megabytes."""
 
 MOST_LAYERS, MOST_TAPS = 96, 49
-"""Compiled layers (kernels/network.c), and pixels of a kernel that convolves other values than inputs (taps.h)."""
+"""Compiled layers (kernels/network.c), and pixels of a kernel that convolves other values than inputs: a plan lists the
+taps of every group of pixels, so it grows with their square."""
 
 
 Fields = dict[str, float]

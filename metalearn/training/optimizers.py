@@ -88,6 +88,7 @@ def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: Optimizer
             "exp_avg": torch.zeros_like(params),
             "exp_avg_sq": torch.zeros_like(params),
         }
+    # Not the Adam of the inner loop, which keeps a graph and rounds otherwise: a run's state is torch.optim.Adam's.
     beta1, beta2 = settings["betas"]
     functional_adam(
         [params], [grads], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], amsgrad=False, beta1=beta1,

@@ -230,6 +230,7 @@ INLINE void add_to(REAL *restrict sum, const REAL *restrict x, int64_t count) {
     for (int64_t i = 0; i < count; i++) sum[i] += x[i];
 }
 
+/* `to` may be `x`: both parts of a sum can have its gradient for theirs (lay_out). */
 static void set_or_add(REAL *to, const REAL *x, int64_t count, int add) {
     if (add) add_to(to, x, count);
     else if (to != x) memcpy(to, x, count * sizeof(REAL));
@@ -253,7 +254,7 @@ static void activate(const struct task *t, const struct layer *l, int64_t v, str
     const int64_t size = size_of(t, v);
     const REAL *restrict x = f.x, slope = (REAL)l->slope;
     REAL *restrict y = f.y, first, second;
-    if (l->activation == LEAKY)
+    if (l->activation == LEAKY)  /* a loop of its own, which becomes vectors */
         for (int64_t i = 0; i < size; i++) y[i] = x[i] > 0 ? x[i] : x[i] * slope;
     else
         for (int64_t i = 0; i < size; i++) {
@@ -344,7 +345,7 @@ static void pool(const struct task *t, const struct layer *l, int64_t v, struct 
             EACH(k, 4) {
                 REAL other = x[w.at[k] + c];
                 where = other > best ? k : where;
-                best = other > best || other != other ? other : best;
+                best = other > best || other != other ? other : best;  /* a NaN stays, as in torch */
             }
             y[c] = best, place[c] = where;
         }
@@ -660,6 +661,7 @@ struct scratch { struct scratch *next; int64_t size; REAL *numbers; };
 static struct scratch *unused = NULL;
 static char unused_is_locked = 0;
 
+/* A spinlock, without the library of C threads: it is held for two assignments, once for each task. */
 static void lock_unused(void) {
     while (__atomic_test_and_set(&unused_is_locked, __ATOMIC_ACQUIRE)) {}
 }

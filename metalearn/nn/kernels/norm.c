@@ -9,12 +9,13 @@ enum { BLOCK_ROWS = 32 };
 /* Vectors of a row that are computed together: neighbours in memory are read at once. */
 enum { WIDE = 4 };
 
-/* 1 where z > 0, else slope. */
+/* 1 where z > 0, else slope; by masks, since C has no ?: for vectors. */
 INLINE vector steepness(vector z, REAL slope) {
     mask above = z > 0;
     return (vector)(((mask)((vector){0} + 1) & above) | ((mask)((vector){0} + slope) & ~above));
 }
 
+/* Lane by lane, since vectors have no root in C. There is one for every channel only. */
 INLINE vector reciprocal_root(vector x) {
     for (int lane = 0; lane < LANES; lane++)
         x[lane] = 1 / (sizeof(REAL) == 4 ? __builtin_sqrtf(x[lane]) : __builtin_sqrt(x[lane]));

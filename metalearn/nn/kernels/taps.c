@@ -1,5 +1,6 @@
 /* Convolutions of one task. Pixels that the same taps reach are computed together, in tiles that fill the registers;
- * each pixel is one sum over taps and channels, in the same order in every tile. */
+ * each pixel is one sum over taps and channels, in the same order in every tile: so neither the samples beside it nor the
+ * threads change its bits. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,7 @@ INLINE void reach_tile(const int rows, const int vectors, const struct part *p, 
         for (int64_t k = p->first_tap; k < p->end_tap; k++) {
             const REAL *row[ROWS], *b = f->right[s] + reach->tap[k] * p->depth * p->width + p->column;
             EACH(r, rows) row[r] = f->left[s] + reach->from[p->pixel + r] + reach->shift[k];
+            /* an operand is loaded once for all rows; a pixel's numbers are factors, broadcast one by one */
             for (int64_t i = 0; i < p->depth; i++, b += p->width) {
                 vector operand[VECTORS];
                 EACH(v, vectors) operand[v] = load(b + v * LANES);

@@ -12,6 +12,8 @@ static parallel_region run_in_parallel = NULL;
 
 void use_parallel_region(parallel_region region) { run_in_parallel = region; }
 
+/* Threads take the next unit when they are ready, since units differ in length. Which thread computes a unit changes no
+ * bit. */
 struct share { unit_body body; const void *job; int64_t units, next; };
 
 static void work_off(void *state) {
