@@ -32,8 +32,9 @@ from scripts import evaluate
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
-pytestmark = pytest.mark.timeout(20)
-"""A refusal that takes as many seconds counts as hanging."""
+pytestmark = pytest.mark.timeout(60)
+"""A refusal that takes as many seconds counts as hanging. Each takes less than one; but pytest breaks off, and reports
+no test at all, if the limit comes within a line of yaml's scanner that has no number."""
 
 TINY = ("model.filters=8", "trainer.test_tasks=2", "trainer.val_tasks=2", "trainer.meta_batch_size=1")
 

@@ -29,6 +29,7 @@ PBT = "pbt"
 
 RESULTS, JOURNAL = "optimization_results.yaml", "study.journal"
 
+_DEEPEST = 32
 _LARGEST = 2**22
 """Bytes of a YAML file that is read."""
 
@@ -253,12 +254,19 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: there is no such file, or it may not be read.
-        ValueError: it is no regular file, has more than 4 MiB, or holds no YAML.
+        ValueError: it is no regular file, has more than 4 MiB, is nested too deeply, or holds no YAML.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
         raise ValueError(f"{path}: is no regular file of at most {_LARGEST:,} bytes")
+    text = path.read_text()
+    depth = 0
     try:
-        return yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, RecursionError) as error:
+        # Before yaml builds anything: it recurses a level of nesting, and looks through all open levels at each one.
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError(f"{path}: is nested more than {_DEEPEST} deep")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
         raise ValueError(f"{path}: holds no YAML ({type(error).__name__})") from error
