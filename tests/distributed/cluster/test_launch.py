@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from distributed.cluster import launch as launcher
 from distributed.cluster.launch import LaunchConfig, launch
 from distributed.cluster.processes import Fork
+from tests.runs import until
 
 pytestmark = pytest.mark.thorough
 
@@ -68,11 +70,21 @@ def test_a_lost_rank_is_no_request_to_stop(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_second_signal_kills_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signals wait for the ranks: one that is still starting would die of the first signal, and the second signal
+    would then find no launcher, but pytest."""
     monkeypatch.setattr(launcher, "SAME_REQUEST_SECONDS", 0.1)
-    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1e9)"
-    signals = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)) for after in (0.5, 1.0)]
-    for timer in signals:
-        timer.start()
+    ready = [tmp_path / "0", tmp_path / "1"]
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w'); time.sleep(1e9)"
+
+    def stop_twice() -> None:
+        until(lambda: all(path.exists() for path in ready), "both ranks")
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    stopping = threading.Thread(target=stop_twice)
+    stopping.start()
     said: list[str] = []
-    assert launch(ranks(stubborn, stubborn), LaunchConfig(2), say=said.append) == 128 + signal.SIGTERM
-    assert said == []
+    code = launch(ranks(*(stubborn.format(str(path)) for path in ready)), LaunchConfig(2), say=said.append)
+    stopping.join()
+    assert (code, said) == (128 + signal.SIGTERM, [])
