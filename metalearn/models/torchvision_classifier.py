@@ -56,9 +56,9 @@ def torchvision_classifier(
     if weights is not None:
         return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive)
     if frozen or input_size is not None:
-        key, value = ("frozen", "true") if frozen else ("input_size", input_size)
+        argument, given = ("frozen", "true") if frozen else ("input_size", str(input_size))
         advice = "type GROUP.weights=/path/to/file as well"
-        raise Invalid(key, value, "is for pretrained weights", advice, quoted=False)
+        raise Invalid(argument, given, "is for pretrained weights", advice, quoted=False)
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
 
     def make() -> nn.Module:

@@ -19,7 +19,7 @@ from tests.runs import ROOT
 
 pytestmark = pytest.mark.thorough
 
-SAVED = json.loads((Path(__file__).parent / "saved_config.json").read_text())
+SAVED = json.loads((ROOT / "tests/saved_config.json").read_text())
 """The config in a checkpoint's meta.json, written before modules moved into rooms."""
 
 

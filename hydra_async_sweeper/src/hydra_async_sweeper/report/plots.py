@@ -100,7 +100,7 @@ def _tells_importances(ended: FinishedTrials) -> bool:
 
 
 def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
-    return trial.values[at]
+    return float(trial.values[at])
 
 
 def _log10(at: int, trial: "optuna.trial.FrozenTrial") -> float:
@@ -137,7 +137,8 @@ def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) ->
     evaluator = optuna.importance.PedAnovaImportanceEvaluator
     given = inspect.signature(evaluator).parameters
     quantile = "target_quantile" if "target_quantile" in given else "baseline_quantile"  # before Optuna 4.3
-    top = evaluator(**{quantile: max(0.1, _FEWEST_TOP / completed)})
+    options: dict[str, Any] = {quantile: max(0.1, _FEWEST_TOP / completed)}
+    top = evaluator(**options)
     return _figure(plots.plot_param_importances, study, evaluator=top, target_name=name)
 
 
