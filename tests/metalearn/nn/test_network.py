@@ -513,7 +513,7 @@ def test_layers_that_cannot_be_compiled_are_computed_one_by_one(layers: tuple[La
 
 
 def test_a_sum_of_a_value_with_itself_has_twice_its_gradient() -> None:
-    layers = (ChannelsLast(), CONVOLUTION, NORM, Residual((), ()), Mean(), HEAD)
+    layers: tuple[Layer, ...] = (ChannelsLast(), CONVOLUTION, NORM, Residual((), ()), Mean(), HEAD)
     network, x = CompiledNetwork(layers), torch.rand(TASKS, 6, 1, 4, 4, dtype=torch.float64)
     y = torch.arange(6).remainder(4).repeat(TASKS, 1)
     leaves = {name: value.requires_grad_() for name, value in drawn(layers).items()}
