@@ -88,10 +88,13 @@ def train_in(folder: Path, *overrides: str, code: int = 0) -> str:
 Start = Callable[..., Program]
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = LIMIT) -> None:
-    """Waits until the condition holds; fails if `what` does not come in time."""
+def until(
+    condition: Callable[[], Any], what: str, seconds: float = LIMIT, by: "subprocess.Popen[Any] | None" = None
+) -> None:
+    """Waits until the condition holds; fails if `what` does not come in time, or the process that brings it ends."""
     deadline = time.monotonic() + seconds
     while not condition():
+        assert by is None or by.poll() is None, f"{what} did not come: its process has ended with {by.returncode}"
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
         time.sleep(0.02)
 

@@ -85,9 +85,9 @@ def test_it_removes_what_is_chosen_and_leftovers_and_nothing_else(
 @pytest.fixture
 def making(folder: Path) -> Iterator[None]:
     """Another process makes the old file again."""
-    program = f"import time; from metalearn import cache; cache.get({OLD!r}, lambda: time.sleep(100), head=b'other')"
+    program = f"import time; from metalearn.storage import cache; cache.get({OLD!r}, lambda: time.sleep(100), head=b'other')"
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as other:
-        until(lambda: str(other.pid) in (folder / "omniglot-v1-28.lock").read_text(), "the lock")
+        until(lambda: str(other.pid) in (folder / "omniglot-v1-28.lock").read_text(), "the lock", by=other)
         yield
         other.kill()
 

@@ -173,7 +173,7 @@ def test_another_user_loads_what_root_has_put_there_and_compiles_nothing(library
 def test_what_a_folder_lacks_that_may_only_be_read_goes_into_the_users_own(folder: Path, place: Path) -> None:
     (place / "own").mkdir()
     os.chown(place / "own", NOBODY, NOBODY)
-    program = "from metalearn import cache; print(*cache.get('x.npy', lambda: [b'x'])[1:])"
+    program = "from metalearn.storage import cache; print(*cache.get('x.npy', lambda: [b'x'])[1:])"
     own = place / "own" / "metalearn" / "x.npy"
     for made in (True, False):
         run = python_as_nobody(program)
@@ -187,7 +187,7 @@ def test_root_is_known_in_the_namespace_of_an_isolated_run(folder: Path) -> None
     cache.get("x.npy", lambda: [b"x"]).file.close()
     program = f"""
 import importlib.util, os
-from metalearn import cache
+from metalearn.storage import cache
 module = importlib.util.spec_from_file_location("isolation", "{ROOT}/distributed/cluster/isolation.py")
 isolation = importlib.util.module_from_spec(module)
 module.loader.exec_module(isolation)  # alone: torch would start threads
@@ -314,7 +314,7 @@ def maker(seconds: float) -> "subprocess.Popen[bytes]":
     np.save(whole, PICTURES)
     lines = (
         "import time",
-        "from metalearn import cache, locks",
+        "from metalearn.storage import cache, locks",
         "locks._SIGN_SECONDS = 0.1",
         f"make = lambda: time.sleep({seconds}) or [{whole.getvalue()!r}]",
         "cache.get('pictures.npy', make)",
@@ -330,7 +330,7 @@ def test_a_wait_is_told_and_ends_when_the_other_process_shows_no_life(
     lock = folder / "pictures.lock"
     with maker(100 if stops else 3) as other:
         try:
-            until(lambda: lock.exists() and lock.read_text(), "the lock")
+            until(lambda: lock.exists() and lock.read_text(), "the lock", by=other)
             if stops:
                 other.send_signal(signal.SIGSTOP)
             with pytest.raises(DataError) if stops else contextlib.nullcontext() as caught:
@@ -350,7 +350,7 @@ def test_a_file_system_without_locks_is_named(folder: Path, place: Path) -> None
     subprocess.run(["gcc", "-shared", "-fPIC", place / "flock.c", "-o", place / "flock.so"], check=True)
     lines = (
         "from pathlib import Path",
-        "from metalearn import cache",
+        "from metalearn.storage import cache",
         "from metalearn.errors import ConfigError",
         "from metalearn.runs import folder",
         "from hydra_async_sweeper.study import StudyError, _hold",
