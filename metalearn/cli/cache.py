@@ -25,28 +25,21 @@ from metalearn.cli.arguments import command_name
 from metalearn.storage import cache
 
 OK, FAILED = 0, 1
+LEFTOVER = "leftover"
 DAY, MEGABYTE, GIGABYTE = 24 * 3600.0, 1e6, 1e9
 
-WITHOUT_RECORD = re.compile(
-    r"kernels-(float|double)-[0-9a-f]{16}\.so|"
-    r"(omniglot-v\d+-\d+|cifar100-v\d+|(image_folder|mini_imagenet)-[0-9a-f]{24})\.npy"
-)
-"""The names of files that were made before files had records."""
+STALE_SECONDS = DAY
+"""A leftover that is older than this belongs to no process at work."""
 
 
 class CacheEntry(NamedTuple):
     """A file of the cache. `age` and `unused` are the seconds since it was made and since its last use."""
 
-    name: str
+    path: Path
     kind: str
     size: int
     age: float
     unused: float
-
-    @property
-    def leftover(self) -> bool:
-        """Whether a killed process has not finished it."""
-        return cache.LEFTOVER.fullmatch(self.name) is not None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,75 +65,59 @@ def amount(text: str) -> float:
     return number
 
 
-def show(path: Path, options: argparse.Namespace) -> int:
+def show(folder: Path, options: argparse.Namespace) -> int:
     """Shows a folder, or what is chosen in it, and removes that if it is asked for; returns the exit code."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        print(f"{path}: {error.strerror}")
-        return OK
-    try:
-        folder = cache.Folder(path, fd)
-        why = cache.foreign(os.fstat(fd))
-        print(f"{path}:{f' is not used, since it {why}' if why else ''}")
+        why = cache.foreign(folder.stat())
         found = sorted(entries(folder), key=lambda entry: -entry.unused)
-        if options.clean:
-            found = [entry for entry in found if is_chosen(entry, options.older_than, options.larger_than)]
-        results = [take(folder, entry, options) for entry in found]
-    finally:
-        os.close(fd)
+    except OSError as error:
+        print(f"{folder}: {error.strerror}")
+        return OK
+    print(f"{folder}:{f' is not used, since it {why}' if why else ''}")
+    if options.clean:
+        found = [entry for entry in found if is_chosen(entry, options.older_than, options.larger_than)]
+    results = [take(entry, options) for entry in found]
     total = f"{len(found)} files, {sum(entry.size for entry in found) / MEGABYTE:.1f} MB"
-    dry = options.clean and not options.yes
-    print(f"  {total}{'; nothing is removed without --yes' if dry else ''}")
+    print(f"  {total}{'; nothing is removed without --yes' if options.clean and not options.yes else ''}")
     return OK if all(results) else FAILED
 
 
-def entries(folder: cache.Folder) -> Iterator[CacheEntry]:
+def entries(folder: Path) -> Iterator[CacheEntry]:
     """What this program has made in a folder and this user owns, without records and locks."""
-    for name in os.listdir(folder.fd):  # noqa: PTH208 (by its descriptor)
+    for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes it
-            status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-            used = time_of_use(folder, name, status)
-            if used is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                kind = "leftover" if cache.LEFTOVER.fullmatch(name) else Path(name).stem.partition("-")[0]
-                now = time.time()
-                yield CacheEntry(name, kind, status.st_size, now - status.st_mtime, now - used)
-
-
-def time_of_use(folder: cache.Folder, name: str, status: os.stat_result) -> float | None:
-    """When a file was last used; None if this program has not made it."""
-    if name.endswith((".so", ".npy")) and cache.read_record(folder, name):
-        return os.stat(cache.record_name(name), dir_fd=folder.fd).st_mtime
-    if cache.LEFTOVER.fullmatch(name) or WITHOUT_RECORD.fullmatch(name):
-        return max(status.st_atime, status.st_mtime)
-    return None
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            age = time.time() - status.st_mtime
+            if cache.LEFTOVER.fullmatch(path.name):
+                yield CacheEntry(path, LEFTOVER, status.st_size, age, age)
+            elif path.suffix in (".so", ".npy") and cache.read_record(path):
+                unused = time.time() - cache.record_of(path).stat().st_mtime
+                yield CacheEntry(path, path.stem.partition("-")[0], status.st_size, age, unused)
 
 
 def is_chosen(entry: CacheEntry, days: float | None, gigabytes: float | None) -> bool:
     """Whether --clean takes a file."""
-    if entry.leftover:
-        return entry.age > cache.STALE_SECONDS
+    if entry.kind == LEFTOVER:
+        return entry.age > STALE_SECONDS
     if days is None and gigabytes is None:
         return False
     return entry.unused > (days or 0) * DAY and entry.size > (gigabytes or 0) * GIGABYTE
 
 
-def take(folder: cache.Folder, entry: CacheEntry, options: argparse.Namespace) -> bool:
+def take(entry: CacheEntry, options: argparse.Namespace) -> bool:
     """Prints a file's line, and removes it if that is asked for; False if that fails."""
     done = ""
     if options.clean and options.yes:
         try:
-            done = "removed" if remove(folder, entry) else "is being made: stays"
+            if entry.kind == LEFTOVER:
+                entry.path.unlink()
+                done = "removed"
+            else:
+                done = "removed" if cache.remove(entry.path) else "is being made: stays"
         except OSError as error:
             done = f"cannot be removed: {error.strerror}"
     days = f"{entry.age / DAY:6.1f} days old, used {entry.unused / DAY:6.1f} days ago"
-    print(f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {days}  {entry.name}  {done}".rstrip())
+    print(f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {days}  {entry.path.name}  {done}".rstrip())
     return not done.startswith("cannot")
-
-
-def remove(folder: cache.Folder, entry: CacheEntry) -> bool:
-    """Removes a file; False if a process is making it."""
-    if not entry.leftover:
-        return cache.remove(folder, entry.name)
-    os.unlink(entry.name, dir_fd=folder.fd)
-    return True

@@ -1,5 +1,6 @@
 """The run folder: what it holds already, whether this run may go on in it, and its result."""
 
+import fcntl
 import json
 import logging
 import os
@@ -29,7 +30,6 @@ from metalearn.storage.files import (
     waiting_files,
     write_atomically,
 )
-from metalearn.storage.locks import open_lock, try_to_hold
 from metalearn.types import Params
 
 LOCK = ".lock"
@@ -271,7 +271,7 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = open_lock(run_dir / LOCK)
+        file = _open_lock(run_dir / LOCK)
     except OSError as error:
         raise ConfigError(
             f"{run_dir}: cannot be written: {error.strerror} ({error.filename}); start in a folder that you may write, "
@@ -284,14 +284,23 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
         file.close()
         raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder")
     log.warning("%s is in use by another process, perhaps of an earlier controller; waiting for its end", run_dir)
-    while not try_to_hold(file):
+    while not _try_to_hold(file):
         time.sleep(_LOCK_SECONDS)
     return file
 
 
+def _open_lock(path: Path) -> TextIO:
+    """Opens a lock file, which may be new. A link is not followed, and what the file holds stays."""
+    return open(path, "a", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+
+
 def _try_to_hold(file: TextIO) -> bool:
+    """False if another process holds it. A lock of filelock would end with the process that took it: this one also ends
+    with the last of its forks, which write in the folder too."""
     try:
-        return try_to_hold(file)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         log.warning(
             "%s: this file system has no locks (%s); see to it that no other process runs in the folder",

@@ -1,7 +1,7 @@
-"""Locks on files, which end with the process that holds them. Waits are told and limited; links are not followed."""
+"""A lock on a file, which ends with the process that holds it. Waits are told and limited; links are not followed."""
 
 import contextlib
-import fcntl
+import errno
 import functools
 import logging
 import os
@@ -10,50 +10,27 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+
+from filelock import FileLock, Timeout
+
+from metalearn.storage.files import RefusedFileError, read_bounded
 
 SILENT_SECONDS = 60.0
 """How long a process waits for another one that holds the lock but gives no sign of life."""
 
 _SIGN_SECONDS = 2.0
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 log = logging.getLogger("metalearn")
 
 
-def open_lock(path: str | Path, *, mode: int = 0o666, folder: int | None = None) -> TextIO:
-    """Opens a lock file, and makes it if it is not there. What it holds stays.
-
-    Args:
-        mode: of a new file, less the umask.
-        folder: the descriptor of the folder that `path` starts from.
-
-    Raises:
-        OSError: it cannot be opened, or is a link.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(path, "r+", errors="replace", opener=lambda name, _: os.open(name, flags, mode, dir_fd=folder))
-
-
-def try_to_hold(lock: TextIO) -> bool:
-    """Holds a lock until its file is closed or the process ends; False if another process holds it.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextlib.contextmanager
-def held(path: Path, folder: int, what: str) -> Iterator[bool]:
-    """Holds the lock file `path`, which only this user may open, and gives signs of life to the processes that wait.
+def held(path: Path, what: str, *, patience: float | None = None) -> Iterator[bool]:
+    """Holds the lock file `path`, and gives signs of life to the processes that wait for it.
 
     Args:
-        folder: the descriptor of the folder of `path`.
-        what: what the process that holds it does, for the message to who waits, such as "x is being made".
+        what: what the process that holds it does, for the message to one that waits, such as "x is being made".
+        patience: seconds to wait without a sign of life, by default `SILENT_SECONDS`. With 0 nothing is waited for.
 
     Yields:
         Whether other processes are kept out: not on a file system without locks, of which a message warns.
@@ -62,67 +39,62 @@ def held(path: Path, folder: int, what: str) -> Iterator[bool]:
         OSError: it cannot be opened, or is a link.
         TimeoutError: another process holds it, and gives no sign of life.
     """
-    lock, alone = _acquire(path, folder, what)
+    descriptors: list[int] = []
+    # In place of a missing flock, filelock would make a file that a killed process leaves held.
+    lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=descriptors.append)
+    alone = _acquire(lock, path, what, SILENT_SECONDS if patience is None else patience)
     ended = threading.Event()
-    signs = threading.Thread(target=_show_life, args=(lock, ended), daemon=True)
-    with lock:
-        signs.start()
-        try:
-            yield alone
-        finally:
-            ended.set()
-            signs.join()
+    signs = threading.Thread(target=_show_life, args=(descriptors, ended), daemon=True)
+    signs.start()
+    try:
+        yield alone
+    finally:
+        ended.set()
+        signs.join()
+        lock.release()
 
 
-def _acquire(path: Path, folder: int, what: str) -> tuple[TextIO, bool]:
-    seen, since, told = -1, 0.0, False
+def _acquire(lock: FileLock, path: Path, what: str, patience: float) -> bool:
+    seen, since = None, 0.0
     while True:
-        lock = open_lock(path.name, mode=0o600, folder=folder)
         try:
-            is_held = try_to_hold(lock)
+            lock.acquire(blocking=False)
+            return True
+        except Timeout:
+            sign = _sign_in(path)
         except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
             warn_once(f"{path}: its file system has no locks ({error.strerror}); processes that meet do the same work")
-            return lock, False
-        status = os.fstat(lock.fileno())
-        if is_held and _is_there(path.name, folder, status):
-            _sign(lock)
-            return lock, True
-        holder = lock.read(256).strip() or "another process"
-        lock.close()
-        if is_held:
-            continue
-        if not told:
+            return False
+        holder, now = sign[0], time.monotonic()
+        if seen is None and patience:
             log.warning("%s by %s: waiting", what, holder)
-            told = True
-        if status.st_mtime_ns != seen:
-            seen, since = status.st_mtime_ns, time.monotonic()
-        if time.monotonic() - since > SILENT_SECONDS:
+        if sign != seen:
+            seen, since = sign, now
+        if now - since >= patience:
             raise TimeoutError(
-                f"{path} is held by {holder}, which has given no sign of life for {SILENT_SECONDS:g} s: "
-                "end that process"
+                f"{path} is held by {holder}, which has given no sign of life for {patience:g} s: end that process"
             )
         time.sleep(0.1)
 
 
-def _is_there(name: str, folder: int, status: os.stat_result) -> bool:
-    """Whether the lock file has not been removed since it was opened."""
+def _sign_in(path: Path) -> tuple[str, int]:
+    """The process that holds a lock file, as far as it says so, and the time of its latest sign of life."""
     try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == status.st_ino
-    except FileNotFoundError:
-        return False
+        return read_bounded(path, 256).decode(errors="replace").strip() or "another process", path.stat().st_mtime_ns
+    except (OSError, RefusedFileError):
+        return "another process", 0
 
 
-def _sign(lock: TextIO) -> None:
-    with contextlib.suppress(OSError):
-        os.fchmod(lock.fileno(), 0o600)  # who may open it may hold it
-        os.ftruncate(lock.fileno(), 0)
-        os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-
-def _show_life(lock: TextIO, ended: threading.Event) -> None:
-    while not ended.wait(_SIGN_SECONDS):
-        with contextlib.suppress(OSError):
-            os.utime(lock.fileno())
+def _show_life(descriptors: list[int], ended: threading.Event) -> None:
+    name = f"process {os.getpid()} on {socket.gethostname()}".encode()
+    for descriptor in descriptors:  # none without locks
+        with contextlib.suppress(OSError):  # a full disk
+            os.ftruncate(descriptor, os.pwrite(descriptor, name, 0))
+        while not ended.wait(_SIGN_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
 
 
 @functools.cache

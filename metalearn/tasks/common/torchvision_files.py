@@ -1,8 +1,5 @@
 """Reads the published files of datasets by torchvision, which may download them."""
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,21 +85,10 @@ def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
             ) from error
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root, published):
+        with held(root / f".{published.name}.lock", f"{published.name} is being downloaded"):
             return _read(published, root, download=True)
     except Exception as error:  # the network fails in many ways
         raise DataError(
             f"dataset.root={root}: {published.name} is not there or damaged, and the download failed ({error!r}). "
             f"{advice}"
         ) from error
-
-
-@contextlib.contextmanager
-def _alone(root: Path, published: PublishedDataset) -> Iterator[None]:
-    """Keeps other processes from downloading the same files at the same time."""
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with held(root / f".{published.name}.lock", folder, f"{published.name} is being downloaded"):
-            yield
-    finally:
-        os.close(folder)

@@ -15,9 +15,12 @@ from tests.runs import ROOT, until
 
 DAY = 24 * 3600.0
 OLD, NEW, LARGE = "omniglot-v1-28.npy", "cifar100-v1.npy", "image_folder-large.npy"
-WITHOUT_RECORD = "kernels-float-0123456789abcdef.so"
-LEFTOVERS = (".omniglot-v1-28-0123456789abcdef.tmp", "kernels-float-0123456789abcdef.4711")
-NOT_OURS = ("notes.txt", "data.npy", "omniglot-v1-28.txt", ".draft.tmp", "link.npy")
+LEFTOVERS = (".omniglot-v1-28.npy.0123abcd.tmp", ".kernels-float-0123456789abcdef.so.w_3xyz89.tmp")
+NOT_OURS = ("notes.txt", "data.npy", "kernels-float-0123456789abcdef.so", ".draft.tmp", "link.npy")
+
+
+def record(name: str) -> str:
+    return cache.record_of(Path(name)).name
 
 
 @pytest.fixture
@@ -28,11 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, size in ((OLD, 1000), (NEW, 1000), (LARGE, 2_000_000)):
         cache.get(name, partial(list, [bytes(size)])).file.close()
     folder = tmp_path / "cache"
-    for name in (WITHOUT_RECORD, *LEFTOVERS, *NOT_OURS[:-1]):
+    for name in (*LEFTOVERS, *NOT_OURS[:-1]):
         (folder / name).write_text("content")
     (folder / "link.npy").symlink_to(tmp_path)
     past = time.time() - 40 * DAY
-    for name in (OLD, cache.record_name(OLD), cache.record_name(LARGE), WITHOUT_RECORD, *LEFTOVERS, *NOT_OURS[:-1]):
+    for name in (OLD, record(OLD), record(LARGE), *LEFTOVERS, *NOT_OURS[:-1]):
         os.utime(folder / name, (past, past))
     return folder
 
@@ -56,21 +59,21 @@ def removed(folder: Path, *arguments: str) -> set[str]:
 
 
 def whole(name: str) -> set[str]:
-    return {name, cache.record_name(name), f"{Path(name).stem}.lock"}
+    return {name, record(name), f"{Path(name).stem}.lock"}
 
 
 def test_it_shows_kind_size_age_and_last_use(folder: Path) -> None:
     lines = {line.split()[-1]: line.split() for line in script().splitlines() if " days old" in line}
-    assert lines.keys() == {OLD, NEW, LARGE, WITHOUT_RECORD, *LEFTOVERS}
+    assert lines.keys() == {OLD, NEW, LARGE, *LEFTOVERS}
     assert [lines[LARGE][i] for i in (0, 1, 2, 3, 7)] == ["image_folder", "2.0", "MB", "0.0", "40.0"]
-    assert (lines[WITHOUT_RECORD][0], lines[LEFTOVERS[0]][0]) == ("kernels", "leftover")
+    assert lines[LEFTOVERS[0]][0] == "leftover"
 
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
         ((), set()),
-        (("--older-than", "30"), {*whole(OLD), *whole(LARGE), WITHOUT_RECORD}),
+        (("--older-than", "30"), {*whole(OLD), *whole(LARGE)}),
         (("--older-than", "30", "--larger-than", "0.001"), whole(LARGE)),
         (("--older-than", "50"), set()),
     ],
@@ -78,14 +81,15 @@ def test_it_shows_kind_size_age_and_last_use(folder: Path) -> None:
 def test_it_removes_what_is_chosen_and_leftovers_and_nothing_else(
     arguments: tuple[str, ...], names: set[str], folder: Path
 ) -> None:
-    gone = removed(folder, *arguments) - {f"{Path(WITHOUT_RECORD).stem}.lock"}
-    assert gone == names | set(LEFTOVERS)
+    assert removed(folder, *arguments) == names | set(LEFTOVERS)
 
 
 @pytest.fixture
 def making(folder: Path) -> Iterator[None]:
     """Another process makes the old file again."""
-    program = f"import time; from metalearn.storage import cache; cache.get({OLD!r}, lambda: time.sleep(100), head=b'other')"
+    program = (
+        f"import time; from metalearn.storage import cache; cache.get({OLD!r}, lambda: time.sleep(100), head=b'other')"
+    )
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as other:
         until(lambda: str(other.pid) in (folder / "omniglot-v1-28.lock").read_text(), "the lock", by=other)
         yield
@@ -101,9 +105,7 @@ def test_it_leaves_what_is_being_made(folder: Path, making: None) -> None:
 def test_it_leaves_the_files_of_other_users(folder: Path) -> None:
     for name in (OLD, LEFTOVERS[0]):
         os.chown(folder / name, 65534, 65534)
-    assert removed(folder, "--larger-than", "0") == {
-        *whole(NEW), *whole(LARGE), WITHOUT_RECORD, LEFTOVERS[1],
-    }  # fmt: skip
+    assert removed(folder, "--larger-than", "0") == {*whole(NEW), *whole(LARGE), LEFTOVERS[1]}
 
 
 @pytest.mark.parametrize("wrong", [["--yes"], ["--older-than", "30"], ["--clean", "--larger-than", "-1"]])

@@ -358,16 +358,6 @@ def test_a_failure_leaves_no_cache_and_a_damaged_one_is_made_again(
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
-def test_others_may_read_the_cache_where_the_umask_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
-    before = os.umask(0o022)
-    try:
-        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8), title="Array")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "array.npy").stat().st_mode & 0o777 == 0o644
-
-
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "file"))
