@@ -13,7 +13,7 @@ from metalearn.app.unseen import seen_in
 from metalearn.config.compose import compose_config
 from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import write
-from metalearn.runs.seen import KEY, to_meta
+from metalearn.runs.seen import KEY, Seen, to_meta
 from metalearn.training.loop import Progress, new_learner, snapshot
 from tests.runs import ROOT
 
@@ -26,13 +26,14 @@ MARKER = "executed"
 
 def saved_run(run_dir: Path, *overrides: str, seen: bool = False) -> Parts:
     """Makes the run folder, with one checkpoint, to which `best` points; returns what the run is made of. The
-    checkpoint names its classes if `seen`; earlier versions did not."""
+    checkpoint names its classes if `seen`; else they are not known."""
     composed = compose_config([*overrides, f"hydra.run.dir={run_dir}"])
     parts = assemble(to_job(*composed, script(ROOT / "train.py"), []))
     learner = new_learner(parts.start, parts.outer.start)
     (run_dir / ".hydra").mkdir(parents=True)
     (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
-    meta = {"config": to_container(composed.config)} | ({KEY: to_meta(seen_in(parts.source, 1))} if seen else {})
+    classes = seen_in(parts.source, 1) if seen else Seen(complete=False)
+    meta = {"config": to_container(composed.config), KEY: to_meta(classes)}
     checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), meta, {}))
     (run_dir / "checkpoints/best").symlink_to(checkpoint.name)
     return parts

@@ -10,7 +10,7 @@ from typing import Any
 from metalearn.api.load import found, load_as
 from metalearn.api.pictures import described
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import check_groups, run_folder_of, with_present_targets
+from metalearn.config.saved import check_groups, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.runs.published import GROUPS, is_published, named, option_of, write
 from metalearn.runs.seen import KEY, is_count
@@ -60,7 +60,7 @@ def export(
         raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")
     learner = load_as(run_key, folder, network=network, plugins=plugins)
     saved = named(run_key, folder)
-    config = with_present_targets(check_saved(saved.meta["config"]))
+    config = check_saved(saved.meta["config"])
     check_groups(config, tuple(GROUPS))
     dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
@@ -70,7 +70,7 @@ def export(
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
         "versions": _versions(saved.meta.get("versions")),
     }
-    write(out_key, Path(out), saved._replace(meta=saved.meta | {"config": config}), facts)
+    write(out_key, Path(out), saved, facts)
     return facts
 
 

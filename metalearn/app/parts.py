@@ -13,7 +13,7 @@ from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
-from metalearn.config.saved import check_checkpoint, with_present_targets
+from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import type_of
@@ -167,13 +167,9 @@ def other_algorithm(source: str, saved: Config, first: Config) -> list[str]:
 
 
 def _changes(section: str, saved: Config, present: Config) -> dict[str, tuple[object, object]]:
-    """(saved value, present value) of every key of a section that both configs have, and not alike; keys that are newer
-    than the saved one are left out."""
-    before, now = (with_present_targets(config).get(section) for config in (saved, present))
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
-        return {}
-    pairs = differences({key: before[key] for key in before if key in now}, now)
-    return {key: pair for key, pair in pairs.items() if pair[0] != "absent" or key == TARGET}
+    """(saved value, present value) of every key of a section that the two configs do not have alike."""
+    before, now = saved.get(section), present.get(section)
+    return differences(before, now) if isinstance(before, Mapping) and isinstance(now, Mapping) else {}
 
 
 def make_work(

@@ -113,7 +113,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     """
     learner, progress = resume_or_begin(job, parts, state)
     config = to_container(job.config)
-    saved = state.snapshot.state if state.snapshot else {}  # older checkpoints have nothing of the log
+    saved = state.snapshot.state if state.snapshot else {}
     window = Window(
         done=progress.step,
         validated=progress.latest["step"] if progress.latest else 0,

@@ -16,8 +16,8 @@ log = logging.getLogger("metalearn")
 REFUSE, REPORT = "refuse", "report"
 
 UNKNOWN = (
-    "the identities of its training classes are not all known (an earlier version saved it, its dataset does not name "
-    "them, or it began from pretrained weights or another checkpoint without them), so it cannot be checked whether "
+    "the identities of its training classes are not all known (its dataset does not name them, or it began from "
+    "pretrained weights or another checkpoint without them), so it cannot be checked whether "
     "test classes are among them"
 )
 

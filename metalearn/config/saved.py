@@ -26,7 +26,7 @@ TRUST = ("plugins", "seen_classes")
 """Keys of an evaluation that only its command line may set."""
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
-"""Groups and keys without effect on an evaluation. They get their defaults: a checkpoint may be older than they."""
+"""Groups and keys without effect on an evaluation. They get their defaults."""
 
 LINKS = {
     "dataset.seed": "${seed}",
@@ -43,9 +43,6 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
-FORMER = {"algorithm.spring": "every_step", "algorithm.inner_state": "fresh", "algorithm.eval_lr_factor": 1.0}
-"""Defaults for keys missing in old checkpoints. A key that is off needs none."""
-
 MANIFEST, DESCRIPTION = "manifest.json", "model.json"
 """Files that mark the folder of a checkpoint, and that of a published model."""
 
@@ -54,28 +51,6 @@ NETWORK = "model.network"
 
 DATA = "data"
 """dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`."""
-
-MOVED = {
-    "metalearn.inner.": "metalearn.algorithms.common.inner.",
-    "metalearn.optimizers.": "metalearn.training.optimizers.",
-    "metalearn.trainer.": "metalearn.training.settings.",
-    "metalearn.checkpoint.": "metalearn.runs.checkpoint.",
-    "metalearn.logging.": "metalearn.reporting.logging.",
-}
-"""The old and the present beginnings of `_target_`: an earlier version saved configs with the old ones."""
-
-
-def with_present_targets(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved config with the present name of every group's `_target_`."""
-    return {name: _retargeted(node) if isinstance(node, Mapping) else node for name, node in saved.items()}
-
-
-def _retargeted(group: Mapping[str, Any]) -> dict[str, Any]:
-    target = str(group.get("_target_"))
-    for before, now in MOVED.items():
-        if target.startswith(before):
-            return {**group, "_target_": now + target.removeprefix(before)}
-    return dict(group)
 
 
 def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
@@ -91,7 +66,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
         ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read; or
             the saved config is refused.
     """
-    plain = with_present_targets(check_saved(saved))
+    plain = check_saved(saved)
     check_groups(plain, ("algorithm", "model", "dataset"))
     all_overrides = parsed(overrides)
     for override in all_overrides:
@@ -111,7 +86,7 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
                 OmegaConf.update(config, key, link)
         _find_data(config)
         for key, value in named.items():
-            check_key(key, known | FORMER.keys())  # the checkpoint may be older than the key
+            check_key(key, known)
             OmegaConf.update(config, key, value)
         check_plugins(config, named)
         if "model" not in chosen:

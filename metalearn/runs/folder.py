@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TextIO
 from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
-from metalearn.config.compose import OPEN
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FORMER, FREE_KEYS, LINKS, with_present_targets
+from metalearn.config.saved import FREE_KEYS
 from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
@@ -357,7 +356,7 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
             f"resume={place}: is a checkpoint of a run with another config:\n{_listed(changes)}\n"
             f"type the same values, or 'resume_changes=[{','.join([*named, *changes])}]' to begin from it with these"
         )
-    if "optimizer._target_" in differences(with_present_targets(old), to_container(config)):
+    if "optimizer._target_" in differences(old, to_container(config)):
         raise ConfigError(
             f"resume={place}: holds the state of another optimizer, which this one cannot take over; type the same "
             f"optimizer, or init_from={place}, which takes the parameters alone"
@@ -365,13 +364,8 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 
 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    changes = differences(with_present_targets(old), new) if old else {}
-    absent = {key: now for key, (before, now) in changes.items() if before == "absent"}
-    # An earlier version lacks the keys that have come since; what is off now was not there then.
-    ours = {key: now for key, now in absent.items() if not key.startswith(OPEN)}  # of a user's network they are not
-    added = {k for k, now in ours.items() if now is None or now is False or FORMER.get(k) == now or k in LINKS}
-    others = {key: pair for key, pair in changes.items() if key not in added}
-    return {key: pair for key, pair in others.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
+    changes = differences(old, new) if old else {}
+    return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:

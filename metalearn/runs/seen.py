@@ -60,8 +60,7 @@ def to_meta(seen: Seen) -> dict[str, Any]:
 
 
 def from_meta(meta: Mapping[str, Any]) -> Seen:
-    """The seen classes in the content of meta.json or model.json; nothing, and not complete, if an earlier version
-    wrote it."""
+    """The seen classes in the content of meta.json or model.json; nothing, and not complete, if it says none."""
     saved = meta.get(KEY)
     if not isinstance(saved, dict) or not all(isinstance(saved.get(name), str) for name in ("train", "val")):
         return Seen(complete=False)

@@ -1,6 +1,5 @@
-"""What a user sees of the program beside its runs: the first line, help in a pipe, configs of an earlier version."""
+"""What a user sees of the program beside its runs: the first line, help in a pipe, the page of keys."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,18 +8,12 @@ from pathlib import Path
 import pytest
 
 from metalearn.app.ranks import check_gpus
-from metalearn.config.compose import compose_config
 from metalearn.config.help import config_page
 from metalearn.config.names import folder_name
-from metalearn.config.saved import FORMER, FREE_KEYS, MOVED, with_present_targets
-from metalearn.config.values import differences, to_container
 from metalearn.errors import ConfigError
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.thorough
-
-SAVED = json.loads((ROOT / "tests/saved_config.json").read_text())
-"""The config in a checkpoint's meta.json, written before modules moved into rooms."""
 
 
 def test_the_run_is_announced_before_torch_is_imported(tmp_path: Path) -> None:
@@ -43,24 +36,10 @@ def test_help_may_be_cut_by_its_reader() -> None:
             assert process.wait(60) == 0
 
 
-def test_a_config_saved_by_an_earlier_version_is_the_same_run() -> None:
-    overrides = ["experiment=maml_glyphs", "trainer.steps=40", "trainer.val_every=20", "checkpoint.every=20"]
-    now = to_container(compose_config(overrides).config)
-    assert differences(SAVED, now)
-    newer = differences(with_present_targets(SAVED), now)
-    on = [key for key, (old, new) in newer.items() if old != "absent" or new not in (None, False, FORMER.get(key))]
-    assert all(any(f"{key}.".startswith(f"{free}.") for free in FREE_KEYS) for key in on), newer
-
-
 def test_a_folder_of_a_multirun_is_one_short_name() -> None:
     assert folder_name("init_from=../../y/s20,seed=1") == "init_from=..-..-y-s20,seed=1"
     long = folder_name("name=" + "ü" * 100)
     assert len(long.encode()) <= 120 and long != folder_name("name=" + "ü" * 101)
-
-
-def test_every_moved_target_leads_somewhere() -> None:
-    for now in MOVED.values():
-        assert (ROOT / f"{now.rstrip('.').replace('.', '/')}.py").is_file()
 
 
 def test_the_page_of_keys_has_every_key_with_its_default() -> None:

@@ -1,6 +1,5 @@
 """Checkpoints and their links: an interruption at any call, and what others leave in the folder."""
 
-import copy
 import hashlib
 import io
 import itertools
@@ -18,8 +17,6 @@ import torch
 from omegaconf import OmegaConf
 
 from metalearn.app.run import resume_or_begin
-from metalearn.config.compose import compose_config
-from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs import folder
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
@@ -343,27 +340,11 @@ def test_init_from_takes_what_fits_and_names_the_rest(tmp_path: Path) -> None:
         start_params(path, theirs, {"x": torch.zeros(1)}, strict=False)
 
 
-def test_a_key_that_has_come_since_makes_no_other_run() -> None:
-    """If it says what was done before. A run of an earlier version goes on."""
-    now = to_container(compose_config(["algorithm=imaml"]).config)
-    before = copy.deepcopy(now)
-    for key in ("spring", "eval_strength"):
-        del before["algorithm"][key]
-    assert folder._changes(before, now, ()) == {}
-    now["algorithm"]["spring"] = "after"
-    assert folder._changes(before, now, ()) == {"algorithm.spring": ("absent", "after")}
-    carried = to_container(compose_config(["algorithm=reptile", "algorithm.inner_state=carried"]).config)
-    before = copy.deepcopy(carried)
-    for key in ("inner_state", "meta_batch"):
-        del before["algorithm"][key]
-    assert folder._changes(before, carried, ()) == {"algorithm.inner_state": ("absent", "carried")}
-
-
 def test_a_key_of_a_users_network_makes_another_run() -> None:
     """Whatever its value: the class's own default may be the opposite."""
     network = {"_target_": "mine.Network"}
     before = {"model": {"network": network}}
-    now = {"model": {"network": network | {"residual": False, "dropout": 0.0, "norm": None}, "groups": None}}
+    now = {"model": {"network": network | {"residual": False, "dropout": 0.0, "norm": None}}}
     values = (("residual", False), ("dropout", 0.0), ("norm", None))
     assert folder._changes(before, now, ()) == {f"model.network.{key}": ("absent", value) for key, value in values}
 

@@ -101,7 +101,7 @@ def test_validation_tasks_are_refused_for_training_classes_only(papers: Path, tm
     assert evaluate([*command, "dataset.split=lake"]) == 2
 
 
-def test_a_checkpoint_of_an_earlier_version_cannot_be_checked(
+def test_a_checkpoint_without_known_classes_cannot_be_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved_run(tmp_path / "run", *SMALL)
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_an_earlier_version_cannot_be_checked(
     assert not seen_by(start, None).complete and "cannot be checked" in start.start_notes[-1]
 
 
-def test_a_resumed_checkpoint_of_an_earlier_version_cannot_be_checked(
+def test_a_resumed_checkpoint_without_known_classes_cannot_be_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_run(tmp_path / "run", *SMALL, *SHORT)
