@@ -9,6 +9,14 @@ import pytest
 
 from tests.runs import ROOT, Program, Start
 
+FIRST = ("tests/processes", "tests/faults", "tests/distributed")
+"""Folders of the longest files. Where several files run at a time, these come first, so that no process ends last with
+one of them while the others have nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not str(item.path.relative_to(ROOT)).startswith(FIRST))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from distributed.cluster.isolation import CannotIsolateError, new_network
+from tests import forks
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,7 +33,8 @@ class Outcome(NamedTuple):
 
 
 class Program:
-    """A started program, in its own process group, so that all its processes can be killed."""
+    """A started program, in its own process group, so that all its processes can be killed. Programs of ours are forks
+    of a process that has loaded their libraries, wherever that makes no difference to them."""
 
     def __init__(
         self,
@@ -42,17 +44,17 @@ class Program:
         pass_fds: Sequence[int] = (),
     ) -> None:
         outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        environment = outside | {"PYTHONFAULTHANDLER": "1"} | (extra or {})
         self._output = folder / f"output-{time.monotonic_ns()}.txt"
+        self.process: subprocess.Popen[bytes] | forks.Forked
         with self._output.open("w") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=outside | {"PYTHONFAULTHANDLER": "1"} | (extra or {}),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
+            if forks.can_fork(command, extra or {}) and not pass_fds:
+                self.process = forks.start(command, folder, environment, output.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True, pass_fds=pass_fds,
+                )  # fmt: skip
 
     def wait(self, seconds: float = LIMIT) -> Outcome:
         """Waits for the end; a program that hangs fails the test, with the place of every thread of its processes."""
@@ -61,7 +63,7 @@ class Program:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGABRT)  # Python's fault handler prints the threads
             time.sleep(2)
-            pytest.fail(f"{self.process.args} did not end within {seconds:g} s; its output:\n{self.said()}")
+            pytest.fail(f"{self.process.args!r} did not end within {seconds:g} s; its output:\n{self.said()}")
         finally:
             self.kill()
         return Outcome(code, self.said())

@@ -6,10 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from distributed.cluster import ending, store
 from distributed.rpc import session
+from tests import forks
 from tests.runs import ROOT
 
 WORLD = 3
@@ -63,32 +67,31 @@ def run_program(name: str, ranks: int, *arguments: str) -> list[tuple[int, str]]
 
 
 def run_ranks(arguments: Sequence[str], ranks: int) -> list[tuple[int, str]]:
-    """Exit code and output of every rank of a Python program."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    processes = []
-    command = [sys.executable, *arguments]
+    """Exit code and output of every rank of a Python program, each a fork of a process that has imported torch."""
     clean = {key: value for key, value in os.environ.items() if key not in environment(0, 0)} | {
         "PYTHONPATH": str(ROOT),
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # as in the program: torch may note that a peer has left a moment earlier
     }
-    try:
-        for rank in range(ranks):
-            own = environment(rank, listener.getsockname()[1]) | {
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
-            }
-            fds = (listener.fileno(),) if rank == 0 else ()
-            meeting = {store.STORE_FD: str(listener.fileno())} if rank == 0 else {}
-            processes.append(
-                subprocess.Popen(
-                    command, env=clean | (own | meeting if ranks > 1 else {}), pass_fds=fds, text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                )
-            )  # fmt: skip
-        outputs = [process.communicate(timeout=90)[0] for process in processes]
-        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        listener.close()
+    processes: list[forks.Forked] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        port, store_fd = listener.getsockname()[1], listener.fileno()
+        outputs = [stack.enter_context(TemporaryFile("w+")) for _ in range(ranks)]
+        try:
+            for rank, output in enumerate(outputs):
+                own = environment(rank, port) | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+                fds = (store_fd,) if rank == 0 and ranks > 1 else ()
+                own |= {store.STORE_FD: str(store_fd)} if fds else {}
+                variables = clean | (own if ranks > 1 else {})
+                command = [sys.executable, *arguments]
+                processes.append(forks.start(command, Path.cwd(), variables, output.fileno(), fds))
+            codes = [process.wait(200) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [(code, _read(output)) for code, output in zip(codes, outputs, strict=True)]
+
+
+def _read(output: IO[str]) -> str:
+    output.seek(0)
+    return output.read()

@@ -33,8 +33,7 @@ from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
 pytestmark = pytest.mark.timeout(60)
-"""A refusal that takes as many seconds counts as hanging. Each takes less than one; but pytest breaks off, and reports
-no test at all, if the limit comes within a line of yaml's scanner that has no number."""
+"""A refusal that takes as many seconds counts as hanging."""
 
 TINY = ("model.filters=8", "trainer.test_tasks=2", "trainer.val_tasks=2", "trainer.meta_batch_size=1")
 

@@ -1,0 +1,193 @@
+"""Programs as forks of one process that has imported their libraries.
+
+Importing torch takes most of the time of a short run, and the tests start hundreds. So each pytest process keeps a
+*server*, which only imports and forks. Its forks are what the programs are: sessions of their own, with their own
+working folder, environment, output and exit code, and Python's own end.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import fcntl
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PROGRAMS = {str(ROOT / name) for name in ("train.py", "scripts/evaluate.py", "scripts/join.py", "scripts/leave.py")}
+
+READ_LATE = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DISTRIBUTED_LAUNCHER_PID",
+    "METALEARN_CACHE",
+}  # fmt: skip
+"""Environment variables that nothing reads while it is imported. Others need a program of their own."""
+
+
+class Forked:
+    """A started program, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, args: Sequence[str], answers: int) -> None:
+        self.args = list(args)
+        self.returncode: int | None = None
+        self._answers = answers
+        self._read = b""
+        self._next(None)  # the first one waits for the server's imports
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        """The exit code, below 0 for a signal; None while it runs."""
+        if self.returncode is None and self._next(0):
+            self.returncode = self._number()
+            os.close(self._answers)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None and not self._next(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Does nothing if the program has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _next(self, timeout: float | None) -> bool:
+        """Whether another number comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._read:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._answers], [], [], left)[0]:
+                return False
+            part = os.read(self._answers, 64)
+            if not part:
+                raise ConnectionError(f"{self.args}: the process that forks the programs of the tests has died")
+            self._read += part
+        return True
+
+    def _number(self) -> int:
+        line, _, self._read = self._read.partition(b"\n")
+        return int(line)
+
+
+def can_fork(command: Sequence[str], extra: Mapping[str, str]) -> bool:
+    """Whether this is a program of ours, whose environment may be set after its imports."""
+    own_path = extra.get("PYTHONPATH", str(ROOT)) == str(ROOT)  # where the server looks, too
+    known = len(command) > 1 and command[0] == sys.executable and command[1] in PROGRAMS
+    return known and own_path and extra.keys() <= READ_LATE | {"PYTHONPATH"} and sys.platform.startswith("linux")
+
+
+def start(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: int, pass_fds: Sequence[int] = ()
+) -> Forked:
+    """Starts a Python program in `folder`. Its output goes to the descriptor `output`; it inherits `pass_fds`, under
+    the same numbers."""
+    request = {
+        "arguments": command[1:], "folder": str(folder), "environment": dict(environment), "inherited": list(pass_fds),
+    }  # fmt: skip
+    answers, answer = os.pipe()
+    try:
+        socket.send_fds(_server(), [json.dumps(request).encode()], [answer, output, *pass_fds])
+    finally:
+        os.close(answer)
+    return Forked(command, answers)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """The channel to the server of this process; it ends when this process does, since the channel is then closed."""
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    atexit.register(own.close)
+    with theirs:
+        subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    return own
+
+
+# The server
+
+
+def serve(channel: socket.socket) -> dict[str, Any]:
+    """Returns in each fork, with the request that it is to become; the server itself ends here."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the watchers
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, 2**20, 8)
+        if not message:
+            sys.exit()
+        if os.fork() == 0:
+            channel.close()
+            answer, output, *inherited = descriptors
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            pid = os.fork()
+            if pid:
+                _watch(pid, answer)
+            os.close(answer)
+            request: dict[str, Any] = json.loads(message)
+            _number([output, output, *inherited], [1, 2, *request["inherited"]])
+            return request
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _number(descriptors: list[int], numbers: list[int]) -> None:
+    """Gives each descriptor its number, by way of high ones: a number may be that of another descriptor."""
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 500) for descriptor in descriptors]
+    for descriptor in set(descriptors):
+        os.close(descriptor)
+    for descriptor, number in zip(high, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _watch(pid: int, answer: int) -> None:
+    """Answers with the process id of the program, and with its exit code at its end."""
+    os.write(answer, b"%d\n" % pid)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):  # pytest has ended
+        os.write(answer, b"%d\n" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Runs the program of the request in this process."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    faulthandler.enable()  # PYTHONFAULTHANDLER, which Python reads when it starts
+    sys.argv = request["arguments"]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # not this folder, in which another `metalearn` is
+    process = importlib.import_module("metalearn.app.process")
+    process.set_up_process(1)  # before torch is imported
+    with process.importing():
+        importlib.import_module("sympy")  # which torch's optimizers load
+        importlib.import_module("metalearn.app.preload")
+    become(serve(socket.socket(fileno=int(sys.argv[1]))))
