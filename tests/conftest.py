@@ -20,8 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache folder for the whole test session."""
-    folder = tmp_path_factory.mktemp("cache")
+    """An empty cache folder for the whole test session; processes of pytest-xdist share it, since each kernel takes
+    seconds to compile."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-cache"
+    folder.mkdir(exist_ok=True)
     before = os.environ.get("METALEARN_CACHE")
     os.environ["METALEARN_CACHE"] = str(folder)
     yield folder
