@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up .venv if need be, then runs the tests: ./scripts/test.sh [--fast | --slow | --faults] [pytest arguments].
 # --fast leaves out what starts programs or takes long. --slow adds what takes minutes. --faults runs all that does harm
-# to a run (docs/explanation/reliability.md), what takes minutes too. tests/README.md says what is in each, and how long it takes.
+# to a run (docs/explanation/reliability.md), what takes minutes too. tests/README.md says what is in each, and how long
+# it takes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

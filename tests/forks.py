@@ -118,12 +118,17 @@ def start(
 def _server() -> socket.socket:
     """The channel to the server of this process; it ends when this process does, since the channel is then closed."""
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    atexit.register(own.close)
     with theirs:
-        subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
+
+    def end() -> None:
+        own.close()
+        server.wait()
+
+    atexit.register(end)
     return own
 
 

@@ -148,7 +148,7 @@ def test_a_signal_before_the_workers_have_met_ends_the_run(
 ) -> None:
     bare = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     program = start(*ENDLESS, **bare)
-    until(lambda: "for rank 1 of 2" in program.said(), "the wait for rank 1", 60)
+    until(lambda: "for rank 1 of 2" in program.said(), "the wait for rank 1")
     assert "stopped before the workers had met" in stopped(program, number)
 
 

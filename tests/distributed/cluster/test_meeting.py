@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from distributed.cluster import meeting, store
 from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
+from distributed.cluster.launch import INTERFACE_VARIABLES
 from distributed.cluster.listening import own_listeners
 from distributed.cluster.meeting import ask_to_let_go
 from distributed.rpc.traffic import MessageSlots
@@ -54,11 +55,11 @@ def test_a_world_of_environment_variables_opens_its_store_on_loopback(monkeypatc
 
 def test_a_host_without_the_interface_of_the_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     place = WorldAddress("10.0.0.1", 1, "eth77", "", 2, "elsewhere", 1, 1)
-    for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+    for variable in INTERFACE_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UnreachableError, match=r"interface eth77, which .* set TP_SOCKET_IFNAME to .* one of .*lo"):
         WorldConnection(place)
-    for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+    for variable in INTERFACE_VARIABLES:
         monkeypatch.setenv(variable, "lo")
     assert WorldConnection(place)._environment(0, 1)["GLOO_SOCKET_IFNAME"] == "lo"
 
