@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from distributed.cluster import meeting, store
 from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
-from distributed.cluster.launch import INTERFACE_VARIABLES
 from distributed.cluster.listening import own_listeners
 from distributed.cluster.meeting import ask_to_let_go
+from distributed.cluster.store import INTERFACE_VARIABLES
 from distributed.rpc.traffic import MessageSlots
 
 
