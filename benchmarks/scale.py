@@ -28,10 +28,10 @@ import torch  # noqa: E402 (the path comes first, here and below)
 from torch import Tensor  # noqa: E402
 
 from benchmarks.links import Switch, address_of, enter_link  # noqa: E402
+from distributed.calls.traffic import tcp_bytes_sent  # noqa: E402
 from distributed.partition import batch_partitioner  # noqa: E402
 from distributed.reduce import mean  # noqa: E402
 from distributed.remote import remote_sync_call  # noqa: E402
-from distributed.rpc.traffic import tcp_bytes_sent  # noqa: E402
 from distributed.strategies.common.relay import FAN_OUT, Branch, grow  # noqa: E402
 from distributed.strategies.common.work import ChunkStrategy, Work, WorkPlan  # noqa: E402
 from distributed.strategies.ddp import ddp  # noqa: E402

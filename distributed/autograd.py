@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd
 
-from distributed.rpc import autograd_contexts
-from distributed.rpc.autograd_contexts import current_context
-from distributed.rpc.session import current, default_timeout, is_started, missing_workers
+from distributed.calls import autograd_contexts
+from distributed.calls.autograd_contexts import current_context
+from distributed.calls.session import current, default_timeout, is_started, missing_workers
 
 if autograd.is_available():
     from torch.distributed.autograd import DistAutogradContext

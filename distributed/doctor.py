@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 
 from distributed import autograd
+from distributed.calls.session import current, gather, start_rpc
 from distributed.cluster.ending import stop_rpc
 from distributed.cluster.info import get_world_info
 from distributed.cluster.listening import listening_line, session_listeners
 from distributed.cluster.process_group import start_process_group, stop_process_group
 from distributed.remote import remote_sync_call
-from distributed.rpc.session import current, gather, start_rpc
 
 SMALL, LARGE = 1, 1 << 20
 """Numbers of float32 values in the messages that measure latency and bandwidth."""

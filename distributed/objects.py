@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 from torch.distributed import rpc
 
+from distributed.calls.session import current
 from distributed.functions import async_execution
 from distributed.remote import remote_async_call, remote_sync_call
-from distributed.rpc.session import current
 from distributed.world import get_worker_id
 
 Reference: TypeAlias = "rpc.RRef[Any]"

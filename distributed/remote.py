@@ -11,13 +11,13 @@ from torch.distributed import rpc
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
+from distributed.calls.call import Call, Dealt
+from distributed.calls.futures import ResultFuture
+from distributed.calls.requests import Item
+from distributed.calls.session import current
 from distributed.functions import is_pure
 from distributed.partition import Args, KwArgs, Partitioner, Whole, batch_partitioner
 from distributed.reduce import Reducer
-from distributed.rpc.call import Call, Dealt
-from distributed.rpc.futures import ResultFuture
-from distributed.rpc.requests import Item
-from distributed.rpc.session import current
 from distributed.world import get_worker_id
 
 T = TypeVar("T")

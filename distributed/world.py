@@ -9,6 +9,8 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.distributed import rpc
 
+from distributed.calls.errors import describe
+from distributed.calls.session import current, gather, is_started, start_rpc
 from distributed.cluster.ending import stop_rpc
 from distributed.cluster.info import (
     WorldInfo,
@@ -20,8 +22,6 @@ from distributed.cluster.info import (
     get_world_size,
 )
 from distributed.cluster.info import default_worker_name as default_worker_name_format
-from distributed.rpc.errors import describe
-from distributed.rpc.session import current, gather, is_started, start_rpc
 
 __all__ = [
     "WorldInfo",

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch.distributed import rpc
 
+from distributed.calls.errors import describe
+from distributed.calls.session import Session, begin_again, current, leave, present
+from distributed.calls.shutdown import GOODBYE_SECONDS
 from distributed.cluster.info import get_world_rank, get_world_size
 from distributed.cluster.meeting import answer, farewells, newcomers, read_requests, seated
 from distributed.cluster.watching import POLL_SECONDS, Pinger, ping_errors
-from distributed.rpc.errors import describe
-from distributed.rpc.session import Session, begin_again, current, leave, present
-from distributed.rpc.shutdown import GOODBYE_SECONDS
 
 log = logging.getLogger(__name__)
 

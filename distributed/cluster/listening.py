@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from distributed.calls.session import current
 from distributed.cluster.info import default_worker_name, get_world_size
 from distributed.cluster.isolation import why_not_isolated
 from distributed.remote import remote_sync_call
-from distributed.rpc.session import current
 
 _LISTENING = "0A"
 

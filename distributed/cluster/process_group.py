@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before there is a group, which its default arguments would keep for ever
 
+from distributed.calls.session import stay_on_loopback
+from distributed.calls.shutdown import GOODBYE_SECONDS
 from distributed.cluster.info import check_timeout, get_world_info
 from distributed.cluster.meeting import meet
 from distributed.cluster.store import ended_after, within
-from distributed.rpc.session import stay_on_loopback
-from distributed.rpc.shutdown import GOODBYE_SECONDS
 
 _POLL_SECONDS = 0.05
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from torch.distributed import rpc
 from torch.futures import Future
 
-from distributed.rpc.errors import worker_error
-from distributed.rpc.shutdown import GOODBYE_SECONDS
+from distributed.calls.errors import worker_error
+from distributed.calls.shutdown import GOODBYE_SECONDS
 
 T = TypeVar("T")
 Key = tuple[str, int]

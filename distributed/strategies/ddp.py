@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from distributed.calls.traffic import tcp_bytes_sent
 from distributed.cluster.info import check_timeout, name_of_rank
 from distributed.cluster.listening import group_listeners, listening_line
 from distributed.cluster.process_group import (
@@ -29,7 +30,6 @@ from distributed.cluster.process_group import (
     stop_process_group,
 )
 from distributed.partition import TensorDimensionPartitioner
-from distributed.rpc.traffic import tcp_bytes_sent
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from distributed.calls.traffic import Traffic
 from distributed.cluster.info import check_timeout
 from distributed.functions import pure
-from distributed.rpc.traffic import Traffic
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartResult, check_fan_out

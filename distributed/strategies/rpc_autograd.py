@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed import autograd
+from distributed.calls.traffic import Traffic
 from distributed.cluster.info import check_timeout, get_world_rank
 from distributed.remote import remote_sync_call
-from distributed.rpc.traffic import Traffic
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartResult, automatic_fan_out

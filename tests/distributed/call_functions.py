@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 import distributed as todist
-from distributed.rpc import shutdown, worker
+from distributed.calls import shutdown, worker
 from tests.distributed.remote_functions import OwnError
 
 counts: dict[str, int] = {}

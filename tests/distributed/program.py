@@ -12,8 +12,8 @@ from typing import Any
 from torch.distributed import rpc
 
 import distributed as todist
+from distributed.calls import session, worker
 from distributed.cluster import ending
-from distributed.rpc import session, worker
 from tests.distributed import call_functions, remote_functions
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+from distributed.calls import session
 from distributed.cluster import ending, store
-from distributed.rpc import session
 from tests import forks
 from tests.runs import ROOT
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from distributed.calls.session import DeviceMaps, current, start_rpc
+from distributed.calls.traffic import Traffic, traffic
 from distributed.cluster.ending import regroup, stop_rpc
 from distributed.cluster.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.cluster.listening import listening_line, session_listeners
 from distributed.functions import pure
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.remote import parts_of, remote_sync_call
-from distributed.rpc.session import DeviceMaps, current, start_rpc
-from distributed.rpc.traffic import Traffic, traffic
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartFunction, PartResult, RelayedCall, fan_out_for, grow, joined, relay

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd, rpc
 
+from distributed.calls.session import use_own_gpu
 from distributed.reduce import Combine
-from distributed.rpc.session import use_own_gpu
 from distributed.strategies.common.chunks import to_cpu
 from distributed.strategies.common.cost import WorkerCost
 from distributed.strategies.common.work import Pieces, Tensors

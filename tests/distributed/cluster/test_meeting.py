@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from distributed.calls.traffic import MessageSlots
 from distributed.cluster import meeting, store
 from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
 from distributed.cluster.listening import own_listeners
 from distributed.cluster.meeting import ask_to_let_go
 from distributed.cluster.store import INTERFACE_VARIABLES
-from distributed.rpc.traffic import MessageSlots
 
 
 @pytest.mark.parametrize("answered", ["before", "after"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from distributed import partition, reduce, tree_sum
-from distributed.rpc.traffic import tcp_bytes_sent
+from distributed.calls.traffic import tcp_bytes_sent
 from distributed.strategies import auto
 from distributed.strategies.common import chunks, relay
 from distributed.strategies.common.cost import WorkerCost, as_metrics

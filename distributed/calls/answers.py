@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distributed.rpc.errors import describe, message_of
-from distributed.rpc.message import Carries, Packed, pack, unpack
-from distributed.rpc.session import current
+from distributed.calls.errors import describe, message_of
+from distributed.calls.message import Carries, Packed, pack, unpack
+from distributed.calls.session import current
 
 
 class Failure(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from torch.distributed import rpc
 
-from distributed.rpc import autograd_contexts
-from distributed.rpc.answers import current_name
-from distributed.rpc.message import Packed, own_copy
-from distributed.rpc.session import default_timeout
-from distributed.rpc.traffic import note_sent
+from distributed.calls import autograd_contexts
+from distributed.calls.answers import current_name
+from distributed.calls.message import Packed, own_copy
+from distributed.calls.session import default_timeout
+from distributed.calls.traffic import note_sent
 
 # Queues of items for free workers
 

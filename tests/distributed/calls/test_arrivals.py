@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import distributed as todist
-from distributed.rpc import scheduling, session
-from distributed.rpc.traffic import traffic
+from distributed.calls import scheduling, session
+from distributed.calls.traffic import traffic
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
 from tests.distributed.worlds import WORLD, comes_true, run_program

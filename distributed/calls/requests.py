@@ -8,9 +8,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from distributed.calls.answers import carries
+from distributed.calls.message import Packed, pack
 from distributed.partition import Args, KwArgs, Whole
-from distributed.rpc.answers import carries
-from distributed.rpc.message import Packed, pack
 
 
 class Item(NamedTuple):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import rpc
 
 import distributed as todist
-from distributed.rpc import session
+from distributed.calls import session
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
 from tests.distributed.worlds import WORLD, comes_true

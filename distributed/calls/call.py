@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 from torch.distributed import rpc
 from torch.futures import Future
 
+from distributed.calls import autograd_contexts, scheduling, worker
+from distributed.calls.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
+from distributed.calls.errors import worker_error
+from distributed.calls.message import Packed, send
+from distributed.calls.requests import Head, Item, Order, pack_item, pack_order
+from distributed.calls.scheduling import ItemResult, Spares
+from distributed.calls.session import MAX_DEPTH, current
+from distributed.calls.shutdown import cancel
+from distributed.calls.traffic import MessageSlots, note_received, note_sent
 from distributed.cluster.info import check_timeout
 from distributed.functions import is_async
 from distributed.partition import Whole
-from distributed.rpc import autograd_contexts, scheduling, worker
-from distributed.rpc.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
-from distributed.rpc.errors import worker_error
-from distributed.rpc.message import Packed, send
-from distributed.rpc.requests import Head, Item, Order, pack_item, pack_order
-from distributed.rpc.scheduling import ItemResult, Spares
-from distributed.rpc.session import MAX_DEPTH, current
-from distributed.rpc.shutdown import cancel
-from distributed.rpc.traffic import MessageSlots, note_received, note_sent
 
 _numbers = itertools.count()
 

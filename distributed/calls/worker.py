@@ -9,8 +9,8 @@ from typing import Any
 from torch.distributed import rpc
 from torch.futures import Future
 
-from distributed.rpc import autograd_contexts, scheduling
-from distributed.rpc.answers import (
+from distributed.calls import autograd_contexts, scheduling
+from distributed.calls.answers import (
     Answer,
     Failure,
     Outcome,
@@ -22,11 +22,11 @@ from distributed.rpc.answers import (
     pack_outcome,
     pack_results,
 )
-from distributed.rpc.futures import OpenOrder, settled
-from distributed.rpc.message import Carries, Packed, own_copy, send, unpack, without_graphs
-from distributed.rpc.requests import Head, Item, Order
-from distributed.rpc.session import default_timeout, use_own_gpu
-from distributed.rpc.shutdown import keep_open, served
+from distributed.calls.futures import OpenOrder, settled
+from distributed.calls.message import Carries, Packed, own_copy, send, unpack, without_graphs
+from distributed.calls.requests import Head, Item, Order
+from distributed.calls.session import default_timeout, use_own_gpu
+from distributed.calls.shutdown import keep_open, served
 
 # How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
 # every message, and thread-locals are slow to make.

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import distributed as todist
+from distributed.calls import session
+from distributed.calls.traffic import traffic
 from distributed.parallel import parallelize
 from distributed.remote import remote_async_call, remote_sync_call
-from distributed.rpc import session
-from distributed.rpc.traffic import traffic
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, comes_true
 

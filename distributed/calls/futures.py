@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch.futures import Future
 
-from distributed.rpc.answers import Answer, Outcome, carries, failure, pack_outcome
-from distributed.rpc.message import without_graphs
-from distributed.rpc.requests import Head
-from distributed.rpc.shutdown import CallEnded
+from distributed.calls.answers import Answer, Outcome, carries, failure, pack_outcome
+from distributed.calls.message import without_graphs
+from distributed.calls.requests import Head
+from distributed.calls.shutdown import CallEnded
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -25,6 +25,8 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
+from distributed.calls.shutdown import GOODBYE_SECONDS, is_stuck, shut_down
+from distributed.calls.traffic import MessageSlots
 from distributed.cluster.info import (
     DEFAULT_TIMEOUT,
     WorldInfo,
@@ -40,8 +42,6 @@ from distributed.cluster.meeting import Seat, meet, meet_again
 from distributed.cluster.processes import allow_sockets, share_arena
 from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface
 from distributed.cluster.watching import Gathering, forget_gatherings, ping_errors
-from distributed.rpc.shutdown import GOODBYE_SECONDS, is_stuck, shut_down
-from distributed.rpc.traffic import MessageSlots
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
