@@ -128,9 +128,14 @@ def cli_page() -> str:
         "## `metalearn train`",
         "",
         "Trains. `GROUP=OPTION` and `KEY=VALUE` choose everything: see [Config](config.md).",
+        "",
+        "## `metalearn sweep`",
+        "",
+        "`metalearn train --multirun`, with `hydra/sweeper=async` unless another is chosen: see "
+        "[Sweep](../how-to/sweep.md).",
     ]
     for command in COMMANDS:
-        if command not in ("train", "help"):
+        if command not in ("train", "sweep", "help"):
             lines += ["", f"## `metalearn {command}`", "", "```text", help_of(command), "```"]
     return "\n".join(lines) + "\n"
 
