@@ -143,13 +143,6 @@ def test_a_checkpoint_older_than_a_key_of_training_is_evaluated() -> None:
     assert changed.dataset.shots == 2 and "decay" in changed.optimizer
 
 
-def test_a_checkpoint_older_than_a_key_takes_it() -> None:
-    saved = to_container(compose_config(["algorithm=maml"]).config)
-    del saved["algorithm"]["eval_lr_factor"]
-    assert changed_config(saved, ["algorithm.eval_lr_factor=0.5"], {}).algorithm.eval_lr_factor == 0.5
-    assert "eval_lr_factor" not in changed_config(saved, [], {}).algorithm
-
-
 def test_overrides_that_do_not_fit_are_refused(trained: Path, tmp_path: Path) -> None:
     checkpoint = f"checkpoint={trained / 'maml/checkpoints/best'}"
     for arguments, message in (
@@ -269,9 +262,8 @@ def test_the_algorithms_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: p
 
 
 def test_what_a_checkpoint_says_of_its_algorithm_is_shown_as_text() -> None:
-    """A key that is newer than it is no difference, and what it holds cannot change the terminal."""
+    """What it holds cannot change the terminal."""
     target = {"_target_": "metalearn.algorithms.maml.maml"}
-    assert other_algorithm("ensemble=b", {"algorithm": target}, {"algorithm": target | {"newer": 1}}) == []
     saved, first = ({"algorithm": target | {"inner_lr": value}} for value in ("\x1b[2J\n", 1.0))
     assert "algorithm.inner_lr='\\x1b[2J\\n', and" in other_algorithm("ensemble=b", saved, first)[0]
 

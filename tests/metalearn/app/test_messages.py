@@ -124,7 +124,7 @@ CASES: list[tuple[Main, str, str]] = [
     (compare.main, "drawn --output empty", "--output=empty: cannot be written: Is a directory; type another --output"),
     (cache.main, "--clean --older-than week", "'week': must be a number that is not negative; type 30"),
     (reproduce.main, "--tables no_yaml --list", "table.yaml: does not describe a table (ParserError: "),
-    (reproduce.main, "--tables no_number --render", "(ValueError: a='high': must be a finite number"),
+    (reproduce.main, "--tables no_number --render", "(Invalid: a='high': must be a finite number"),
     (reproduce.main, "--output file --render", "file: cannot be written: File exists; type another --output"),
     (reproduce.main, "--seeds two", "argument --seeds: 'two': must be a whole number of at least 0; type 1"),
 ]  # fmt: skip

@@ -41,8 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def script(*arguments: str, code: int = 0) -> str:
-    command = [sys.executable, str(ROOT / "scripts" / "cache.py"), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "metalearn", "cache", *arguments]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode == code, run
     return run.stdout + run.stderr
 
