@@ -61,14 +61,14 @@ log = logging.getLogger("metalearn")
 # Before a run
 
 
-class Found(NamedTuple):
+class FoundInFolder(NamedTuple):
     """What a run finds in its folder, and the report if nothing is left to do."""
 
     state: FolderState
     done: str | None
 
 
-def look_into_folder(job: Job, parts: Parts) -> Found:
+def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
     """Inspects the run folder, which stays as it is. If the run is complete already, its model is handed out.
 
     Raises:
@@ -81,7 +81,7 @@ def look_into_folder(job: Job, parts: Parts) -> Found:
         check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
     if state.result is not None:
         hand_out(job)
-    return Found(state, done)
+    return FoundInFolder(state, done)
 
 
 def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
