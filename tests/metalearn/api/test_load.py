@@ -248,7 +248,7 @@ BAD: dict[str, tuple[Callable[[list[Any], list[Any]], tuple[Any, Any]], str]] = 
     "one label": (lambda x, y: (x, "abcde"), "labels: must be a list, and is a single str"),
     "a list as a label": (lambda x, y: (x, [[0]] * 5), r"labels\[0\]=\[0\]: a list cannot be a label"),
     "no file": (lambda x, y: ([*x[:4], "gone.png"], y), r"images\[4\]=gone\.png: cannot be read: No such file"),
-    "no picture": (lambda x, y: ([*x[:4], __file__], y), r"images\[4\]=.*test_use.py: cannot be read: not recognised"),
+    "no picture": (lambda x, y: ([*x[:4], __file__], y), r"images\[4\]=.*test_load.py: cannot be read: not recognised"),
     "a pipe": (lambda x, y: ([*x[:4], "/dev/zero"], y), "cannot be read: is not a regular file"),
     "a number": (lambda x, y: ([*x[:4], 5], y), r"images\[4\]: cannot be read: a int is no picture"),
     "a gigantic picture": (

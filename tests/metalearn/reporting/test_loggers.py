@@ -214,12 +214,14 @@ def test_a_pipe_in_a_run_folder_is_refused(tmp_path: Path) -> None:
         folder.refuse_links(tmp_path, tmp_path)
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_keys_that_it_did_not_have(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_goes_on_with_its_own_config_alone(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / "train.log").touch()
-    (tmp_path / ".hydra/config.yaml").write_text("trainer: {steps: 5}\nmodel: {name: resnet18}\n")
-    now = {"resume": "auto", "trainer": {"steps": 5}, "model": {"name": "resnet18", "weights": None, "frozen": False}}
+    (tmp_path / ".hydra/config.yaml").write_text("trainer: {steps: 5}\nmodel: {name: resnet18, weights: null}\n")
+    model = {"name": "resnet18", "weights": None}
+    now = {"resume": "auto", "trainer": {"steps": 5}, "model": model}
     assert folder.inspect(tmp_path, OmegaConf.create(now), {}, lambda saved: None).snapshot is None
-    now["model"] = {"name": "resnet18", "weights": "file", "frozen": False}
-    with pytest.raises(ValueError, match=r"model\.weights: absent → file"):
-        folder.inspect(tmp_path, OmegaConf.create(now), {}, lambda saved: None)
+    for name, value, change in (("weights", "file", "None → file"), ("frozen", False, "absent → False")):
+        other = now | {"model": model | {name: value}}
+        with pytest.raises(ValueError, match=rf"model\.{name}: {change}"):
+            folder.inspect(tmp_path, OmegaConf.create(other), {}, lambda saved: None)
