@@ -17,7 +17,7 @@ from hydra_async_sweeper.islands import suggest
 from hydra_async_sweeper.population import decide
 from hydra_async_sweeper.settings import SweeperSettings
 from hydra_async_sweeper.space import Category, Number, Params, Space
-from hydra_async_sweeper.study import Study, values_of
+from hydra_async_sweeper.study import Study, values_of, without_experimental_warnings
 
 
 class ParamChoice(NamedTuple):
@@ -50,6 +50,7 @@ def search_of(study: Study, chosen: SweeperSettings) -> SearchMethod:
     return SearchMethod(choose, repeats=True)
 
 
+@without_experimental_warnings()
 def _sampler(study: Study, chosen: SweeperSettings, number: int) -> BaseSampler:
     own = (chosen.seed * 1_000_003 + number) % 2**32  # what numpy takes
     if chosen.sampler == "islands":

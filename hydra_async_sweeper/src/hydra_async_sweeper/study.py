@@ -4,6 +4,7 @@ The journal is the only state of a sweep beside the trials' own folders. It may 
 is removed, and a trial that was under way is run again under its number, with its parameters, in its folder.
 """
 
+import contextlib
 import fcntl
 import json
 import math
@@ -96,8 +97,7 @@ class Study:
     def _open(self, path: Path, name: str, directions: Sequence[Direction]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            with without_experimental_warnings():
                 storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_FileLock(path)))
                 self._study = optuna.create_study(
                     storage=storage, study_name=name, directions=list(directions), load_if_exists=True
@@ -352,3 +352,11 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, node
+
+
+@contextlib.contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Optuna warns of what it may change. Version 4 does so at every start of a trial, of `constant_liar`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield

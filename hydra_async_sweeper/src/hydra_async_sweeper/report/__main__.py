@@ -9,7 +9,6 @@ Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, an
 
 import argparse
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from hydra_async_sweeper.report.plots import draw
 from hydra_async_sweeper.report.tables import best_command, write_tables
 from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
 from hydra_async_sweeper.space import from_plain
-from hydra_async_sweeper.study import finished_of
+from hydra_async_sweeper.study import finished_of, without_experimental_warnings
 from hydra_async_sweeper.terms import ONE_LANE, Lanes
 
 OK, BAD_USAGE = 0, 2
@@ -64,8 +63,7 @@ def open_study(journal: Path, name: str | None) -> optuna.Study:
             f"{journal}: there is no such journal; name the folder of a sweep, or type --storage FILE"
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with without_experimental_warnings():
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(journal))
             storage = optuna.storages.JournalStorage(backend)
