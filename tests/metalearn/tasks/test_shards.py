@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from metalearn.tasks.common.shards import INDEX, ShardForm, Shards, digest_of, s
 from metalearn.tasks.glyphs import glyph_characters, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import omniglot, omniglot_characters
 from metalearn.types import TaskSource
-from tests.runs import ROOT, Start, assert_same_bytes
+from tests.runs import Start, assert_same_bytes
 
 SIZE = 16
 SEEDS = Seeds(0, 1)
@@ -40,17 +38,11 @@ RUN = (
 INDICES = torch.arange(40)
 
 
-def script(*arguments: str) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "shard.py"), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run
-
-
 @pytest.fixture(scope="module")
 def glyph_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The glyphs, 30 classes a shard."""
     folder = tmp_path_factory.mktemp("shards") / "glyphs"
-    script("dataset=glyphs", f"dataset.image_size={SIZE}", "--out", str(folder), "--classes", "30")
+    assert shard.main(["dataset=glyphs", f"dataset.image_size={SIZE}", "--out", str(folder), "--classes", "30"]) == 0
     return folder
 
 
