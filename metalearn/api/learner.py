@@ -1,21 +1,39 @@
 """A learner, and the tasks that it is adapted to."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omegaconf import DictConfig
 from torch import Tensor
 
-from metalearn.api.pictures import Picture, listed, prepared
-from metalearn.checks import whole_number
+from distributed.strategies.common.work import join
+from metalearn.api.pictures import listed, prepared
+from metalearn.app.parts import evaluated_together
+from metalearn.app.unseen import REFUSE, REPORT, check_unseen
+from metalearn.checks import one_of, whole_number
+from metalearn.config.build import build
+from metalearn.config.plain import Named, as_named, plain_config
+from metalearn.errors import ConfigError
+from metalearn.nn.precision import computing_with
+from metalearn.runs.metrics import summary
+from metalearn.runs.seen import Seen
 from metalearn.tasks.common.pictures import PictureForm
-from metalearn.types import Algorithm, Batch, Params
+from metalearn.training.chunks import chunk_functions
+from metalearn.training.compatibility import check_evaluation
+from metalearn.training.loop import tasks_in_chunks
+from metalearn.types import Algorithm, Batch, Model, Params, TaskSource
 
-_PIXELS_TOGETHER = 2**18
-"""The most pixels of queries that are computed together, unless the learner is transductive. It bounds the memory."""
+MOST_WAYS = 2**16
+"""The most classes of a run's tasks."""
+
+_NUMBERS_TOGETHER = 2**18
+"""The most pixels or numbers of queries that are computed together, unless the learner is transductive. It bounds the
+memory."""
 
 Label = Hashable
 Result = TypeVar("Result")
@@ -29,35 +47,34 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PictureTask:
-    """A task of classified pictures that a learner is adapted to. `labels` are in the order of their first pictures."""
+class Classification:
+    """A task of classes that a learner is adapted to. `labels` are in the order of their first examples."""
 
     labels: tuple[Label, ...]
     _learner: "Learner" = field(repr=False)
     _logits: Callable[[Tensor], Tensor] = field(repr=False)
 
-    def predict(self, images: Sequence[Picture]) -> list[Prediction]:
-        """The prediction for each picture, in their order.
+    def predict(self, inputs: Any) -> list[Prediction]:
+        """The prediction for each of the pictures, or for each of the inputs [n, …], in their order.
 
-        If the learner is transductive, it depends on all pictures of the call.
+        If the learner is transductive, it depends on all inputs of the call.
 
         Raises:
-            ValueError: a picture cannot be read or is too large, or something is no picture.
+            ValueError: a picture cannot be read or is too large, something is no picture, or inputs do not fit.
         """
-        pictures = listed(images, "images")
-        if not pictures:
-            return []
-        assert self._learner.form is not None
-        some = max(1, _PIXELS_TOGETHER // self._learner.form.size**2)
-        together = len(pictures) if self._learner.transductive else some
-        parts = [pictures[first : first + together] for first in range(0, len(pictures), together)]
-        return [prediction for part in parts for prediction in self._predict(part)]
-
-    def _predict(self, pictures: Sequence[Picture]) -> list[Prediction]:
         learner = self._learner
-        assert learner.form is not None
-        x = learner.on_device(prepared(pictures, learner.form).unsqueeze(0))
-        rows = self._logits(x)[0].double().softmax(dim=1).tolist()
+        given = learner.read(inputs)
+        if not len(given):
+            return []
+        size = learner.form.size**2 if learner.form else max(1, given[0].numel())
+        together = len(given) if learner.transductive else max(1, _NUMBERS_TOGETHER // size)
+        parts = [given[first : first + together] for first in range(0, len(given), together)]
+        return [prediction for part in parts for prediction in self._predict(learner.shown(part))]
+
+    def _predict(self, x: Tensor) -> list[Prediction]:
+        with self._learner.computing():
+            logits = _tried(lambda: self._logits(x), x)
+        rows = logits[0].double().softmax(dim=1).tolist()
         tables = [dict(zip(self.labels, row, strict=True)) for row in rows]
         return [Prediction(max(table, key=lambda label: table[label]), table) for table in tables]
 
@@ -70,24 +87,36 @@ class Regression:
     _values: Callable[[Tensor], Tensor] = field(repr=False)
     _flat: bool = field(repr=False)
 
-    def predict(self, x: Any) -> NDArray[np.float64]:
-        """The values at `x` [n] or [n, inputs]: [n] if the targets were [n], else [n, outputs].
+    def predict(self, x: Any) -> NDArray[np.floating[Any]]:
+        """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
 
         Raises:
             ValueError: `x` holds something else than finite numbers, or another number of inputs.
         """
         inputs = self._learner.on_device(_numbers(x, "x"))
-        values: NDArray[np.float64] = _tried(lambda: self._values(inputs), inputs)[0].double().cpu().numpy()
+        with self._learner.computing():
+            values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
         return values[:, 0] if self._flat else values
+
+
+class Taught(NamedTuple):
+    """What a learner is made of: as `metalearn.app.parts.Parts`, and the classes that it has seen."""
+
+    config: DictConfig
+    source: TaskSource
+    model: Model
+    algorithm: Algorithm
+    seen: Seen
 
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """The learner that a run has trained.
+    """What a run has learned, or `metalearn.train`.
 
     `name` is its algorithm. `ways` is the number of classes of every task; None if any number will do, or if it learns
-    real numbers. `trained_ways` and `shots` are sizes of the run's tasks. `form` is the form of its pictures; None for
-    real numbers. If it is `transductive`, all pictures of a call of `predict` are normalised, or predicted, together.
+    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on. `form` is the form of its
+    pictures; None if it takes arrays. If it is `transductive`, all inputs of a call of `predict` are normalised, or
+    predicted, together. `validation` has the figures of its best validation. `params` are the meta-parameters.
     """
 
     name: str
@@ -96,50 +125,90 @@ class Learner:
     shots: int | None
     transductive: bool
     form: PictureForm | None
-    _algorithm: Algorithm = field(repr=False)
-    _params: Params = field(repr=False)
+    validation: dict[str, Any] = field(repr=False)
+    params: Params = field(repr=False)
+    _taught: Taught = field(repr=False)
 
-    def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> PictureTask | Regression:
+    def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> Classification | Regression:
         """Adapts to one task: its support set.
 
         Args:
-            inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); for real numbers, x [n] or [n, inputs].
-            targets: the label of each picture, any hashable values; or y [n] or [n, outputs].
-            steps: inner steps (default: as in the run's test). Learners without an inner loop do not use it.
+            inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); if `form` is None, arrays x [n] or [n, …]
+                as the tasks of the training have them.
+            targets: the label of each input, any hashable values; for real numbers, y [n] or [n, outputs].
+            steps: inner steps (default: as in the test). Learners without an inner loop do not use it.
 
         Raises:
-            ValueError: not as many targets as inputs, pictures that cannot be read, too few of them, or a number of
-                classes that this learner does not take.
+            ValueError: it learns no tasks; not as many targets as inputs, inputs that cannot be read or do not fit, too
+                few of them, or a number of classes that this learner does not take.
         """
+        if self._taught.algorithm.evaluated_on != "tasks":
+            raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
         if steps is not None:
             whole_number("steps", steps, at_least=0)
-        if self.form is None:
+        if self.trained_ways is None:
             return self._adapt_to_numbers(inputs, targets, steps)
-        pictures, labels = listed(inputs, "images"), _labels(targets)
-        if len(pictures) != len(labels):
-            raise ValueError(
-                f"labels: there are {len(labels)} for {len(pictures)} images; give one label for each image"
-            )
+        given, labels = self.read(inputs), _labels(targets)
+        if len(given) != len(labels):
+            what = "images; give one label for each image" if self.form else "inputs; give one label for each"
+            raise ValueError(f"labels: there are {len(labels)} for {len(given)} {what}")
         numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-        self._check_classes(len(numbers))
-        y = torch.tensor([[numbers[label] for label in labels]])
-        support = Batch(self.on_device(prepared(pictures, self.form).unsqueeze(0)), y.to(self.device))
-        return PictureTask(tuple(numbers), self, self._algorithm.adapt(self._params, support, steps))
+        self._check_classes(self.ways, len(numbers))
+        y = torch.tensor([[numbers[label] for label in labels]], device=self.device)
+        support = Batch(self.shown(given), y)
+        outputs = _tried(lambda: self.try_on(support), support.x)
+        self._check_classes(outputs, len(numbers))
+        return Classification(tuple(numbers), self, self._adapted(support, steps))
 
-    def _check_classes(self, classes: int) -> None:
-        if self.ways is not None and classes != self.ways:
+    def evaluate(
+        self,
+        tasks: str | Named | TaskSource | None = None,
+        *,
+        split: str = "test",
+        count: int | None = None,
+        seen_classes: str = REFUSE,
+    ) -> dict[str, Any]:
+        """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
+        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"` they have
+        `seen_classes`, which counts the split's classes that it was trained on.
+
+        Raises:
+            ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
+                that it was trained on.
+        """
+        one_of("split", split, ("train", "val", "test"))
+        one_of("seen_classes", seen_classes, (REFUSE, REPORT))
+        if count is not None:
+            whole_number("count", count, at_least=2)
+        config, source, model, algorithm, seen = self._taught
+        if tasks is not None:
+            check_tasks(tasks)
+            source = _source_of(config, tasks)
+        settings = build(config, "trainer")
+        evaluate = chunk_functions(algorithm, source, self.device, self.dtype).evaluate
+        chunk = evaluated_together(settings, algorithm, model, source, self.device)
+        with self.computing():
+            check_evaluation(algorithm, model, self.params, source, split)
+            counted = check_unseen(seen, source, split, seen_classes)
+            numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk)
+            values = join([evaluate(self.params, split, some) for some in numbers])
+        return summary(values, algorithm.evaluated_on) | counted
+
+    def _check_classes(self, wanted: int | None, classes: int) -> None:
+        """Raises ValueError for a number of classes that the learner does not take."""
+        if wanted is not None and classes != wanted:
             raise ValueError(
                 f"labels: they name {classes} classes, and this learner (algorithm={self.name}) has an output for each "
-                f"of the {self.ways} classes that it was trained with; give images of {self.ways} classes, or load a "
-                "run of algorithm=protonet or algorithm=r2d2, which take any number"
+                f"of the {wanted} classes that it was trained with; give examples of {wanted} classes, or take a "
+                "learner of algorithm=protonet or algorithm=r2d2, which take any number"
             )
         if classes < 2:
             raise ValueError(
-                f"labels: they name {classes} classes, and a task has at least 2; give images of another class"
+                f"labels: they name {classes} classes, and a task has at least 2; give examples of another class"
             )
 
     def _adapt_to_numbers(self, x: Any, y: Any, steps: int | None) -> Regression:
-        inputs, targets = _numbers(x, "x"), _numbers(y, "y")
+        inputs, targets = _numbers(x, "x"), _numbers(y, "y").flatten(2)
         if inputs.shape[1] != targets.shape[1]:
             raise ValueError(f"y: has {targets.shape[1]} values for the {inputs.shape[1]} of x; give one for each")
         if not inputs.shape[1]:
@@ -148,17 +217,41 @@ class Learner:
         outputs = _tried(lambda: self.try_on(support), inputs)
         if outputs != targets.shape[2]:
             raise ValueError(f"y: has {targets.shape[2]} numbers for each x, and this learner has {outputs} outputs")
-        return Regression(self, self._algorithm.adapt(self._params, support, steps), np.ndim(y) == 1)
+        return Regression(self, self._adapted(support, steps), np.ndim(y) == 1)
+
+    def _adapted(self, support: Batch, steps: int | None) -> Callable[[Tensor], Tensor]:
+        with self.computing():
+            return self._taught.algorithm.adapt(self.params, support, steps)
 
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return next(iter(self._params.values())).device
+        return next(iter(self.params.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the parameters."""
-        return next(iter(self._params.values())).dtype
+        return next(iter(self.params.values())).dtype
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Within it, products have the precision of the training, whatever was trained since."""
+        return computing_with(self._taught.config.precision)
+
+    def read(self, inputs: Any) -> Any:
+        """Pictures as a list, or numbers as a tensor [n, …].
+
+        Raises:
+            ValueError: they are neither.
+        """
+        return listed(inputs, "images") if self.form else _numbers(inputs, "x")[0]
+
+    def shown(self, given: Any) -> Tensor:
+        """What `read` has returned, as the network takes it: [1, n, …].
+
+        Raises:
+            ValueError: a picture cannot be read or is too large, or something is no picture.
+        """
+        return self.on_device((prepared(given, self.form) if self.form else given).unsqueeze(0))
 
     def on_device(self, x: Tensor) -> Tensor:
         """Inputs in the device and type of the parameters."""
@@ -166,7 +259,66 @@ class Learner:
 
     def try_on(self, support: Batch) -> int:
         """The number of outputs for a support set, without an inner step."""
-        return self._algorithm.adapt(self._params, support, 0)(support.x).shape[2]
+        with self.computing():
+            return self._taught.algorithm.adapt(self.params, support, 0)(support.x).shape[2]
+
+
+def learner_of(
+    name: str,
+    params: Params,
+    taught: Taught,
+    *,
+    form: PictureForm | None,
+    shape: tuple[int, ...] | None,
+    validation: dict[str, Any],
+) -> Learner:
+    """A learner of tasks like those of a source. Inputs have this `shape`; None if it is not known.
+
+    Raises:
+        ConfigError: the network does not take the inputs.
+    """
+    config, source, model, algorithm, _ = taught
+    learner = Learner(
+        name=name, ways=None, trained_ways=source.classes("test"), shots=config.dataset.get("shots"),
+        transductive=model.transductive or algorithm.transductive, form=form, validation=validation, params=params,
+        _taught=taught,
+    )  # fmt: skip
+    if learner.trained_ways is None or shape is None or algorithm.evaluated_on != "tasks":
+        return learner
+    return replace(learner, ways=_ways(learner, shape, learner.trained_ways))
+
+
+def _ways(learner: Learner, shape: tuple[int, ...], trained: int) -> int | None:
+    """The number of classes that the learner takes; None for any number. It is tried on two blank inputs, the second of
+    a class that the run's tasks did not have.
+
+    Raises:
+        ConfigError: the network does not take the inputs.
+    """
+    whole_number("ways", trained, at_least=2, at_most=MOST_WAYS)
+    x = torch.zeros(1, 2, *shape, device=learner.device, dtype=learner.dtype)
+    try:
+        outputs = learner.try_on(Batch(x, torch.tensor([[0, trained]], device=learner.device)))
+    except (RuntimeError, IndexError) as error:
+        raise ConfigError(f"the network does not take inputs of shape {shape} ({error})") from error
+    return None if outputs == trained + 1 else outputs
+
+
+def _source_of(config: DictConfig, tasks: str | Named | TaskSource) -> TaskSource:
+    """The tasks of a name, with the seed and the trainer of a config; or those that are given."""
+    if not isinstance(tasks, str | Named):
+        return tasks
+    keys = {key: config[key] for key in ("seed", "trainer")}
+    source: TaskSource = build(plain_config({"dataset": as_named(tasks)}, keys), "dataset")
+    return source
+
+
+def check_tasks(tasks: object) -> None:
+    """Raises ConfigError for what is neither a name nor a source of tasks."""
+    if not isinstance(tasks, str | Named) and not hasattr(tasks, "episodes"):
+        raise ConfigError(
+            f"tasks={tasks!r}: must be a name of conf/, or an object with the methods of metalearn.types.TaskSource"
+        )
 
 
 def _labels(labels: Any) -> list[Label]:
@@ -185,7 +337,7 @@ def _labels(labels: Any) -> list[Label]:
 
 
 def _numbers(values: Any, name: str) -> Tensor:
-    """[n] or [n, d] as a tensor [1, n, d].
+    """[n] or [n, …] as a tensor [1, n, 1] or [1, n, …].
 
     Raises:
         ValueError: something else, or a number that is not finite.
@@ -194,13 +346,13 @@ def _numbers(values: Any, name: str) -> Tensor:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: must be an array of numbers; {error}") from error
-    if array.ndim not in (1, 2) or not np.isfinite(array).all():
-        raise ValueError(f"{name}: must be finite numbers of shape [n] or [n, d], and its shape is {list(array.shape)}")
-    return torch.from_numpy(array.reshape(1, len(array), -1 if array.size else 1))
+    if not array.ndim or not np.isfinite(array).all():
+        raise ValueError(f"{name}: must be finite numbers of shape [n] or [n, …], and its shape is {list(array.shape)}")
+    return torch.from_numpy(array.reshape(1, len(array), *(array.shape[1:] or (1,))))
 
 
 def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
     try:
         return compute()
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"x: the network does not take {x.shape[2]} numbers for each point ({error})") from error
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise ValueError(f"x: this network does not take inputs of shape {list(x.shape[2:])} ({error})") from error

@@ -3,16 +3,15 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
-from metalearn.api.learner import Learner
+from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.pictures import form_of, read_form
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.checks import one_of, true_or_false
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
 from metalearn.config.foreign import check_saved
@@ -22,12 +21,9 @@ from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.published import is_published, named, option_of
+from metalearn.runs.seen import from_meta
 from metalearn.storage.files import is_folder
-from metalearn.tasks.common.pictures import PictureForm
-from metalearn.types import Algorithm, Batch, Model, Params
-
-MOST_WAYS = 2**16
-"""The most classes of a run's tasks."""
+from metalearn.types import Algorithm, Model, Params
 
 
 def load(
@@ -170,17 +166,17 @@ def _learner(
         if not value.isfinite().all():
             raise ConfigError(f"the parameter {parameter} is not finite; take another checkpoint")
     form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(source, config.dataset)
-    classes = source.classes("test")
-    if (classes is None) != (form is None):
+    pictures = "image_size" in config.dataset
+    if (form is not None and source.classes("test") is None) or (form is None and pictures):
         raise ConfigError(
             f"its preprocessing does not fit the dataset {config.dataset._target_}; a dataset of "
             "pictures has the keys image_size and channels, and one of real numbers has not"
         )
-    learner = Learner(
-        name=name, ways=None, trained_ways=classes, shots=config.dataset.get("shots"),
-        transductive=model.transductive or algorithm.transductive, form=form, _algorithm=algorithm, _params=params,
-    )  # fmt: skip
-    return learner if form is None or classes is None else replace(learner, ways=_ways(learner, form, classes))
+    taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
+    shape = None if form is None else (form.channels, form.size, form.size)
+    figures = saved.meta.get("validation")
+    validation = dict(figures) if isinstance(figures, Mapping) else {}
+    return learner_of(name, params, taught, form=form, shape=shape, validation=validation)
 
 
 def _start(algorithm: Algorithm, model: Model, dtype: torch.dtype) -> Params:
@@ -195,19 +191,3 @@ def _start(algorithm: Algorithm, model: Model, dtype: torch.dtype) -> Params:
     except RuntimeError as error:
         raise ConfigError(f"the network cannot be made ({str(error).splitlines()[0]})") from error
     return {name: value.to(dtype) for name, value in drawn.items()}
-
-
-def _ways(learner: Learner, form: PictureForm, trained: int) -> int | None:
-    """The number of classes that the learner takes; None for any number. It is tried on two blank pictures, the second
-    of a class that the run's tasks did not have.
-
-    Raises:
-        ConfigError: the network does not take the pictures.
-    """
-    whole_number("ways", trained, at_least=2, at_most=MOST_WAYS)
-    x = torch.zeros(1, 2, form.channels, form.size, form.size, device=learner.device, dtype=learner.dtype)
-    try:
-        outputs = learner.try_on(Batch(x, torch.tensor([[0, trained]], device=learner.device)))
-    except (RuntimeError, IndexError) as error:
-        raise ConfigError(f"the network does not take pictures of shape {tuple(x.shape[2:])} ({error})") from error
-    return None if outputs == trained + 1 else outputs

@@ -2,39 +2,34 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from torch import Tensor, nn
+from torch import nn
 
-from distributed.strategies.common.work import join
+from metalearn.api.learner import Learner, Taught, learner_of
+from metalearn.api.pictures import form_of
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import Parts, check_device, connect, evaluation_chunk, first_tasks, put_together
+from metalearn.app.parts import Parts, check_device, connect, first_tasks, put_together
 from metalearn.app.run import make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
-from metalearn.checks import one_of, whole_number
+from metalearn.checks import one_of
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level
-from metalearn.config.plain import Named, plain_config
+from metalearn.config.plain import Named, as_named, plain_config
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.nn.precision import computing_with
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
-from metalearn.runs.metrics import summary
 from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
-from metalearn.training.chunks import chunk_functions
-from metalearn.training.compatibility import check_compatible, check_evaluation
-from metalearn.training.loop import Progress, fit, new_learner, tasks_in_chunks
-from metalearn.types import Algorithm, Batch, Model, Params, TaskSource
+from metalearn.training.compatibility import check_compatible
+from metalearn.training.loop import Progress, fit, new_learner
+from metalearn.types import Algorithm, Model, TaskSource
 
 Learns = str | Named | Algorithm | Callable[..., Algorithm]
 Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
@@ -56,7 +51,7 @@ def train(
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,
-) -> "TrainedLearner":
+) -> Learner:
     """Trains in this process, with the loop of train.py. Nothing is written.
 
     With the same settings, and if torch computes with as many threads as `threads` says there, the parameters have the
@@ -95,10 +90,26 @@ def train(
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
         check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
         check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
-        return _trained(parts, job, progress)
+        best, validation = _trained(parts, job, progress)
+        # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
+        named = isinstance(tasks, str | Named)
+        return learner_of(
+            _name_of(algorithm),
+            {name: value.to(parts.device) for name, value in best.params.items()},
+            Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
+            form=form_of(parts.source, job.config.dataset if named else {}),
+            shape=_shape(parts.source),
+            validation=validation,
+        )
 
 
-def _trained(parts: Parts, job: Job, progress: bool) -> "TrainedLearner":
+def _name_of(algorithm: Learns) -> str:
+    named = algorithm if isinstance(algorithm, str) else getattr(algorithm, "name", None)
+    return str(named or getattr(algorithm, "__name__", "own"))
+
+
+def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str, Any]]:
+    """The checkpoint of the best validation, and its figures."""
     settings = parts.settings
     window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
     log = bar_log(window) if progress else SILENT
@@ -108,125 +119,7 @@ def _trained(parts: Parts, job: Job, progress: bool) -> "TrainedLearner":
         reached = fit(run, new_learner(parts.start, parts.outer.start, settings.ema_decay), Progress())
     finally:
         log.close()
-    return TrainedLearner(kept[0].params, reached.best or {}, parts, job.config)
-
-
-@dataclass(frozen=True)
-class TrainedLearner:
-    """A learner that `train` has trained: the meta-parameters of the best validation, and its figures."""
-
-    params: Params = field(repr=False)
-    validation: dict[str, Any]
-    _parts: Parts = field(repr=False)
-    _config: DictConfig = field(repr=False)
-
-    def evaluate(
-        self,
-        tasks: Tasks | None = None,
-        *,
-        split: str = "test",
-        count: int | None = None,
-        seen_classes: str = "refuse",
-    ) -> dict[str, Any]:
-        """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
-        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"` they have
-        `seen_classes`, which counts the split's classes that it was trained on.
-
-        Raises:
-            ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
-                that it was trained on.
-        """
-        one_of("split", split, ("train", "val", "test"))
-        one_of("seen_classes", seen_classes, (REFUSE, REPORT))
-        if count is not None:
-            whole_number("count", count, at_least=2)
-        parts, seen = self._parts, seen_by(self._parts, None)
-        if tasks is not None:
-            _check_kinds({"dataset": tasks})
-            parts = parts._replace(source=_source(_with_dataset(self._config, tasks), tasks))
-        dtype = next(iter(self.params.values())).dtype
-        evaluate = chunk_functions(parts.algorithm, parts.source, parts.device, dtype).evaluate
-        numbers = tasks_in_chunks(0, count or parts.settings.test_tasks, evaluation_chunk(parts))
-        with computing_with(self._config.precision):
-            check_evaluation(parts.algorithm, parts.model, self.params, parts.source, split)
-            counted = check_unseen(seen, parts.source, split, seen_classes)
-            values = join([evaluate(self.params, split, chunk) for chunk in numbers])
-        return summary(values, parts.algorithm.evaluated_on) | counted
-
-    def adapt(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, steps: int | None = None) -> "ArrayTask":
-        """Adapts to one task.
-
-        Args:
-            x: inputs [n, …], as the tasks of the training have them.
-            y: labels [n], whole numbers of any size; or real numbers [n] or [n, d].
-            steps: inner steps (default: `eval_steps`). Learners without an inner loop do not use it.
-
-        Raises:
-            ValueError: inputs of another shape, targets of another kind or number than it has learned, or more labels
-                than the network has outputs.
-        """
-        algorithm, of_numbers = self._parts.algorithm, self._parts.source.classes("train") is None
-        if algorithm.evaluated_on != "tasks":
-            raise ConfigError("algorithm: it classifies what it was trained on, and learns no tasks")
-        if steps is not None:
-            whole_number("steps", steps, at_least=0)
-        inputs, targets, labels = self._inputs("x", x), _tensor("y", y), None
-        if len(targets) != inputs.shape[1]:
-            raise ValueError(f"y: has {len(targets)} targets for {inputs.shape[1]} inputs; give one for each")
-        if not len(targets):
-            raise ValueError("x, y: there is nothing to learn from; give one input or more, with its target")
-        if of_numbers:
-            targets = self._inputs("y", targets.reshape(len(targets), -1))
-        else:
-            if targets.ndim != 1 or (targets.is_floating_point() and not (targets == targets.round()).all()):
-                raise ValueError("y: must be one whole number for each input, its label: this learner learns classes")
-            labels, places = targets.unique(return_inverse=True)
-            targets = places.unsqueeze(0).to(self._parts.device)
-        params = {name: value.to(self._parts.device) for name, value in self.params.items()}
-        support = Batch(inputs, targets)
-        try:
-            with computing_with(self._config.precision):
-                outputs_of = algorithm.adapt(params, support, 0)(inputs).shape[2]
-                _check_targets(outputs_of, targets, labels)
-                predict = algorithm.adapt(params, support, steps)
-        except (IndexError, RuntimeError) as error:
-            raise ValueError(f"x, y: this network cannot learn such a task ({error})") from error
-        flat = labels is None and _tensor("y", y).ndim == 1
-
-        def outputs(x: ArrayLike | Tensor) -> Tensor:
-            inputs = self._inputs("x", x)
-            try:
-                with computing_with(self._config.precision):
-                    return predict(inputs)[0].cpu()
-            except (IndexError, RuntimeError, ValueError) as error:
-                shape = list(inputs.shape[1:])
-                raise ValueError(f"x: this network does not take inputs of shape {shape} ({error})") from error
-
-        return ArrayTask(outputs, labels, flat)
-
-    def _inputs(self, name: str, values: ArrayLike | Tensor) -> Tensor:
-        like = next(iter(self.params.values()))
-        return _tensor(name, values).to(self._parts.device, like.dtype).unsqueeze(0)
-
-
-@dataclass(frozen=True)
-class ArrayTask:
-    """A task of arrays that a learner is adapted to."""
-
-    _outputs: Callable[[ArrayLike | Tensor], Tensor]
-    _labels: Tensor | None
-    _flat: bool
-
-    def predict(self, x: ArrayLike | Tensor) -> NDArray[np.generic]:
-        """The labels of inputs [n, …]; or the real numbers, [n] if the targets of the support set were [n].
-
-        If the model is transductive, the prediction for an input depends on the other inputs of the call.
-        """
-        outputs = self._outputs(x)
-        if self._labels is not None:
-            outputs = self._labels[outputs[:, : len(self._labels)].argmax(dim=1)]
-        values: NDArray[np.generic] = outputs.numpy()
-        return values[:, 0] if self._flat else values
+    return kept[0], reached.best or {}
 
 
 # From the arguments to the parts
@@ -235,14 +128,16 @@ class ArrayTask:
 def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) -> tuple[Parts, Job]:
     _check_kinds(chosen)
     described: dict[str, Named | dict[str, Any]] = {
-        group: _as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
+        group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
     if not isinstance(described["dataset"], Named):
         described["dataset"] = _facts(chosen["dataset"])
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
-    source = _source(config, chosen["dataset"])
+    source = chosen["dataset"]
+    if isinstance(source, str | Named):
+        source = build(config, "dataset")
     model = chosen["model"]
     if isinstance(described["model"], Named):
         model = build(config, "model")
@@ -282,49 +177,9 @@ def _check_kinds(chosen: Mapping[str, Any]) -> None:
             raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {what}")
 
 
-def _as_named(part: str | Named) -> Named:
-    return part if isinstance(part, Named) else Named(part, {})
-
-
-def _with_dataset(config: DictConfig, tasks: Tasks) -> DictConfig:
-    """The config with the dataset of this name, if it is a name."""
-    if not isinstance(tasks, str | Named):
-        return config
-    keys = {key: config[key] for key in ("seed", "trainer")}
-    return plain_config({"dataset": _as_named(tasks)}, keys)
-
-
-def _source(config: DictConfig, tasks: Tasks) -> TaskSource:
-    source: TaskSource = build(config, "dataset") if isinstance(tasks, str | Named) else tasks
-    return source
-
-
-def _check_targets(outputs: int, targets: Tensor, labels: Tensor | None) -> None:
-    """Raises ValueError for targets that a network with this number of outputs cannot learn."""
-    if labels is None and targets.shape[2] != outputs:
-        raise ValueError(f"y: has {targets.shape[2]} numbers for each input, and this network gives {outputs}")
-    if labels is not None and len(labels) > outputs:
-        raise ValueError(f"y: has {len(labels)} labels, and this network has {outputs} outputs; give no more")
-
-
 def _shape(source: TaskSource) -> tuple[int, ...]:
     """The shape of one input."""
     return tuple(source.episodes("train", torch.tensor([0])).query.x.shape[2:])
-
-
-def _tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
-    """The values of an argument, at least one dimension.
-
-    Raises:
-        ValueError: they are no numbers.
-    """
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name}: must be an array of numbers; {error}") from error
-    if not tensor.ndim:
-        raise ValueError(f"{name}={values!r}: must be an array, of one dimension or more; give [{name}]")
-    return tensor
 
 
 def _facts(source: TaskSource) -> dict[str, Any]:

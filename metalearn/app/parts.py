@@ -251,13 +251,20 @@ def training_chunk(parts: Parts) -> int:
 
 
 def evaluation_chunk(parts: Parts) -> int:
-    """Tasks, or samples, that are computed together in validation and test.
+    """Tasks, or samples, that are computed together in validation and test."""
+    return evaluated_together(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
+
+
+def evaluated_together(
+    settings: TrainerSettings, algorithm: Algorithm, model: Model, source: TaskSource, device: torch.device
+) -> int:
+    """As `evaluation_chunk`.
 
     `trainer.task_chunk` counts what is trained on. If evaluation is on something else, as many as fit are taken.
     """
-    if parts.algorithm.evaluated_on == "samples":
-        return training_chunk(parts)
-    if parts.algorithm.trained_on == "tasks" and isinstance(parts.settings.task_chunk, int):
-        return parts.settings.task_chunk
-    (support, query) = parts.source.episodes("test", torch.tensor([0]))
-    return tasks_that_fit(parts.model, support.x.shape[1] + query.x.shape[1], parts.device)
+    if algorithm.evaluated_on == "samples":
+        return chunk_size(settings, model, 1, device)
+    if algorithm.trained_on == "tasks" and isinstance(settings.task_chunk, int):
+        return settings.task_chunk
+    (support, query) = source.episodes("test", torch.tensor([0]))
+    return tasks_that_fit(model, support.x.shape[1] + query.x.shape[1], device)

@@ -77,7 +77,7 @@ def adapt(options: argparse.Namespace) -> int:
     whole_number("--threads", options.threads, at_least=1, at_most=MOST_THREADS)
     set_up_process(options.threads)
     from metalearn.api.folders import queries_in, support_in  # these import torch, after the line above
-    from metalearn.api.learner import PictureTask
+    from metalearn.api.learner import Classification
     from metalearn.api.load import load_as
 
     support = support_in(options.support)
@@ -89,7 +89,7 @@ def adapt(options: argparse.Namespace) -> int:
     if learner.form is None:
         raise ConfigError(f"--model={options.model}: learns real numbers from real numbers; type a model of pictures")
     task = learner.adapt(support.paths, support.classes)
-    assert isinstance(task, PictureTask)
+    assert isinstance(task, Classification)
     predictions = task.predict(queries.paths)
     with creating("--out", out):
         out.mkdir(parents=True, exist_ok=True)

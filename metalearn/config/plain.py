@@ -24,6 +24,11 @@ def named(name: str, /, **settings: Any) -> Named:
     return Named(name, settings)
 
 
+def as_named(part: str | Named) -> Named:
+    """The option of a name, with the settings of `conf/`, or with its own."""
+    return part if isinstance(part, Named) else Named(part, {})
+
+
 def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
     """The config that has these parts, and the default options of all other groups.
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import metalearn
 from metalearn.api.export import export
-from metalearn.api.learner import PictureTask, Prediction
+from metalearn.api.learner import Classification, Prediction
 from metalearn.config.options import search
 from metalearn.errors import ConfigError
 from metalearn.tasks.glyphs import character
@@ -95,7 +95,7 @@ def published(home: Path) -> Path:
 def predictions(path: Path, home: Path, **options: Any) -> list[Prediction]:
     support, query = (sorted((home / place).glob("*/*.png")) for place in ("support", "query"))
     task = metalearn.load(path, **options).adapt(support, ["a", "b", "c"])
-    assert isinstance(task, PictureTask)
+    assert isinstance(task, Classification)
     return task.predict(query)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import metalearn
-from metalearn.api.learner import Learner, PictureTask, Regression
+from metalearn.api.learner import Classification, Learner, Regression
 from metalearn.api.pictures import prepared
 from metalearn.app.parts import Parts
 from metalearn.errors import ConfigError
@@ -74,13 +74,13 @@ def on_paper(x: torch.Tensor) -> Image.Image:
     return Image.fromarray(255 - (x[0] * 255).round().numpy().astype(np.uint8))
 
 
-def task_of(learner: Learner, inputs: Any, targets: Any) -> PictureTask:
+def task_of(learner: Learner, inputs: Any, targets: Any) -> Classification:
     task = learner.adapt(inputs, targets)
-    assert isinstance(task, PictureTask)
+    assert isinstance(task, Classification)
     return task
 
 
-def table(task: PictureTask, queries: Any) -> torch.Tensor:
+def table(task: Classification, queries: Any) -> torch.Tensor:
     """The probabilities of the labels 0, 1, …, [queries, labels]."""
     return torch.tensor(
         [[one.probabilities[label] for label in sorted(one.probabilities)] for one in task.predict(queries)]
@@ -168,7 +168,7 @@ def test_a_query_does_not_depend_on_the_others_unless_the_learner_is_transductiv
 
 def test_many_queries_are_computed_in_parts(protonet: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     support, labels, queries, expected = drawn(protonet)
-    monkeypatch.setattr("metalearn.api.learner._PIXELS_TOGETHER", 3 * 28**2)
+    monkeypatch.setattr("metalearn.api.learner._NUMBERS_TOGETHER", 3 * 28**2)
     predictions = table(task_of(protonet.load(), support, labels), queries)
     torch.testing.assert_close(predictions, expected, atol=1e-5, rtol=0)
 
@@ -219,7 +219,7 @@ def test_a_learner_of_real_numbers(tmp_path: Path) -> None:
         ((x, y[:3]), "y: has 3 values for the 10 of x"),
         ((x, ["a"] * 10), "y: must be an array of numbers"),
         ((x * np.nan, y), "x: must be finite numbers"),
-        ((np.ones((10, 2)), y), "x: the network does not take 2 numbers for each point"),
+        ((np.ones((10, 2)), y), r"x: this network does not take inputs of shape \[2\]"),
         ((x, np.ones((10, 2))), "y: has 2 numbers for each x, and this learner has 1 outputs"),
         (([], []), "x: is empty"),
     ):

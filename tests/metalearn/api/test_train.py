@@ -13,8 +13,9 @@ from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
 import metalearn
+from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.maml import maml
-from metalearn.api.train import TrainedLearner
+from metalearn.api.learner import Classification, Learner
 from metalearn.errors import ConfigError, DivergedError
 from metalearn.nn.precision import computing_with, rounds_products
 from metalearn.types import Algorithm, Batch, Episode, Model, Unit
@@ -49,6 +50,12 @@ class Stateful(nn.Module):
         return self.state(x)  # type: ignore[no-any-return]
 
 
+def classes_of(learner: Learner, inputs: object, labels: list[object]) -> Classification:
+    task = learner.adapt(inputs, labels)
+    assert isinstance(task, Classification)
+    return task
+
+
 class Lines:
     """Tasks y = a·x: a source as users write one. Its `episodes` are pure."""
 
@@ -73,12 +80,12 @@ class Lines:
 
 
 @pytest.fixture(scope="module")
-def sinusoid() -> TrainedLearner:
+def sinusoid() -> Learner:
     return metalearn.train(metalearn.named("maml", **INNER), "mlp", metalearn.named("sinusoid", shots=5), **STEPS)
 
 
 @pytest.mark.thorough
-def test_it_learns_the_bits_of_train_py_and_tests_as_it_does(sinusoid: TrainedLearner, tmp_path: Path) -> None:
+def test_it_learns_the_bits_of_train_py_and_tests_as_it_does(sinusoid: Learner, tmp_path: Path) -> None:
     overrides = [
         *("experiment=maml_sinusoid", "dataset.shots=5", "logger.plots=false", "logger.tensorboard=false"),
         *(f"trainer.{key}={value}" for key, value in STEPS.items()),
@@ -91,6 +98,10 @@ def test_it_learns_the_bits_of_train_py_and_tests_as_it_does(sinusoid: TrainedLe
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert sinusoid.validation == result["val"]
     assert sinusoid.evaluate() | {"transductive": False} == result["test"]
+    loaded, x = metalearn.load(tmp_path / "run"), np.linspace(-3, 3, 5)
+    assert loaded.evaluate() == sinusoid.evaluate() and loaded.validation == sinusoid.validation
+    assert (loaded.name, loaded.ways, loaded.form) == (sinusoid.name, sinusoid.ways, sinusoid.form)
+    assert np.array_equal(*(learner.adapt(x, np.sin(x)).predict(x) for learner in (loaded, sinusoid)))
 
 
 def test_a_network_and_tasks_of_ones_own_are_learned() -> None:
@@ -111,13 +122,14 @@ def test_an_algorithm_may_be_a_function_and_a_module_begins_with_its_own_weights
     module = network()
 
     def own(*, model: Model) -> Algorithm:
-        return maml(model=model, **INNER)
+        return maml(model=model, steps=InnerSteps(**INNER))
 
     learned = metalearn.train(own, module, "sinusoid", **(STEPS | {"steps": 0}))
     assert learned.params.keys() == module.state_dict().keys()
     assert all(torch.equal(value, learned.params[name]) for name, value in module.state_dict().items())
-    with pytest.raises(ValueError, match="x, y: this network cannot learn such a task"):
+    with pytest.raises(ValueError, match=r"x: this network does not take inputs of shape \[2\]"):
         learned.adapt(torch.zeros(3, 2), torch.zeros(3))
+    assert learned.name == "own" and not learned.form
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
@@ -133,10 +145,10 @@ def test_a_module_in_float64_is_cast_to_the_precision_of_the_run(precision: str)
     assert learned.adapt(x, x[:, 0]).predict(x).dtype == precision
 
 
-def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(sinusoid: TrainedLearner) -> None:
+def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(sinusoid: Learner) -> None:
     x = np.linspace(-3, 3, 5, dtype=np.float32)[:, None]
 
-    def outputs(learned: TrainedLearner) -> list[float]:
+    def outputs(learned: Learner) -> list[float]:
         return [*learned.adapt(x, np.sin(x)).predict(x).tolist(), learned.evaluate()["mse"]]
 
     before = outputs(sinusoid)
@@ -147,18 +159,16 @@ def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(si
     in_bf16 = outputs(rounded)
     with computing_with("bf16"):
         assert outputs(sinusoid) == before and outputs(rounded) == in_bf16
-    assert outputs(replace(rounded, _config=sinusoid._config)) != in_bf16
+    assert outputs(replace(rounded, _taught=sinusoid._taught)) != in_bf16
 
 
 def test_labels_are_those_that_were_given() -> None:
     glyphs = metalearn.named("glyphs", ways=3, image_size=12)
     learned = metalearn.train("protonet", metalearn.named("conv4", filters=4), glyphs, **(STEPS | {"steps": 1}))
     x = torch.rand(3, 1, 12, 12, generator=Generator().manual_seed(0))  # one drawing of 200 has two of equal features
-    assert learned.adapt(x, [70, 5, 12]).predict(x).tolist() == [70, 5, 12]
-    with pytest.raises(ValueError, match="y: has 2 targets for 3 inputs"):
+    assert [label for label, _ in classes_of(learned, x, [70, "b", 12]).predict(x)] == [70, "b", 12]
+    with pytest.raises(ValueError, match="labels: there are 2 for 3 images; give one label for each image"):
         learned.adapt(x, [70, 5])
-    with pytest.raises(ValueError, match="x, y: there is nothing to learn from; give one input or more"):
-        learned.adapt(x[:0], [])
     assert learned.evaluate(metalearn.named("glyphs", ways=2, image_size=12), count=4)["tasks"] == 4
 
 
@@ -181,21 +191,19 @@ def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> N
         metalearn.train(*arguments, **STEPS)  # type: ignore[arg-type]
 
 
-def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinusoid: TrainedLearner) -> None:
+def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinusoid: Learner) -> None:
     x = np.linspace(0, 1, 5)[:, None]
     whole, real = ([0, 1, 0, 1, 1], [0.0, 1.0, 0.0, 1.0, 1.0])
     assert (sinusoid.adapt(x, whole).predict(x) == sinusoid.adapt(x, real).predict(x)).all()
-    with pytest.raises(ValueError, match="y: has 3 numbers for each input, and this network gives 1"):
+    with pytest.raises(ValueError, match="y: has 3 numbers for each x, and this learner has 1 outputs"):
         sinusoid.adapt(x, np.zeros((5, 3)))
     classes = metalearn.train(
         metalearn.named("maml", **INNER), metalearn.named("conv4", filters=2),
         metalearn.named("glyphs", ways=3, image_size=16), **STEPS
     )  # fmt: skip
     pictures = torch.rand(4, 1, 16, 16)
-    with pytest.raises(ValueError, match="y: has 4 labels, and this network has 3 outputs; give no more"):
+    with pytest.raises(ValueError, match=r"labels: they name 4 classes, and this learner .* of the 3 classes"):
         classes.adapt(pictures, range(4))
-    with pytest.raises(ValueError, match="y: must be one whole number for each input, its label"):
-        classes.adapt(pictures, [0.5, 1, 2, 0])
 
 
 def test_a_classifier_of_what_it_was_trained_on_learns_no_tasks() -> None:
@@ -228,6 +236,27 @@ class Int32Lines(Lines):
 def test_labels_may_have_any_whole_numbers() -> None:
     """With a module, whose outputs torch's own cross-entropy compares with them."""
     assert metalearn.train("maml", lambda: nn.Linear(1, 2), Int32Lines(), **STEPS).validation["accuracy"] >= 0
+
+
+def test_classes_of_arrays_have_labels_of_any_kind() -> None:
+    """The sign of a number, from tasks without pictures."""
+    learned = metalearn.train("maml", lambda: nn.Linear(1, 2), Int32Lines(), **(STEPS | {"steps": 60}))
+    assert (learned.form, learned.ways, learned.trained_ways) == (None, 2, 2)
+    x = np.array([[-0.9], [0.8], [-0.6], [0.7]])
+    task = classes_of(learned, x, ["below", "above", "below", "above"])
+    assert task.labels == ("below", "above")
+    predictions = task.predict(np.array([0.95, -0.95]))
+    assert [label for label, _ in predictions] == ["above", "below"]
+    assert all(sum(probabilities.values()) == pytest.approx(1) for _, probabilities in predictions)
+    for inputs, labels, message in (
+        (x, [0, 1, 2, 3], "labels: they name 4 classes, and this learner .* of the 2 classes"),
+        (x, [0, 1], "labels: there are 2 for 4 inputs; give one label for each"),
+        (x[:0], [], "labels: they name 0 classes"),
+        (np.ones((4, 3)), [0, 1, 0, 1], r"x: this network does not take inputs of shape \[3\]"),
+        (x * np.nan, [0, 1, 0, 1], "x: must be finite numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            learned.adapt(inputs, labels)
 
 
 def test_numbers_and_lists_of_numpy_are_settings() -> None:

@@ -195,12 +195,12 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda learned: learned.evaluate(split="exam"), "split='exam': must be one of train, val, test"),
     (lambda learned: learned.evaluate(count="all"), "count='all': must be a whole number of at least 2"),
     (lambda learned: learned.evaluate(5), "tasks=5: must be a name of conf/"),
-    (lambda learned: learned.adapt("pictures", [0]), "x: must be an array of numbers"),
-    (lambda learned: learned.adapt(5, [0]), "x=5: must be an array"),
+    (lambda learned: learned.adapt("pictures", [0]), "images: must be a list, and is a single str"),
+    (lambda learned: learned.adapt(5, [0]), "images=5: must be a list"),
     (lambda learned: learned.adapt(np.zeros((2, 1, 28, 28)), [0, 1], steps=-1), "steps=-1: must be a whole number"),
     (
         lambda learned: learned.adapt(np.zeros((2, 1, 28, 28)), [0, 1]).predict(np.zeros((2, 5))),
-        "x: this network does not take inputs of shape [2, 5]",
+        "images: must be a list, and is a single ndarray",
     ),
 ]
 
