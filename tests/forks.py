@@ -20,17 +20,19 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PROGRAMS = {str(ROOT / name) for name in ("train.py", "scripts/evaluate.py", "scripts/join.py", "scripts/leave.py")}
+MODULES = ("metalearn", "benchmarks.", "tests.", "distributed.", "torch.distributed.run")
+"""Beginnings of the names that may stand after `-m`."""
 
 READ_LATE = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DISTRIBUTED_LAUNCHER_PID",
-    "METALEARN_CACHE",
+    "METALEARN_CACHE", "METALEARN_DATA", "MPLBACKEND", "STEPS",
 }  # fmt: skip
 """Environment variables that nothing reads while it is imported. Others need a program of their own."""
 
@@ -92,23 +94,33 @@ class Forked:
 
 
 def can_fork(command: Sequence[str], extra: Mapping[str, str]) -> bool:
-    """Whether this is a program of ours, whose environment may be set after its imports."""
-    own_path = extra.get("PYTHONPATH", str(ROOT)) == str(ROOT)  # where the server looks, too
-    known = len(command) > 1 and command[0] == sys.executable and command[1] in PROGRAMS
-    return known and own_path and extra.keys() <= READ_LATE | {"PYTHONPATH"} and sys.platform.startswith("linux")
+    """Whether this is a program of ours, or code, whose environment may be set after its imports."""
+    own_path = extra.get("PYTHONPATH", ".") in (".", str(ROOT))  # another one may hide what is imported already
+    python, first, second, *_ = *command, "", ""
+    ours = first == "-c" or (first == "-m" and second.startswith(MODULES))
+    ours |= first.endswith(".py") and Path(first).is_relative_to(ROOT)
+    early = extra.keys() - READ_LATE - {"PYTHONPATH"}
+    return python == sys.executable and ours and own_path and not early and sys.platform.startswith("linux")
 
 
 def start(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: int, pass_fds: Sequence[int] = ()
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    output: int,
+    errors: int | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> Forked:
-    """Starts a Python program in `folder`. Its output goes to the descriptor `output`; it inherits `pass_fds`, under
-    the same numbers."""
+    """Starts a Python program in `folder`. Its output goes to the descriptor `output`, and what it says on stderr to
+    `errors`, if that is another one; it inherits `pass_fds`, under the same numbers."""
     request = {
         "arguments": command[1:], "folder": str(folder), "environment": dict(environment), "inherited": list(pass_fds),
     }  # fmt: skip
     answers, answer = os.pipe()
     try:
-        socket.send_fds(_server(), [json.dumps(request).encode()], [answer, output, *pass_fds])
+        socket.send_fds(
+            _server(), [json.dumps(request).encode()], [answer, output, output if errors is None else errors, *pass_fds]
+        )
     finally:
         os.close(answer)
     return Forked(command, answers)
@@ -144,14 +156,14 @@ def serve(channel: socket.socket) -> dict[str, Any]:
             sys.exit()
         if os.fork() == 0:
             channel.close()
-            answer, output, *inherited = descriptors
+            answer, output, errors, *inherited = descriptors
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             pid = os.fork()
             if pid:
                 _watch(pid, answer)
             os.close(answer)
             request: dict[str, Any] = json.loads(message)
-            _number([output, output, *inherited], [1, 2, *request["inherited"]])
+            _number([output, errors, *inherited], [1, 2, *request["inherited"]])
             return request
         for descriptor in descriptors:
             os.close(descriptor)
@@ -183,9 +195,21 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     faulthandler.enable()  # PYTHONFAULTHANDLER, which Python reads when it starts
-    sys.argv = request["arguments"]
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.path[:0] = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    first, *others = request["arguments"]
+    if first == "-c":
+        sys.argv = ["-c", *others[1:]]
+        sys.path.insert(0, "")
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(others[0], "<string>", "exec"), module.__dict__)
+    elif first == "-m":
+        sys.argv = others
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *others]
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,8 +44,7 @@ class Program:
         extra: dict[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        environment = outside | {"PYTHONFAULTHANDLER": "1"} | (extra or {})
+        environment = _outside() | {"PYTHONFAULTHANDLER": "1"} | (extra or {})
         self._output = folder / f"output-{time.monotonic_ns()}.txt"
         self.process: subprocess.Popen[bytes] | forks.Forked
         with self._output.open("w") as output:
@@ -77,6 +77,31 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _outside() -> dict[str, str]:
+    """The environment, without what makes a program one of several ranks."""
+    return {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+
+def said_by(
+    command: Sequence[str], folder: Path = ROOT, extra: dict[str, str] | None = None, seconds: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, as `Program` does; its stdout and stderr are kept apart."""
+    environment = _outside() | (extra or {})
+    if not forks.can_fork(command, extra or {}):
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        program = forks.start(command, folder, environment, output.fileno(), errors.fileno())
+        try:
+            code = program.wait(seconds)
+        finally:
+            program.kill()
+        for file in (output, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, code, output.read(), errors.read())
 
 
 def train_in(folder: Path, *overrides: str, code: int = 0) -> str:

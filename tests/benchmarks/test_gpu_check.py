@@ -1,7 +1,6 @@
 """scripts/gpu_check.py on the CPU, in its short mode: it needs no GPU to show that a wrong result is a failed row."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, Che
 from benchmarks.gpu_check.training import GROWTH, growth
 from benchmarks.gpu_check.worlds import worlds
 from metalearn.nn.precision import compute_with
-from tests.runs import ROOT
+from tests.runs import ROOT, said_by
 
 LIMIT = 240.0
 """Seconds after which it counts as hanging."""
@@ -34,7 +33,7 @@ def no_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 def gpu_check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts/gpu_check.py"), *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT)
+    return said_by(command, Path.cwd(), environment, LIMIT)
 
 
 def on_cpu(part: str) -> list[CheckRow]:

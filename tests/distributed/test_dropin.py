@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runs import ROOT
+from tests.runs import ROOT, slow
 
 pytestmark = pytest.mark.thorough
 
@@ -43,7 +43,7 @@ def expected() -> list[torch.Tensor]:
     return list(torch.autograd.grad(torch.stack(losses).mean(), list(net.parameters())))
 
 
-@pytest.mark.parametrize("way", ["one import changed", "unchanged", "unchanged, one process"])
+@pytest.mark.parametrize("way", [pytest.param("one import changed", marks=slow), "unchanged", "unchanged, one process"])
 def test_a_program_for_torchopt_runs(way: str, tmp_path: Path) -> None:
     result = tmp_path / "result.pt"
     if way == "one import changed":

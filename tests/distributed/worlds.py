@@ -83,7 +83,7 @@ def run_ranks(arguments: Sequence[str], ranks: int) -> list[tuple[int, str]]:
                 own |= {store.STORE_FD: str(store_fd)} if fds else {}
                 variables = clean | (own if ranks > 1 else {})
                 command = [sys.executable, *arguments]
-                processes.append(forks.start(command, Path.cwd(), variables, output.fileno(), fds))
+                processes.append(forks.start(command, Path.cwd(), variables, output.fileno(), pass_fds=fds))
             codes = [process.wait(200) for process in processes]
         finally:
             for process in processes:

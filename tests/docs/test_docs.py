@@ -1,6 +1,7 @@
 """The documents name configs, tests, files and pages: all of them exist, and so do those that other files name."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -93,6 +94,7 @@ def test_every_chosen_config_is_there(document: Path) -> None:
     assert not missing, f"{document.name} chooses configs that do not exist: {', '.join(map(str, missing))}"
 
 
+@functools.cache
 def defined_tests() -> set[str]:
     sources = [path.read_text() for folder in ROOT.glob("**/tests") for path in folder.rglob("*.py")]
     return {name for source in sources for name in re.findall(r"^ *def (test_\w+)", source, re.MULTILINE)}

@@ -41,7 +41,7 @@ def test_map_reduce_computes_pi_on_two_workers(tmp_path: Path) -> None:
 def test_the_notebook_and_own_images_learn_signs(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples/first_steps.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    environment = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "STEPS": "30"}
+    environment = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "STEPS": "5"}
     notebook = Program([sys.executable, "-c", code], tmp_path, environment).wait()
     assert notebook.code == 0, notebook.text
     right = re.search(r"(\d+) of 18 right", notebook.text)

@@ -122,8 +122,16 @@ def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, t
     assert not any(map(alive, ranks))
 
 
-@pytest.mark.parametrize("torchrun", [None, 2], ids=["launcher", "torchrun"])
-@pytest.mark.parametrize("who", ["rank zero", "its parent"])
+@pytest.mark.parametrize(
+    ("who", "torchrun"),
+    [
+        ("rank zero", None),
+        ("its parent", None),
+        ("its parent", 2),
+        pytest.param("rank zero", 2, marks=slow),
+    ],
+    ids=["rank zero-launcher", "its parent-launcher", "its parent-torchrun", "rank zero-torchrun"],
+)
 def test_nobody_is_orphaned(who: str, torchrun: int | None, start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, *([] if torchrun else ["workers=2"]), torchrun=torchrun)
     ranks = started(program, tmp_path)

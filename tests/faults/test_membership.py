@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from distributed.cluster.meeting import TOKEN, _post
-from tests.runs import ROOT, Program, Start, alive, assert_same_bytes, metrics, ranks_of, slow, until
+from tests.runs import ROOT, Program, Start, alive, assert_same_bytes, metrics, ranks_of, said_by, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -27,13 +27,13 @@ SHORT = (
     "logger.report=false",
     "model.filters=16",
 )  # fmt: skip
-STEPS = 1500
+STEPS = 600
 RUN = Path("outputs/maml_glyphs/seed0")
 
 
 def script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return said_by(command, folder)
 
 
 def world(folder: Path) -> dict[str, Any]:

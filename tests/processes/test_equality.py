@@ -46,7 +46,8 @@ def is_slow(learner: str, strategy: str, workers: int) -> bool:
     return (
         learner == "first-order maml"
         or workers == 1
-        or (learner, strategy) in (("supervised", "rpc"), ("supervised", "rpc_autograd"), ("maml", "rpc"))
+        or (learner, strategy)
+        in (("supervised", "rpc"), ("supervised", "rpc_autograd"), ("supervised", "ddp"), ("maml", "rpc"))
     )
 
 

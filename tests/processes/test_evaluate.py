@@ -89,7 +89,7 @@ def test_every_run_on_a_dataset_is_evaluated_on_the_same_tasks(trained: Path) ->
     [
         ("maml", ["workers=2"]),
         ("finetune", ["alone"]),
-        ("finetune", ["strategy=ddp"]),
+        pytest.param("finetune", ["strategy=ddp"], marks=slow),
         pytest.param("maml", ["alone"], marks=slow),
         pytest.param("maml", ["strategy=ddp"], marks=slow),
         pytest.param("finetune", ["workers=2"], marks=slow),

@@ -16,7 +16,7 @@ from metalearn.config.options import search, search_flags
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
-from tests.runs import ROOT, Program
+from tests.runs import ROOT, Program, slow
 
 FILE = re.compile(r"^`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -27,6 +27,7 @@ COMMAND = shlex.split(re.findall(r"^metalearn train (.*)$", PAGE, re.MULTILINE)[
 
 OWN = [word for word in COMMAND if not word.startswith("workers=")]
 SHORT = ["trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "trainer.test_tasks=4", "logger.plots=false"]
+SHORT += ["logger.report=false", "logger.tensorboard=false"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,10 @@ def test_the_parts_of_the_page_train_on_two_workers_and_are_evaluated(home: Path
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
-    [["model.waves=2,4"], ["hydra/sweeper=async", "hydra.sweeper.sampler=grid", "model.waves=choice(2,4)"]],
+    [
+        ["model.waves=2,4"],
+        pytest.param(["hydra/sweeper=async", "hydra.sweeper.sampler=grid", "model.waves=choice(2,4)"], marks=slow),
+    ],
     ids=["grid", "async"],
 )
 def test_a_multirun_brings_them_to_every_job(home: Path, how: list[str], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.sweeps.programs import FIXED, completed, rows
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "ddp"])
+@pytest.mark.parametrize("strategy", ["rpc", pytest.param("ddp", marks=slow)])
 def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: str) -> None:
     def run(name: str) -> Program:
         own = ("trainer.steps=150", "workers=2", f"strategy={strategy}", "logger.every=1", "trainer.val_every=75")
@@ -41,7 +41,7 @@ def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: st
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("strategy", ["rpc", pytest.param("ddp", marks=slow)])
+@pytest.mark.parametrize("strategy", [pytest.param("rpc", marks=slow), pytest.param("ddp", marks=slow)])
 def test_a_pruner_pauses_trials_of_two_workers(tmp_path: Path, strategy: str) -> None:
     """Rates of 1e-9 learn nothing, so the median of the good ones is ahead of them."""
     search = ("hydra/sweeper=async", "hydra.sweeper.pruner=median")  # which waits for five completed trials

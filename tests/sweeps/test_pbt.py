@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.population import decide, lineage, population
 from hydra_async_sweeper.space import Number
-from tests.runs import metrics
+from tests.runs import metrics, slow
 from tests.sweeps.programs import PLOTS, completed, params, rows, run_until_killed, sweep
 
 pytestmark = pytest.mark.thorough
@@ -92,8 +92,8 @@ def test_members_that_diverge_take_over_and_no_member_left_ends_the_sweep(tmp_pa
         (("trainer.steps=91,92",), "trainer.steps: all members"),
         (("model.hidden=[40,40],[20,20]",), "gives the model other parameters"),
         ((*SPACE, "hydra.sweeper.rounds=92"), "hydra.sweeper.rounds=92: trainer.steps=91"),
-        ((*SPACE, "hydra.sweeper.members=1"), "hydra.sweeper.members=1: must be"),
-        ((*SPACE, "hydra.sweeper.objective=test.mse"), "allowed: val.mse"),
+        pytest.param((*SPACE, "hydra.sweeper.members=1"), "hydra.sweeper.members=1: must be", marks=slow),
+        pytest.param((*SPACE, "hydra.sweeper.objective=test.mse"), "allowed: val.mse", marks=slow),
         ((*SPACE, "hydra.sweeper.replay=nowhere"), "has no optimization_results.yaml with a lineage"),
         ((), "no key has several values"),
     ],

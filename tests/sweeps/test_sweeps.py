@@ -230,7 +230,7 @@ def test_a_stopped_sweep_saves_and_resumes(tmp_path: Path, undisturbed: tuple[Pa
 # Other launchers
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=slow), "submitit_local"])
 def test_other_launchers_give_the_same_bits(tmp_path: Path, launcher: str, undisturbed: tuple[Path, str]) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher" if launcher == "joblib" else "submitit")
     completed(tmp_path / "sweep", *SPACE, *SEARCH[:2], "hydra.sweeper.n_trials=2", f"hydra/launcher={launcher}")

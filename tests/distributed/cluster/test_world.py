@@ -251,7 +251,12 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
 
 @pytest.mark.parametrize(
     ("func", "way"),
-    [("loop", "bare"), ("sleep", "bare"), ("sleep", "launch"), pytest.param("sleep", "torchrun", marks=slow)],
+    [
+        ("loop", "bare"),
+        ("sleep", "bare"),
+        pytest.param("sleep", "launch", marks=slow),
+        pytest.param("sleep", "torchrun", marks=slow),
+    ],
 )
 def test_a_call_that_never_returns_does_not_keep_the_job_alive(
     func: str, way: str, monkeypatch: pytest.MonkeyPatch

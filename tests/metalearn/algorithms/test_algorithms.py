@@ -45,7 +45,7 @@ from tests.metalearn.learners import (
     tasks,
     training_episode,
 )
-from tests.runs import ROOT
+from tests.runs import ROOT, slow
 
 every_learner = pytest.mark.parametrize("name", LEARNERS)
 
@@ -203,7 +203,9 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=slow if name in ("imaml_damped", "imaml_after") else ()) for name in REFERENCES]
+)
 def test_ten_meta_steps_beside_the_formulas_written_out(name: str) -> None:
     """Ten steps of Adam on the same episodes, in float64: the parameters stay together."""
     learner = LEARNERS[name](network(filters=2))  # few enough for the whole Hessian

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from metalearn.storage import cache
-from tests.runs import ROOT, until
+from tests.runs import ROOT, said_by, until
 
 DAY = 24 * 3600.0
 OLD, NEW, LARGE = "omniglot-v1-28.npy", "cifar100-v1.npy", "image_folder-large.npy"
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def script(*arguments: str, code: int = 0) -> str:
     command = [sys.executable, "-m", "metalearn", "cache", *arguments]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = said_by(command)
     assert run.returncode == code, run
     return run.stdout + run.stderr
 

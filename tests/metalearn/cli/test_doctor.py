@@ -1,22 +1,19 @@
 """The doctor: it checks every way to send between workers against known answers."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
 from distributed.doctor import Check, Report, measured, worst
-from tests.runs import ROOT
+from tests.runs import said_by
 
 pytestmark = pytest.mark.thorough
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, "-m", "metalearn", "doctor", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
+    return said_by([sys.executable, "-m", "metalearn", "doctor", *arguments])
 
 
 def test_the_doctor_checks_two_workers() -> None:

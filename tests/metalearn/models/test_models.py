@@ -18,6 +18,7 @@ from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.types import Batch, Model, Params
 from tests.own_functions import Odd, Small
+from tests.runs import slow
 
 WIDTHS = (4, 6, 5, 7)
 SMALLEST = {"ways": 5, "channels": 1, "image_size": 28}
@@ -265,8 +266,15 @@ def test_a_torchvision_model_is_pure() -> None:
     assert not any(p.requires_grad for p in first.values())
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
-@pytest.mark.parametrize("transductive", [True, False])
+@pytest.mark.parametrize(
+    ("name", "transductive"),
+    [
+        ("mobilenet_v3_small", False),
+        ("resnet18", True),
+        pytest.param("mobilenet_v3_small", True, marks=slow),
+        pytest.param("resnet18", False, marks=slow),
+    ],
+)
 def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(name: str, transductive: bool) -> None:
     """A finite difference of the query loss after an inner step; the gradient goes through the norms' statistics."""
     model = vision(name, transductive=transductive)

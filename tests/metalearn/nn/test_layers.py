@@ -31,7 +31,7 @@ from metalearn.nn import (
     shared_linear,
 )
 from tests.kernels import require_kernels
-from tests.runs import ROOT
+from tests.runs import ROOT, slow
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """The largest error of values and derivatives, relative to the largest value of their tensor."""
@@ -192,7 +192,7 @@ def test_batch_norm_is_the_formula(
         assert_same(ours, per_task(theirs), [x, *parameters])
 
 
-@pytest.mark.parametrize("known", [None, 2])
+@pytest.mark.parametrize("known", [pytest.param(None, marks=slow), 2])
 def test_batch_norm_passes_gradcheck_three_times(way: str, known: int | None) -> None:
     inputs = (normal(2, 3, 2, 2, 16), normal(2, 16), normal(2, 16, seed=1))
     call = lambda *given: batch_norm(*given, slope=0.1, statistics_of=known)  # noqa: E731
@@ -342,7 +342,7 @@ def test_the_kernels_compile_for_other_processors_than_this(real: str, machine: 
     assert done.returncode == 0 and "/kernels/" not in done.stderr, done.stderr  # no warning about a source
 
 
-@pytest.mark.thorough
+@slow
 def test_processes_that_start_together_compile_once(fresh_cache: Path) -> None:
     together = [start_and_compile() for _ in range(3)]
     outputs = {process.communicate(timeout=100)[0] for process in together}

@@ -28,6 +28,7 @@ from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.types import Episode, TaskSource
+from tests.runs import slow
 
 SPLITS = ("train", "val", "test")
 
@@ -304,7 +305,7 @@ def test_the_message_about_missing_data_says_where_to_put_it(tmp_path: Path, mon
     assert "images_background.zip" in message and "METALEARN_DATA" in message and str(tmp_path) in message
 
 
-@pytest.mark.thorough
+@slow
 def test_folders_and_archives_give_the_same_array(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
