@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.networks import Loss, Named, Network, jax_ops, network, torch_ops
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.maml import maml
 from metalearn.errors import DataError
 from metalearn.models.conv4 import conv4
@@ -150,9 +149,9 @@ def model_of(recipe: Recipe, activation: str) -> Model:
 def algorithm_of(recipe: Recipe, activation: str) -> Algorithm:
     """Our MAML of a recipe."""
     return maml(
-        model=model_of(recipe, activation),
-        steps=InnerSteps(recipe.inner_lr, recipe.inner_steps, eval_steps=recipe.inner_steps),
-    )
+        model=model_of(recipe, activation), inner_lr=recipe.inner_lr, inner_steps=recipe.inner_steps,
+        eval_steps=recipe.inner_steps,
+    )  # fmt: skip
 
 
 def chunk_of(recipe: Recipe, device: torch.device) -> int:

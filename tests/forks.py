@@ -195,7 +195,7 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     faulthandler.enable()  # PYTHONFAULTHANDLER, which Python reads when it starts
-    sys.path[:0] = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    sys.path[:0] = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     first, *others = request["arguments"]
     if first == "-c":
         sys.argv = ["-c", *others[1:]]

@@ -1,14 +1,13 @@
 """Every algorithm on a small network and small tasks, made without a config: the machine may have no Hydra."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.ways import SEED, character_source
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
@@ -38,21 +37,21 @@ ACTIVATION = "softplus"
 CHARACTERS = 20
 """The classes of the samples that some algorithms are trained on."""
 
-DESCENT = InnerSteps(0.1, 2, 2)
+DESCENT: dict[str, Any] = {"inner_lr": 0.1, "inner_steps": 2, "eval_steps": 2}
 
 ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
-    "maml": lambda model: maml(model=model, steps=DESCENT),
-    "fomaml": lambda model: maml(model=model, steps=DESCENT, first_order=True),
-    "anil": lambda model: anil(model=model, steps=DESCENT),
-    "boil": lambda model: boil(model=model, steps=DESCENT),
-    "meta_sgd": lambda model: meta_sgd(model=model, steps=DESCENT),
+    "maml": lambda model: maml(model=model, **DESCENT),
+    "fomaml": lambda model: maml(model=model, **DESCENT, first_order=True),
+    "anil": lambda model: anil(model=model, **DESCENT),
+    "boil": lambda model: boil(model=model, **DESCENT),
+    "meta_sgd": lambda model: meta_sgd(model=model, **DESCENT),
     "maml_pp": lambda model: maml_pp(
-        model=model, steps=DESCENT, multi_step_until=10, first_order_until=0, learned_rates=True, per_step_norm=True
+        model=model, **DESCENT, multi_step_until=10, first_order_until=0, learned_rates=True, per_step_norm=True
     ),
-    "cavia": lambda model: cavia(model=model, steps=DESCENT, contexts=5, layer=3),
-    "meta_curvature": lambda model: meta_curvature(model=model, steps=DESCENT),
-    "reptile": lambda model: reptile(model=model, steps=DESCENT, inner_batch=5, eval_batch=5),
-    "imaml": lambda model: imaml(model=model, steps=DESCENT, strength=5.0, cg_steps=5),
+    "cavia": lambda model: cavia(model=model, **DESCENT, contexts=5, layer=3),
+    "meta_curvature": lambda model: meta_curvature(model=model, **DESCENT),
+    "reptile": lambda model: reptile(model=model, **DESCENT, inner_batch=5, eval_batch=5),
+    "imaml": lambda model: imaml(model=model, **DESCENT, strength=5.0, cg_steps=5),
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=1.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),

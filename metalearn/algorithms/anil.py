@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import objective, per_task, replaced, start_of
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, constant, descent
-from metalearn.algorithms.common.learners import features_and_head, features_of, gradient_learner
-from metalearn.checks import real_number, true_or_false
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, features_and_head, features_of, gradient_learner
+from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -23,7 +23,9 @@ def anil(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     eval_lr_factor: float = 1.0,
     first_order: bool = False,
 ) -> Algorithm:
@@ -32,15 +34,16 @@ def anil(
     Args:
         model: the network; its head is adapted.
         inner: the optimiser of the inner steps.
-        steps: the inner steps, on the mean loss of a task's support set.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
         eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
 
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
-    real_number("eval_lr_factor", eval_lr_factor, above=0)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     _, head = features_and_head(model)
 

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import objective
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, constant, descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import (
+    check_descent,
     class_means,
     cosines,
     evaluated_by_new_heads,
@@ -62,7 +63,7 @@ def baseline_pp(
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    InnerSteps(inner_lr, 0, eval_steps).checked()
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
     real_number("scale", scale, above=0)
     real_number("task_scale", task_scale, above=0)
     features, head = features_and_head(model)

@@ -14,17 +14,9 @@ from collections.abc import Iterator
 import torch
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import (
-    SGD,
-    Checkpoint,
-    InnerOptimizer,
-    InnerSteps,
-    check_checkpoint,
-    constant,
-    descent,
-)
-from metalearn.algorithms.common.learners import SupportLoss, features_and_head, gradient_learner
-from metalearn.checks import real_number, true_or_false
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, features_and_head, gradient_learner
+from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params, Stage
 
 
@@ -32,7 +24,9 @@ def boil(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     eval_lr_factor: float = 1.0,
     first_order: bool = False,
     checkpoint_steps: Checkpoint = False,
@@ -42,7 +36,9 @@ def boil(
     Args:
         model: the network; all but its head is adapted.
         inner: the optimiser of the inner steps.
-        steps: the inner steps, on the mean loss of a task's support set.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
         eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
@@ -51,8 +47,7 @@ def boil(
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
-    real_number("eval_lr_factor", eval_lr_factor, above=0)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     check_checkpoint(checkpoint_steps)
     _, head = features_and_head(model)

@@ -29,8 +29,8 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, constant, descent
-from metalearn.algorithms.common.learners import extended, gradient_learner, part, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import check_descent, extended, gradient_learner, part, without
 from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -42,7 +42,9 @@ def cavia(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     contexts: int,
     layer: int = 1,
     first_order: bool = False,
@@ -53,7 +55,9 @@ def cavia(
     Args:
         model: the network; what it computes depends on the context parameters.
         inner: the optimiser of the inner steps.
-        steps: the inner steps, on the mean loss of a task's support set.
+        inner_lr: α, the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
         contexts: the number of context parameters.
         layer: which layer takes them, from 1: of the batch norms, or of the linear layers of a model without norms.
         first_order: drop the second derivatives from the meta-gradient.
@@ -62,7 +66,7 @@ def cavia(
     Raises:
         ValueError: a rate that is not above 0, a number out of range, or a model without such a layer.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     whole_number("contexts", contexts, at_least=1)
     whole_number("layer", layer, at_least=1)
     true_or_false("first_order", first_order)

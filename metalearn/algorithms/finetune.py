@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import objective, per_task
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, constant, descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import (
+    check_descent,
     evaluated_by_descent,
     evaluated_by_new_heads,
     features_and_head,
@@ -52,7 +53,7 @@ def finetune(
     Raises:
         ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    InnerSteps(inner_lr, 0, eval_steps).checked()
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
     whole_number("ways", ways, at_least=2)
     true_or_false("whole", whole)
     _, head = features_and_head(model)

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import conjugate_gradient, leaves, results, start_of, summed, sums_by_name
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import SupportLoss, evaluated_by_descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.checks import Invalid, one_of, real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
@@ -47,7 +47,9 @@ def imaml(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     strength: float,
     eval_strength: float | None = None,
     spring: str = "every_step",
@@ -60,7 +62,9 @@ def imaml(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps.
-        steps: the inner steps, on the regularised loss.
+        inner_lr: the rate of the inner steps on the regularised loss.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
         strength: λ, the strength of the spring, the term that pulls φ to the meta-parameters.
         eval_strength: λ in validation and test, which may be 0; None: as in training.
         spring: `every_step`: the inner steps descend on the regularised loss. `after`: they descend on the plain loss,
@@ -74,7 +78,7 @@ def imaml(
         ValueError: a rate or a strength that is not above 0, a negative damping, a number of steps out of range, or a
             step of the spring that is too long.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     real_number("strength", strength, above=0)
     one_of("spring", spring, SPRINGS)
     if eval_strength is not None:

@@ -30,11 +30,12 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import Outcome, replaced, results, start_of
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, Rate, constant, descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
 from metalearn.algorithms.common.learners import (
     RATE,
     Init,
     InnerPath,
+    check_descent,
     extended,
     gradient_learner,
     part,
@@ -48,7 +49,9 @@ def maml_pp(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     multi_step_until: int,
     first_order_until: int,
     learned_rates: bool,
@@ -60,8 +63,10 @@ def maml_pp(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
-        steps: the inner steps. If rates are learned, `inner_lr` is their initial value. In evaluation, steps beyond
-            `inner_steps` share the rates and norms of the last one.
+        inner_lr: the rate of the inner steps; if rates are learned, their initial value.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test. Steps beyond `inner_steps` share the rates and norms of the
+            last one.
         multi_step_until: meta-steps in which the query losses after all inner steps count. Their weights are equal at
             first; then the weight of the last one grows until it alone counts. 0: it alone counts from the start.
         first_order_until: meta-steps with first-order gradients; later ones have second-order gradients.
@@ -73,7 +78,7 @@ def maml_pp(
         ValueError: a rate that is not above 0, a number of steps out of range, or `per_step_norm` for a model without
             norms.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     whole_number("inner_steps", inner_steps, at_least=1)
     whole_number("multi_step_until", multi_step_until, at_least=0)
     whole_number("first_order_until", first_order_until, at_least=0)

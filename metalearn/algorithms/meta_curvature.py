@@ -20,13 +20,12 @@ from metalearn.algorithms.common.inner import (
     SGD,
     Checkpoint,
     InnerOptimizer,
-    InnerSteps,
     State,
     check_checkpoint,
     constant,
     descent,
 )
-from metalearn.algorithms.common.learners import SupportLoss, extended, gradient_learner, part, without
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, extended, gradient_learner, part, without
 from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -40,7 +39,9 @@ def meta_curvature(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     first_order: bool = False,
     checkpoint_steps: Checkpoint = False,
 ) -> Algorithm:
@@ -49,7 +50,9 @@ def meta_curvature(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps, which is given the transformed gradients.
-        steps: the inner steps, on the mean loss of a task's support set.
+        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
             `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
@@ -57,7 +60,7 @@ def meta_curvature(
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     true_or_false("first_order", first_order)
     check_checkpoint(checkpoint_steps)
 

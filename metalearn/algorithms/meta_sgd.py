@@ -15,17 +15,9 @@ import torch
 from torch import Generator
 
 from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import (
-    SGD,
-    Checkpoint,
-    InnerOptimizer,
-    InnerSteps,
-    check_checkpoint,
-    constant,
-    descent,
-)
-from metalearn.algorithms.common.learners import RATE, SupportLoss, extended, gradient_learner, part
-from metalearn.checks import real_number, true_or_false
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
+from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, extended, gradient_learner, part
+from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -33,7 +25,9 @@ def meta_sgd(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     eval_lr_factor: float = 1.0,
     first_order: bool = False,
     checkpoint_steps: Checkpoint = False,
@@ -43,7 +37,9 @@ def meta_sgd(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
-        steps: the inner steps, on the mean loss of a task's support set; `inner_lr` is the initial value of every rate.
+        inner_lr: the initial value of every rate, for steps on the mean loss of a task's support set.
+        inner_steps: inner steps in meta-training.
+        eval_steps: inner steps in validation and test.
         eval_lr_factor: validation and test multiply the learned rates by it.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
@@ -52,8 +48,7 @@ def meta_sgd(
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
-    real_number("eval_lr_factor", eval_lr_factor, above=0)
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
     true_or_false("first_order", first_order)
     check_checkpoint(checkpoint_steps)
 

@@ -36,8 +36,8 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import results, start_of, summed, sums_by_name
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, State, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import evaluated_by_descent, part, prefixed, weights_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed, weights_of
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
@@ -52,7 +52,9 @@ def reptile(
     *,
     model: Model,
     inner: InnerOptimizer = SGD,
-    steps: InnerSteps,
+    inner_lr: float,
+    inner_steps: int,
+    eval_steps: int,
     inner_batch: int | None,
     eval_batch: int | None,
     inner_state: str = "fresh",
@@ -65,7 +67,9 @@ def reptile(
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps.
-        steps: the inner steps, one mini-batch each.
+        inner_lr: the rate of the inner steps.
+        inner_steps: inner steps in meta-training, one mini-batch each.
+        eval_steps: inner steps in validation and test.
         inner_batch: most samples of a mini-batch in meta-training; None: all.
         eval_batch: most samples of a mini-batch in validation and test; None: all.
         inner_state: `fresh`: every task begins with a new state of `inner`; `carried`: with the state of the run.
@@ -74,7 +78,7 @@ def reptile(
     Raises:
         ValueError: a rate that is not above 0, a number of steps or tasks out of range, or an empty mini-batch.
     """
-    inner_lr, inner_steps, eval_steps = steps.checked()
+    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     for name, size in (("inner_batch", inner_batch), ("eval_batch", eval_batch)):
         if size is not None:
             whole_number(name, size, at_least=1)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from metalearn.algorithms.common.functional import results, start_of, summed
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, InnerSteps, constant, descent
-from metalearn.algorithms.common.learners import SupportLoss, evaluated_by_descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
+from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -27,7 +27,7 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
-    InnerSteps(inner_lr, 0, eval_steps).checked()
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         start = start_of(model, params, support.x.shape[0])

@@ -28,8 +28,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import objective
-from metalearn.algorithms.common.inner import InnerSteps, adam, constant, descent
+from metalearn.algorithms.common.inner import adam, constant, descent
 from metalearn.algorithms.common.learners import (
+    check_descent,
     class_means,
     evaluated_together,
     one_hot,
@@ -71,7 +72,7 @@ def tim(
         ValueError: a rate or temperature that is not above 0, a negative weight or number of steps, `centred` is no
             bool, or a model without a linear head.
     """
-    InnerSteps(inner_lr, 0, eval_steps).checked()
+    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
     real_number("temperature", temperature, above=0)
     real_number("support_weight", support_weight, at_least=0)
     real_number("conditional_weight", conditional_weight, at_least=0)

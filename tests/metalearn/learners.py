@@ -10,7 +10,6 @@ from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
@@ -33,7 +32,7 @@ from metalearn.types import Algorithm, Batch, Episode, Model, Params, Unit
 
 FLOAT64 = torch.float64
 WAYS, SIZE = 3, 12
-STEPS = InnerSteps(0.3, 2, 3)
+STEPS = {"inner_lr": 0.3, "inner_steps": 2, "eval_steps": 3}
 PP = {"multi_step_until": 10, "first_order_until": 0, "learned_rates": True, "per_step_norm": True}
 
 TIM = {"inner_lr": 0.1, "eval_steps": 3, "temperature": 8.0, "support_weight": 0.4, "conditional_weight": 0.2}
@@ -46,32 +45,32 @@ OPTIMIZERS = {
 }
 
 LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
-    "maml": lambda model: maml(model=model, steps=STEPS),
-    "fomaml": lambda model: maml(model=model, steps=STEPS, first_order=True),
-    "anil": lambda model: anil(model=model, steps=STEPS),
-    "boil": lambda model: boil(model=model, steps=STEPS),
-    "meta_sgd": lambda model: meta_sgd(model=model, steps=STEPS),
-    "maml_pp": lambda model: maml_pp(model=model, steps=STEPS, **PP),
-    "cavia": lambda model: cavia(model=model, steps=STEPS, contexts=3, layer=2),
-    "meta_curvature": lambda model: meta_curvature(model=model, steps=STEPS),
-    "checkpointed": lambda model: maml(model=model, steps=STEPS, checkpoint_steps=True),
-    "reptile": lambda model: reptile(model=model, steps=STEPS, inner_batch=3, eval_batch=None),
+    "maml": lambda model: maml(model=model, **STEPS),
+    "fomaml": lambda model: maml(model=model, **STEPS, first_order=True),
+    "anil": lambda model: anil(model=model, **STEPS),
+    "boil": lambda model: boil(model=model, **STEPS),
+    "meta_sgd": lambda model: meta_sgd(model=model, **STEPS),
+    "maml_pp": lambda model: maml_pp(model=model, **STEPS, **PP),
+    "cavia": lambda model: cavia(model=model, **STEPS, contexts=3, layer=2),
+    "meta_curvature": lambda model: meta_curvature(model=model, **STEPS),
+    "checkpointed": lambda model: maml(model=model, **STEPS, checkpoint_steps=True),
+    "reptile": lambda model: reptile(model=model, **STEPS, inner_batch=3, eval_batch=None),
     "reptile_carried": lambda model: reptile(
         model=model,
         inner=OPTIMIZERS["adam"],
-        steps=STEPS._replace(inner_lr=0.05),
+        **(STEPS | {"inner_lr": 0.05}),
         inner_batch=2,
         eval_batch=2,
         inner_state="carried",
         meta_batch=4,
     ),
-    "imaml": lambda model: imaml(model=model, steps=STEPS._replace(inner_lr=0.1), strength=5.0, cg_steps=60),
+    "imaml": lambda model: imaml(model=model, **(STEPS | {"inner_lr": 0.1}), strength=5.0, cg_steps=60),
     "imaml_damped": lambda model: imaml(
-        model=model, steps=STEPS._replace(inner_lr=0.1), strength=2.0, cg_steps=40, cg_damping=1.0, cg_strength=12.0
+        model=model, **(STEPS | {"inner_lr": 0.1}), strength=2.0, cg_steps=40, cg_damping=1.0, cg_strength=12.0
     ),
     "imaml_after": lambda model: imaml(
         model=model,
-        steps=STEPS._replace(inner_lr=0.1),
+        **(STEPS | {"inner_lr": 0.1}),
         strength=3.0,
         spring="after",
         eval_strength=0.5,
@@ -96,9 +95,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "scratch": lambda model: scratch(model=model, inner_lr=0.3, eval_steps=3),
     "supervised": lambda model: supervised(model=model),
     **{
-        f"maml_{name}": lambda model, chosen=chosen: maml(
-            model=model, inner=chosen, steps=STEPS._replace(inner_lr=0.05)
-        )
+        f"maml_{name}": lambda model, chosen=chosen: maml(model=model, inner=chosen, **(STEPS | {"inner_lr": 0.05}))
         for name, chosen in OPTIMIZERS.items()
     },
 }

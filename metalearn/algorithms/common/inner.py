@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 from metalearn.algorithms.common.functional import leaves
-from metalearn.checks import Invalid, fraction, real_number, whole_number
+from metalearn.checks import Invalid, fraction, real_number
 from metalearn.types import Params
 
 
@@ -49,25 +49,6 @@ Checkpoint = bool | Literal["nested"]
 """Whether steps are computed again for their derivative; see `descent`."""
 
 Point = TypeVar("Point")
-
-
-class InnerSteps(NamedTuple):
-    """The inner steps of a learner: their rate α, their number in meta-training, and in validation and test."""
-
-    inner_lr: float
-    inner_steps: int
-    eval_steps: int
-
-    def checked(self) -> "InnerSteps":
-        """The same steps.
-
-        Raises:
-            ValueError: a rate that is not above 0, or a negative number of steps.
-        """
-        real_number("inner_lr", self.inner_lr, above=0)
-        whole_number("inner_steps", self.inner_steps, at_least=0)
-        whole_number("eval_steps", self.eval_steps, at_least=0)
-        return self
 
 
 class InnerOptimizer(NamedTuple):

@@ -18,6 +18,7 @@ from metalearn.algorithms.common.functional import (
     total_of,
 )
 from metalearn.algorithms.common.inner import KnowsItsGradient, last
+from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.packing import is_packed
 from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
@@ -171,6 +172,14 @@ class SupportLoss(KnowsItsGradient):
         if network is None or not self.knows(params):
             return None
         return network.stepped(params, x, y, rate, twice=self.order == 2)
+
+
+def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int, eval_lr_factor: float = 1.0) -> None:
+    """Raises ValueError for a rate or factor that is not above 0, or a negative number of steps."""
+    real_number("inner_lr", inner_lr, above=0)
+    whole_number("inner_steps", inner_steps, at_least=0)
+    whole_number("eval_steps", eval_steps, at_least=0)
+    real_number("eval_lr_factor", eval_lr_factor, above=0)
 
 
 # Learners that compare features

@@ -14,7 +14,7 @@ from metalearn.algorithms.anil import anil
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
-from metalearn.algorithms.common.inner import InnerSteps, constant, descent, last
+from metalearn.algorithms.common.inner import constant, descent, last
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp, step_weights
@@ -146,7 +146,7 @@ def test_every_inner_step_is_evaluated(name: str) -> None:
     learner = LEARNERS[name](network())
     params, episode = start_of(learner), evaluation_episode(learner, 1 if learner.evaluated_on == "tasks" else 4)
     values = learner.evaluate(params, episode)
-    columns = 1 if name in ONE_COLUMN else STEPS.eval_steps + 1
+    columns = 1 if name in ONE_COLUMN else STEPS["eval_steps"] + 1
     assert {value.shape[1] for value in values.values()} == {columns}
     for step in range(int(columns)):
         logits = learner.adapt(params, episode.support, step)(episode.query.x)
@@ -279,21 +279,21 @@ def of_imaml(theta: Tensor, a_matrix: Tensor, a: Tensor, b_matrix: Tensor, b: Te
     return 2.0 * inverse @ b_matrix @ (inverse @ (a_matrix @ a + 2.0 * theta) - b)
 
 
-STEPPED = InnerSteps(RATE, DEPTH, 1)
+STEPPED = {"inner_lr": RATE, "inner_steps": DEPTH, "eval_steps": 1}
 CLOSED_FORMS: dict[str, tuple[Callable[[Model], Algorithm], Callable[..., Tensor]]] = {
-    "maml": (lambda model: maml(model=model, steps=STEPPED), of_maml),
-    "fomaml": (lambda model: maml(model=model, steps=STEPPED, first_order=True), of_fomaml),
-    "meta_sgd": (lambda model: meta_sgd(model=model, steps=STEPPED), of_maml),
-    "meta_curvature": (lambda model: meta_curvature(model=model, steps=STEPPED), of_maml),
-    "checkpointed": (lambda model: maml(model=model, steps=STEPPED, checkpoint_steps=True), of_maml),
+    "maml": (lambda model: maml(model=model, **STEPPED), of_maml),
+    "fomaml": (lambda model: maml(model=model, **STEPPED, first_order=True), of_fomaml),
+    "meta_sgd": (lambda model: meta_sgd(model=model, **STEPPED), of_maml),
+    "meta_curvature": (lambda model: meta_curvature(model=model, **STEPPED), of_maml),
+    "checkpointed": (lambda model: maml(model=model, **STEPPED, checkpoint_steps=True), of_maml),
     "maml_pp": (
-        lambda model: maml_pp(model=model, steps=STEPPED, **(PP | {"multi_step_until": 0, "per_step_norm": False})),
+        lambda model: maml_pp(model=model, **STEPPED, **(PP | {"multi_step_until": 0, "per_step_norm": False})),
         of_maml,
     ),
-    "reptile": (lambda model: reptile(model=model, steps=STEPPED, inner_batch=None, eval_batch=None), of_reptile),
-    "momentum": (lambda model: maml(model=model, inner=OPTIMIZERS["momentum"], steps=STEPPED), of_momentum),
+    "reptile": (lambda model: reptile(model=model, **STEPPED, inner_batch=None, eval_batch=None), of_reptile),
+    "momentum": (lambda model: maml(model=model, inner=OPTIMIZERS["momentum"], **STEPPED), of_momentum),
     "imaml": (
-        lambda model: imaml(model=model, steps=InnerSteps(0.1, 300, 1), strength=2.0, cg_steps=3),
+        lambda model: imaml(model=model, inner_lr=0.1, inner_steps=300, eval_steps=1, strength=2.0, cg_steps=3),
         of_imaml,
     ),
 }  # fmt: skip
@@ -316,7 +316,7 @@ def test_the_meta_gradient_of_a_quadratic_is_the_closed_form(name: str, dtype: t
 def test_the_gradient_by_a_learned_rate_is_the_closed_form() -> None:
     """One step of θ′ = θ − α ∘ A (θ − a): the derivative by α is −A (θ − a) ∘ B (θ′ − b)."""
     problem = Quadratic()
-    learner = meta_sgd(model=linear_model(3), steps=InnerSteps(RATE, 1, 1))
+    learner = meta_sgd(model=linear_model(3), inner_lr=RATE, inner_steps=1, eval_steps=1)
     params = start_of(learner)
     theta, rate = params["theta"], params["inner_lr.theta"]
     expected = torch.zeros(3, dtype=FLOAT64)
@@ -332,7 +332,7 @@ def test_the_gradient_by_a_learned_rate_is_the_closed_form() -> None:
 def test_evaluations_have_a_rate_of_their_own(make: Callable[..., Algorithm]) -> None:
     """`eval_lr_factor` changes validation, test and predictors as another rate would, and leaves training as it is."""
     plain, slower, slow = (
-        make(model=network(), steps=STEPS._replace(inner_lr=rate), eval_lr_factor=factor)
+        make(model=network(), **STEPS | {"inner_lr": rate}, eval_lr_factor=factor)
         for rate, factor in ((0.3, 1.0), (0.3, 0.25), (0.075, 1.0))
     )
     params = start_of(plain)
@@ -348,7 +348,7 @@ def test_evaluations_have_a_rate_of_their_own(make: Callable[..., Algorithm]) ->
     torch.testing.assert_close(logits, wanted, rtol=1e-12, atol=1e-14)
     assert not torch.allclose(values["loss"], plain.evaluate(params, episode)["loss"])
     with pytest.raises(ValueError, match="eval_lr_factor=0"):
-        make(model=network(), steps=STEPS, eval_lr_factor=0)
+        make(model=network(), **STEPS, eval_lr_factor=0)
 
 
 def test_first_order_is_second_order_where_the_hessian_is_zero() -> None:
@@ -364,16 +364,16 @@ def test_first_order_is_second_order_where_the_hessian_is_zero() -> None:
     for make in (maml, meta_sgd):
         orders = []
         for first_order in (False, True):
-            learner = make(model=model, steps=STEPS, first_order=first_order)
+            learner = make(model=model, **STEPS, first_order=first_order)
             orders.append(learner.meta_grad(start_of(learner), episode, 1).grads)
         close(orders[0], orders[1], atol=1e-12)
         assert orders[0]["theta"].abs().max() > 1e-3
 
 
 def test_meta_sgd_with_equal_rates_is_maml() -> None:
-    plain, learned = (make(model=network(), steps=STEPS) for make in (maml, meta_sgd))
+    plain, learned = (make(model=network(), **STEPS) for make in (maml, meta_sgd))
     weights, episode = start_of(plain), tasks(3)
-    rates = {f"inner_lr.{name}": torch.full_like(value, STEPS.inner_lr) for name, value in weights.items()}
+    rates = {f"inner_lr.{name}": torch.full_like(value, STEPS["inner_lr"]) for name, value in weights.items()}
     expected = plain.meta_grad(weights, episode, 1)
     result = learned.meta_grad(weights | rates, episode, 1)
     close({name: result.grads[name] for name in weights}, expected.grads, atol=1e-12)
@@ -382,7 +382,7 @@ def test_meta_sgd_with_equal_rates_is_maml() -> None:
 
 def test_meta_curvature_begins_as_maml() -> None:
     """The identity changes no bit of a gradient; the matrices are meta-parameters beside the weights."""
-    plain, learned = (make(model=network(), steps=STEPS) for make in (maml, meta_curvature))
+    plain, learned = (make(model=network(), **STEPS) for make in (maml, meta_curvature))
     weights = {name: value.double() for name, value in plain.init(Generator().manual_seed(3)).items()}
     params = {name: value.double() for name, value in learned.init(Generator().manual_seed(3)).items()}
     episode = tasks(3)
@@ -401,9 +401,7 @@ def test_meta_curvature_begins_as_maml() -> None:
 @pytest.mark.parametrize("layer", [1, 2, 3])
 def test_cavia_of_a_perceptron_has_the_context_beside_its_inputs(layer: int) -> None:
     """By torch.func: the network is written out, and a layer is given (h, φ) and the weights (W, W_φ)."""
-    learner = cavia(
-        model=mlp(inputs=2, outputs=1, hidden=(5, 4), activation="tanh"), contexts=3, layer=layer, steps=STEPS
-    )
+    learner = cavia(model=mlp(inputs=2, outputs=1, hidden=(5, 4), activation="tanh"), contexts=3, layer=layer, **STEPS)
     params = start_of(learner)
     episode = Episode(*(Batch(random(3, 6, 2, seed=seed), random(3, 6, 1, seed=seed + 1)) for seed in (1, 3)))
 
@@ -469,20 +467,20 @@ def test_matching_gives_a_class_without_a_sample_the_least() -> None:
 
 
 def test_maml_pp_switched_off_is_maml() -> None:
-    plain = maml(model=network(), steps=STEPS)
+    plain = maml(model=network(), **STEPS)
     off = {"multi_step_until": 0, "first_order_until": 0, "learned_rates": False, "per_step_norm": False}
     params, episode = start_of(plain), tasks(3)
     expected = plain.meta_grad(params, episode, 1)
-    result = maml_pp(model=network(), steps=STEPS, **off).meta_grad(params, episode, 1)
+    result = maml_pp(model=network(), **STEPS, **off).meta_grad(params, episode, 1)
     assert all(torch.equal(result.grads[name], expected.grads[name]) for name in params)
 
 
 def test_maml_pp_begins_with_first_order_gradients() -> None:
     options = {"multi_step_until": 0, "learned_rates": False, "per_step_norm": False}
-    learner = maml_pp(model=network(), steps=STEPS, **options, first_order_until=5)
+    learner = maml_pp(model=network(), **STEPS, **options, first_order_until=5)
     params, episode = start_of(learner), tasks(2)
     for step, first_order in ((5, True), (6, False)):
-        expected = maml(model=network(), steps=STEPS, first_order=first_order).meta_grad(params, episode, 1)
+        expected = maml(model=network(), **STEPS, first_order=first_order).meta_grad(params, episode, 1)
         close(learner.meta_grad(params, episode, step).grads, expected.grads, atol=1e-14)
 
 
@@ -507,7 +505,7 @@ def test_scratch_meta_learns_nothing() -> None:
 
 def test_anil_on_a_frozen_body_is_logistic_regression() -> None:
     """The head after some inner steps, against textbook softmax regression in numpy."""
-    learner = anil(model=network(), steps=InnerSteps(0.5, 1, 4))
+    learner = anil(model=network(), inner_lr=0.5, inner_steps=1, eval_steps=4)
     params, episode = start_of(learner), tasks(1)
     weight, bias = (params[name].numpy() for name in written_out.HEAD)
     (support, query) = episode
@@ -753,7 +751,8 @@ def test_ten_meta_steps_of_maml_beside_torchopt(name: str) -> None:
     torchopt's √v then has the derivative NaN."""
     torchopt = pytest.importorskip("torchopt", reason="torchopt is not installed: pip install torchopt==0.7.3")
     chosen, of_library, options = TORCHOPTS[name]
-    learner = maml(model=network(size=24, filters=2), inner=chosen, steps=InnerSteps(0.05, 2, 1))
+    steps = {"inner_lr": 0.05, "inner_steps": 2, "eval_steps": 1}
+    learner = maml(model=network(size=24, filters=2), inner=chosen, **steps)
     params = {key: value.requires_grad_() for key, value in start_of(learner).items()}
     net = Registered({key: value.detach() for key, value in params.items()})
     ours, theirs = torch.optim.Adam(params.values(), lr=1e-3), torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -780,28 +779,19 @@ def test_bad_settings_are_refused() -> None:
     plain = linear_model(3)
     for make, message in (
         (
-            lambda: anil(model=plain, steps=STEPS),
+            lambda: anil(model=plain, **STEPS),
             "model: this algorithm needs a network whose outputs come from one",
         ),
-        (lambda: maml_pp(model=plain, steps=STEPS, **PP), "per_step_norm=True: this model has no batch norm"),
-        (lambda: maml_pp(model=network(), steps=STEPS._replace(inner_steps=0), **PP), "inner_steps=0: must be a whole"),
-        (
-            lambda: imaml(model=plain, steps=STEPS, strength=0, cg_steps=1),
-            "strength=0: must be a finite number above 0",
-        ),
-        (
-            lambda: imaml(model=plain, steps=STEPS, strength=1, cg_steps=1, spring="once"),
-            "spring='once': must be one of",
-        ),
-        (lambda: cavia(model=network(), steps=STEPS, contexts=0), "contexts=0: must be a whole number of at least 1"),
-        (
-            lambda: cavia(model=network(), steps=STEPS, contexts=2, layer=5),
-            "layer=5: this model has 4 batch .*=4 or",
-        ),
-        (lambda: cavia(model=plain, steps=STEPS, contexts=2), "layer=1: this model has 0 linear layers .*model=conv4"),
-        (lambda: meta_curvature(model=plain, steps=STEPS, first_order=1), "first_order=1: must be true or false"),
+        (lambda: maml_pp(model=plain, **STEPS, **PP), "per_step_norm=True: this model has no batch norm"),
+        (lambda: maml_pp(model=network(), **(STEPS | {"inner_steps": 0}), **PP), "inner_steps=0: must be a whole"),
+        (lambda: imaml(model=plain, **STEPS, strength=0, cg_steps=1), "strength=0: must be a finite number above 0"),
+        (lambda: imaml(model=plain, **STEPS, strength=1, cg_steps=1, spring="once"), "spring='once': must be one of"),
+        (lambda: cavia(model=network(), **STEPS, contexts=0), "contexts=0: must be a whole number of at least 1"),
+        (lambda: cavia(model=network(), **STEPS, contexts=2, layer=5), "layer=5: this model has 4 batch norms.*=4 or"),
+        (lambda: cavia(model=plain, **STEPS, contexts=2), "layer=1: this model has 0 linear layers .*model=conv4"),
+        (lambda: meta_curvature(model=plain, **STEPS, first_order=1), "first_order=1: must be true or false"),
         (lambda: inner.adam(beta1=1.0, beta2=0.9, eps=1e-8), "beta1=1.0: must be below 1"),
-        (lambda: reptile(model=plain, steps=STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
+        (lambda: reptile(model=plain, **STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import functional, inner
-from metalearn.algorithms.common.inner import Checkpoint, InnerSteps
+from metalearn.algorithms.common.inner import Checkpoint
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.meta_curvature import meta_curvature
@@ -25,14 +25,14 @@ from tests.metalearn.learners import FLOAT64, OPTIMIZERS, PP, SIZE, STEPS, WAYS,
 Make = Callable[..., Algorithm]
 
 LEARNERS: dict[str, Make] = {
-    "maml": lambda **options: maml(steps=STEPS, **options),
-    "boil": lambda **options: boil(steps=STEPS, **options),
-    "meta_sgd": lambda **options: meta_sgd(steps=STEPS, **options),
-    "maml_pp": lambda **options: maml_pp(steps=STEPS, **PP, **options),
-    "cavia": lambda **options: cavia(steps=STEPS, contexts=3, layer=2, **options),
-    "meta_curvature": lambda **options: meta_curvature(steps=STEPS, **options),
+    "maml": lambda **options: maml(**STEPS, **options),
+    "boil": lambda **options: boil(**STEPS, **options),
+    "meta_sgd": lambda **options: meta_sgd(**STEPS, **options),
+    "maml_pp": lambda **options: maml_pp(**STEPS, **PP, **options),
+    "cavia": lambda **options: cavia(**STEPS, contexts=3, layer=2, **options),
+    "meta_curvature": lambda **options: meta_curvature(**STEPS, **options),
     **{
-        name: lambda chosen=chosen, **options: maml(inner=chosen, steps=STEPS._replace(inner_lr=0.05), **options)
+        name: lambda chosen=chosen, **options: maml(inner=chosen, **(STEPS | {"inner_lr": 0.05}), **options)
         for name, chosen in OPTIMIZERS.items()
     },
 }
@@ -77,7 +77,9 @@ def test_nested_checkpoints_of_steps_that_do_not_halve_evenly(optimizer: inner.I
     grads = []
     choices: list[Checkpoint] = [False, "nested"]
     for choice in choices:
-        learner = maml(model=network(), inner=optimizer, steps=InnerSteps(0.05, 7, 1), checkpoint_steps=choice)
+        learner = maml(
+            model=network(), inner=optimizer, inner_lr=0.05, inner_steps=7, eval_steps=1, checkpoint_steps=choice
+        )
         grads.append(learner.meta_grad(start_of(learner), tasks(3), 1).grads)
     for key, value in grads[0].items():
         torch.testing.assert_close(grads[1][key], value, rtol=0, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
@@ -107,7 +109,9 @@ class LivePeak(TorchDispatchMode):
 
 
 def peak_of(model: Model, steps: int, *, optimizer: inner.InnerOptimizer = inner.SGD, checkpoint: Checkpoint) -> int:
-    learner = maml(model=model, inner=optimizer, steps=InnerSteps(0.1, steps, 1), checkpoint_steps=checkpoint)
+    learner = maml(
+        model=model, inner=optimizer, inner_lr=0.1, inner_steps=steps, eval_steps=1, checkpoint_steps=checkpoint
+    )
     params = {name: value.to(FLOAT64) for name, value in learner.init(Generator().manual_seed(0)).items()}
     y = torch.arange(WAYS).repeat(2, 2)
     episode = Episode(*(Batch(random(2, 2 * WAYS, 1, 28, 28, seed=seed), y) for seed in (0, 1)))

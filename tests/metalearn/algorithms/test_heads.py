@@ -7,7 +7,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.anil import anil
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
@@ -137,7 +136,7 @@ def test_a_network_without_a_head_of_its_own_is_refused_where_one_is_needed(name
     model = own(name)
     assert model.head is None
     with pytest.raises(ValueError, match="come from one linear layer"):
-        anil(model=model, steps=InnerSteps(0.1, 1, 1))
+        anil(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1)
 
 
 def test_a_network_that_is_one_linear_layer_is_its_own_head() -> None:
@@ -170,7 +169,7 @@ def test_a_network_whose_names_a_learner_needs_is_refused(learner: str, name: st
 
 def test_anil_through_a_module_is_a_finite_difference() -> None:
     """The features of the inner steps are computed without the head, the queries with it."""
-    learner = anil(model=own("Unbiased"), steps=InnerSteps(0.5, 2, 1))
+    learner = anil(model=own("Unbiased"), inner_lr=0.5, inner_steps=2, eval_steps=1)
     y = torch.tensor([[0, 1, 2], [2, 1, 0]])
     episode = Episode(*(Batch(random(2, 3, 1, 32, 32, seed=seed), y) for seed in (1, 2)))
     params = {name: value.to(FLOAT64) for name, value in learner.init(Generator().manual_seed(0)).items()}

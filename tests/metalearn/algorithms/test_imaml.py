@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 from torch import Generator
 
 from metalearn.algorithms.common.functional import conjugate_gradient
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.scratch import scratch
@@ -61,9 +60,9 @@ def test_a_task_whose_curvature_is_not_positive_gives_first_order_maml() -> None
     params = {"theta": torch.tensor([0.5, 1.0, 1.5], dtype=FLOAT64)}
     x = torch.zeros(1, 3, 1, dtype=FLOAT64)
     episode = Episode(Batch(x, x + 100), Batch(x, x + 2))
-    steps = STEPS._replace(inner_steps=0)
-    expected = maml(model=squares, steps=steps, first_order=True).meta_grad(params, episode, 1).grads
-    result = imaml(model=squares, steps=steps, strength=1.0, cg_steps=3).meta_grad(params, episode, 1)
+    steps = STEPS | {"inner_steps": 0}
+    expected = maml(model=squares, **steps, first_order=True).meta_grad(params, episode, 1).grads
+    result = imaml(model=squares, **steps, strength=1.0, cg_steps=3).meta_grad(params, episode, 1)
     assert expected["theta"].abs().min() > 0.1
     close(result.grads, expected, atol=1e-12)
 
@@ -71,7 +70,7 @@ def test_a_task_whose_curvature_is_not_positive_gives_first_order_maml() -> None
 def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
     """If the inner problems are solved to the end, the gradient is a finite difference of the loss after them."""
     model = mlp(inputs=1, outputs=1, hidden=(4,), activation="tanh")
-    learner = imaml(model=model, steps=InnerSteps(0.1, 200, 200), strength=4.0, cg_steps=13)
+    learner = imaml(model=model, inner_lr=0.1, inner_steps=200, eval_steps=200, strength=4.0, cg_steps=13)
     params = start_of(learner)
     episode = Episode(*(Batch(random(2, 6, 1, seed=s), random(2, 6, 1, seed=s + 1)) for s in (1, 3)))
     result = learner.meta_grad(params, episode, 1)
@@ -91,8 +90,8 @@ def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
 def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) -> None:
     """With none, a task is learned as from scratch; with one, as by a training of this strength."""
     model, episode = network(), tasks(2)
-    steps = STEPS._replace(inner_lr=0.1)
-    make = partial(imaml, model=model, steps=steps, cg_steps=1, spring=spring)
+    steps = STEPS | {"inner_lr": 0.1}
+    make = partial(imaml, model=model, **steps, cg_steps=1, spring=spring)
     params = start_of(make(strength=1.0))
     plain = scratch(model=model, inner_lr=0.1, eval_steps=3).evaluate(params, episode)
     close(make(strength=2.0, eval_strength=0.0).evaluate(params, episode), plain, atol=1e-12)
@@ -102,15 +101,14 @@ def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) 
 
 
 def test_a_spring_that_passes_the_start_is_refused() -> None:
-    steps = InnerSteps(0.4, 2, 2)
-    make = partial(imaml, model=linear_model(1), steps=steps, cg_steps=1)
+    make = partial(imaml, model=linear_model(1), inner_lr=0.4, inner_steps=2, eval_steps=2, cg_steps=1)
     with pytest.raises(ValueError, match=r"strength=10.*type strength=2\.5 or less"):
         make(strength=10.0, spring="after")
     with pytest.raises(ValueError, match="eval_strength=3"):
         make(strength=2.0, eval_strength=3.0, spring="after")
     with pytest.raises(ValueError, match=r"type strength=6\.66 or less"):
-        make(steps=steps._replace(inner_lr=0.15), strength=10.0, spring="after")
-    make(steps=steps._replace(inner_lr=0.15), strength=6.66, spring="after")
+        make(inner_lr=0.15, strength=10.0, spring="after")
+    make(inner_lr=0.15, strength=6.66, spring="after")
     make(strength=2.5, spring="after")
     make(strength=10.0)
 
@@ -127,7 +125,9 @@ def test_a_parameter_may_be_a_single_number(spring: str) -> None:
     episode = Episode(*(Batch(random(2, 4, 3, seed=seed), random(2, 4, 1, seed=seed + 9)) for seed in (1, 2)))
     results = []
     for model in (alone, one):
-        learner = imaml(model=model, steps=InnerSteps(0.01, 2, 2), cg_steps=2, strength=1.0, spring=spring)
+        learner = imaml(
+            model=model, inner_lr=0.01, inner_steps=2, eval_steps=2, cg_steps=2, strength=1.0, spring=spring
+        )
         params = learner.init(Generator())
         grads = learner.meta_grad(params, episode, 0).grads
         results.append([grads["scale"].flatten(), learner.evaluate(params, episode)["loss"]])
@@ -139,7 +139,9 @@ def test_the_spring_after_the_steps_pulls_back_once() -> None:
     takes 0.3 of the way back."""
     x = torch.ones(1, 1, 1, dtype=FLOAT64)
     episode = Episode(Batch(x, 4 * x), Batch(x, 4 * x))
-    learner = imaml(model=linear_model(1), steps=InnerSteps(0.1, 2, 2), strength=3.0, spring="after", cg_steps=1)
+    learner = imaml(
+        model=linear_model(1), inner_lr=0.1, inner_steps=2, eval_steps=2, strength=3.0, spring="after", cg_steps=1
+    )
     mse = learner.evaluate({"theta": torch.ones(1, dtype=FLOAT64)}, episode)["mse"][0]
     assert mse.sqrt().tolist() == pytest.approx([3, 4 - (1 + 0.7 * 0.6), 4 - (1 + 0.7 * 1.08)], abs=1e-12)
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.autograd import gradcheck
 
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
@@ -40,7 +39,7 @@ def spread_out(params: Params) -> Params:
 
 def test_gradcheck_of_the_whole_meta_loss() -> None:
     model = mlp(inputs=1, outputs=1, hidden=(3,), activation="tanh")
-    learner = maml(model=model, steps=InnerSteps(0.1, 2, 1))
+    learner = maml(model=model, inner_lr=0.1, inner_steps=2, eval_steps=1)
     episode = Episode(*(Batch(random(2, 4, 1, seed=s), random(2, 4, 1, seed=s + 1)) for s in (1, 3)))
     params = spread_out(double(learner.init(Generator().manual_seed(0))))
     loss = learner.loss
@@ -64,7 +63,7 @@ def test_conv4_meta_gradient_along_a_direction(downsample: str, transductive: bo
         ways=3, channels=1, image_size=size, filters=8, downsample=downsample, activation="softplus",
         transductive=transductive,
     )  # fmt: skip
-    learner = maml(model=model, steps=InnerSteps(0.4, 2, 1))
+    learner = maml(model=model, inner_lr=0.4, inner_steps=2, eval_steps=1)
     episode = images(2, 3, size=size)
     params = spread_out(double(learner.init(Generator().manual_seed(0))))
     direction = {name: random(*value.shape, seed=50 + i) for i, (name, value) in enumerate(params.items())}
@@ -85,7 +84,7 @@ def test_conv4_meta_gradient_along_a_direction(downsample: str, transductive: bo
 def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: int, activation: str) -> None:
     rate, act = 0.4, getattr(F, activation)
     model = conv4(ways=3, channels=1, image_size=12, filters=8, activation=activation, transductive=transductive)
-    learner = maml(model=model, steps=InnerSteps(rate, steps, 1))
+    learner = maml(model=model, inner_lr=rate, inner_steps=steps, eval_steps=1)
     episode = images(3, 3)
     params = spread_out(double(learner.init(Generator().manual_seed(0))))
 
@@ -109,7 +108,7 @@ def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: i
 
 def test_evaluation_keeps_no_graph_and_counts_steps() -> None:
     model = conv4(ways=3, channels=1, image_size=12, filters=8)
-    learner = maml(model=model, steps=InnerSteps(0.4, 1, 3))
+    learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=3)
     episode = images(2, 3)
     params = double(learner.init(Generator().manual_seed(0)))
     values = learner.evaluate(params, episode)
@@ -140,7 +139,7 @@ torch.set_num_threads(1)
 batch = int(sys.argv[1])
 device = torch.device("cpu")
 model = conv4(ways=5, channels=1, image_size=28)
-algorithm = maml(model=model, steps=InnerSteps(0.4, 1, 1))
+algorithm = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=1)
 source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
 work = Work(**chunk_functions(algorithm, source, device, torch.float32)._asdict(), device=device)
 settings = trainer(
@@ -172,7 +171,7 @@ def test_evaluation_keeps_no_graph(monkeypatch: pytest.MonkeyPatch, whole: bool)
     """Every inner step takes gradients by leaves only, and creates no graph; a compiled network needs no autograd."""
     model = conv4(ways=3, channels=1, image_size=12, filters=8)
     model = model if whole else model._replace(network=None)
-    algorithm = maml(model=model, steps=InnerSteps(0.1, 1, 3))
+    algorithm = maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=3)
     gradient, calls = torch.autograd.grad, []
 
     def watched(*args: Any, **options: Any) -> Any:

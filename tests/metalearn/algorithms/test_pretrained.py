@@ -14,7 +14,6 @@ from torchvision import models
 
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.common.functional import per_task
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
@@ -89,9 +88,9 @@ def test_pictures_are_scaled_as_the_weights_ask(tmp_path: Path) -> None:
 LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "protonet": lambda model: protonet(model=model),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
-    "anil": lambda model: anil(model=model, steps=InnerSteps(0.1, 1, 2)),
+    "anil": lambda model: anil(model=model, inner_lr=0.1, inner_steps=1, eval_steps=2),
     "a linear head": lambda model: scratch(model=model, inner_lr=0.01, eval_steps=30),
-    "maml": lambda model: maml(model=model, steps=InnerSteps(0.1, 1, 1)),
+    "maml": lambda model: maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1),
 }
 
 

@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 
 from distributed.reduce import mean_of_sums
 from metalearn.algorithms.common import inner
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.reptile import mini_batches, reptile
 from metalearn.errors import ConfigError
 from metalearn.models.conv4 import conv4
@@ -35,7 +34,7 @@ def test_mini_batches_take_the_classes_in_turn() -> None:
 def test_reptile_refuses_mini_batches_that_a_batch_norm_cannot_take(key: str, size: int) -> None:
     """The maps of pictures of 8 pixels end with one pixel. Nine samples in mini-batches of two leave one."""
     sizes = {"inner_batch": None, "eval_batch": None} | {key: size}
-    learner = reptile(model=conv4(ways=3, channels=1, image_size=8, filters=2), steps=STEPS, **sizes)
+    learner = reptile(model=conv4(ways=3, channels=1, image_size=8, filters=2), **STEPS, **sizes)
     params = learner.init(Generator().manual_seed(0))
     samples = Batch(torch.rand(1, 3, 1, 8, 8), torch.tensor([[0, 1, 2]]))
     more = Batch(torch.rand(1, 6, 1, 8, 8), torch.tensor([[0, 0, 1, 1, 2, 2]]))
@@ -50,7 +49,7 @@ ONE_ADAM = {"betas": (0.0, 0.9), "eps": 1e-3}
 
 
 def carrying(meta_batch: int, **changes: object) -> Algorithm:
-    chosen = {"steps": InnerSteps(0.05, 3, 2), "inner_batch": None, "eval_batch": None} | changes
+    chosen = {"inner_lr": 0.05, "inner_steps": 3, "eval_steps": 2, "inner_batch": None, "eval_batch": None} | changes
     optimizer = inner.adam(beta1=0.0, beta2=0.9, eps=1e-3)
     return reptile(
         model=network(filters=2),

@@ -13,7 +13,6 @@ from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
 import metalearn
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.maml import maml
 from metalearn.api.learner import Classification, Learner
 from metalearn.errors import ConfigError, DivergedError
@@ -122,7 +121,7 @@ def test_an_algorithm_may_be_a_function_and_a_module_begins_with_its_own_weights
     module = network()
 
     def own(*, model: Model) -> Algorithm:
-        return maml(model=model, steps=InnerSteps(**INNER))
+        return maml(model=model, **INNER)
 
     learned = metalearn.train(own, module, "sinusoid", **(STEPS | {"steps": 0}))
     assert learned.params.keys() == module.state_dict().keys()

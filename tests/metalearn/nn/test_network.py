@@ -11,7 +11,6 @@ from torch import Tensor
 
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.functional import objective, per_task
-from metalearn.algorithms.common.inner import InnerSteps
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.reptile import reptile
@@ -271,8 +270,8 @@ def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_th
 
 
 OPTIONS: dict[Any, dict[str, Any]] = {
-    maml: {"steps": InnerSteps(0.4, 2, 2)},
-    reptile: {"steps": InnerSteps(0.4, 2, 2), "inner_batch": None, "eval_batch": None},
+    maml: {"inner_lr": 0.4, "inner_steps": 2, "eval_steps": 2},
+    reptile: {"inner_lr": 0.4, "inner_steps": 2, "eval_steps": 2, "inner_batch": None, "eval_batch": None},
     protonet: {},
 }
 
@@ -543,7 +542,7 @@ def test_a_network_that_cannot_be_compiled_learns_all_the_same() -> None:
     params = start(deep)
     assert "has 101 layers" in str(network_of(deep).refusal(params))
     x, y = (torch.rand(TASKS, 6, size, dtype=torch.float64) for size in (3, 2))
-    algorithm = maml(model=deep, steps=InnerSteps(0.1, 2, 2))
+    algorithm = maml(model=deep, inner_lr=0.1, inner_steps=2, eval_steps=2)
     found = algorithm.meta_grad(params, Episode(Batch(x, y), Batch(x, y)), 0)
     assert found.grads.keys() == params.keys() and network_of(flat).refusal(start(flat)) is None
 
