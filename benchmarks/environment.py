@@ -25,7 +25,7 @@ def versions() -> dict[str, str | None]:
 def cpu_name() -> str:
     """The processor's model name, if the system has it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 

@@ -49,11 +49,11 @@ def enter_link(rank: int, channel: int) -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare: this system does not permit networks of one's own")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-        Path("/proc/self", name).write_text(text)
+        Path("/proc/self", name).write_text(text, encoding="utf-8")
     tun = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", _INTERFACE.encode(), _IFF_TUN | _IFF_NO_PI))
     for name, value in _SETTINGS.items():
-        Path("/proc/sys/net/ipv4", name).write_text(value)
+        Path("/proc/sys/net/ipv4", name).write_text(value, encoding="utf-8")
     commands = (
         "link set lo up", f"link set {_INTERFACE} mtu {_PACKET} txqueuelen 10000 up",
         f"addr add {address_of(rank)}/32 dev {_INTERFACE}",

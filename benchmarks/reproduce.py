@@ -206,7 +206,7 @@ def run_all(runs: Sequence[RowRun]) -> int:
 def _recorded(run: RowRun, code: int, log: Path) -> bool:
     """Writes the result of a run that has ended with a code; whether there is one."""
     if code != OK:
-        last = log.read_text(errors="replace").splitlines()[-5:]
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
         print("\n  ".join([f"{run.name}: failed with exit code {code}", *last]), file=sys.stderr, flush=True)
         return False
     try:

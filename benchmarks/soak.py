@@ -152,7 +152,7 @@ def ranks_of(launcher: int, ranks: int) -> Sequence[int]:
     """The processes of the ranks; a single one runs in the program itself."""
     if ranks == 1:
         return [launcher]
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text(encoding="utf-8").split()]
 
 
 def held_by(pid: int) -> Held:

@@ -37,6 +37,8 @@ def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**6
         above = "" if at_most == 2**63 - 1 else f" and at most {at_most}"
         over = isinstance(value, int) and value > at_most
         advice = f"type KEY={at_most} or less" if over else f"type KEY={max(at_least, 1)} or more"
+        if isinstance(value, float) and value.is_integer() and at_least <= value <= at_most:
+            advice = f"type KEY={int(value)}, since a number with a point or an e is a real number here"
         raise Invalid(name, value, f"must be a whole number of at least {at_least}{above}", advice)
 
 

@@ -94,7 +94,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for name in algorithms():
         yield f"{ALGORITHMS}/{name}.md", algorithm_page(name)
     for name in ("RESULTS.md", "CHANGELOG.md"):
-        yield name.lower(), "---\nhide: [navigation]\n---\n\n" + from_the_top((ROOT / name).read_text())
+        yield name.lower(), "---\nhide: [navigation]\n---\n\n" + from_the_top((ROOT / name).read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def _source(module: str) -> Path:
 
 
 def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 # Algorithms

@@ -7,8 +7,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 pytest=(.venv/bin/python -m pytest)
-# Two files at a time, in the order of tests/conftest.py. Not more: some tests hold processes to limits of seconds.
-together=(-n 2 --dist loadfile --no-loadscope-reorder)
+# Three files at a time, in the order of tests/conftest.py: many tests wait. Not more: some hold processes to limits of
+# seconds.
+together=(-n 3 --dist loadfile --no-loadscope-reorder)
 case "${1:-}" in
     --fast)
         shift

@@ -54,7 +54,7 @@ def rows_in(part: str, device: str, *, short: bool) -> Iterator[CheckRow]:
 
 def write_rows(part: str, device: str, path: Path, *, short: bool) -> None:
     """Writes the rows of a part to `path`, each as soon as it is there."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for row in rows_in(part, device, short=short):
             print(json.dumps(row._asdict()), file=file, flush=True)
 

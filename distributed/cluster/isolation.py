@@ -121,7 +121,7 @@ def _unshare() -> list[int]:
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET)
         # User and group are mapped to themselves, so files and their owners are as before.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            Path("/proc/self", name).write_text(text)
+            Path("/proc/self", name).write_text(text, encoding="utf-8")
         names = ["user", "net"]
     return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
 

@@ -69,7 +69,7 @@ def own_place() -> WorldAddress:
 def _born(pid: int) -> int:
     """When a process was started; 0 if there is none, or the system does not tell."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19])
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()[19])
     except (OSError, IndexError):
         return 0
 

@@ -53,7 +53,7 @@ def listeners(pid: int) -> list[Listener]:
             inodes.add(target[8:-1])
     listening = set()
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENING and fields[9] in inodes:
                 listening.add(_listener(family, *fields[1].split(":")))

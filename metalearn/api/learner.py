@@ -1,7 +1,7 @@
 """A learner, and the tasks that it is adapted to."""
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -233,9 +233,12 @@ class Learner:
         """The type of the parameters."""
         return next(iter(self.params.values())).dtype
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Within it, products have the precision of the training, whatever was trained since."""
-        return computing_with(self._taught.config.precision)
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within it, products have the precision of the training, whatever was trained since, and tensors can have
+        gradients, whatever mode the caller is in."""
+        with torch.inference_mode(False), computing_with(self._taught.config.precision):
+            yield
 
     def read(self, inputs: Any) -> Any:
         """Pictures as a list, or numbers as a tensor [n, …].

@@ -190,4 +190,4 @@ def _start(algorithm: Algorithm, model: Model, dtype: torch.dtype) -> Params:
             drawn = algorithm.init(torch.Generator("cpu").manual_seed(0))
     except RuntimeError as error:
         raise ConfigError(f"the network cannot be made ({str(error).splitlines()[0]})") from error
-    return {name: value.to(dtype) for name, value in drawn.items()}
+    return {name: drawn[name].to(dtype) for name in sorted(drawn)}

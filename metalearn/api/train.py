@@ -13,7 +13,7 @@ from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.pictures import form_of
 from metalearn.app.job import Job, installed
 from metalearn.app.parts import Parts, check_device, connect, first_tasks, put_together
-from metalearn.app.run import make_run, seen_by
+from metalearn.app.run import check_finite, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
 from metalearn.config.build import build
@@ -27,6 +27,7 @@ from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
 from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
+from metalearn.training.chunks import episodes_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner
 from metalearn.types import Algorithm, Model, TaskSource
@@ -77,12 +78,12 @@ def train(
     Raises:
         ValueError: a name, key or value that is not allowed, parts that do not fit together, or validation classes
             that are among the training classes.
-        RunError: a loss or gradient is not finite.
+        RunError: a loss, a gradient or the best validation is not finite.
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
     chosen = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "optimizer": optimizer}
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
-    with computing_with(precision):
+    with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
             parts, job = _assemble(chosen, keys, transductive)
         except OmegaConfBaseException as error:
@@ -91,6 +92,7 @@ def train(
         check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
         check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
         best, validation = _trained(parts, job, progress)
+        check_finite(job.config, "val", validation, parts.settings.steps)
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
         named = isinstance(tasks, str | Named)
         return learner_of(
@@ -179,7 +181,7 @@ def _check_kinds(chosen: Mapping[str, Any]) -> None:
 
 def _shape(source: TaskSource) -> tuple[int, ...]:
     """The shape of one input."""
-    return tuple(source.episodes("train", torch.tensor([0])).query.x.shape[2:])
+    return tuple(episodes_of(source, "train", torch.tensor([0])).query.x.shape[2:])
 
 
 def _facts(source: TaskSource) -> dict[str, Any]:

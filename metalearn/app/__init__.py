@@ -14,7 +14,7 @@ def _check_distributed() -> None:
     of Dask takes long, and fails where its files and ours lie in one folder."""
     spec = find_spec("distributed")
     origin = spec.origin if spec is not None else None
-    if origin is not None and _OURS in Path(origin).read_text(errors="replace"):
+    if origin is not None and _OURS in Path(origin).read_text(encoding="utf-8", errors="replace"):
         return
     found = "is not installed" if spec is None else f"is another package, in {origin or 'a folder without __init__.py'}"
     raise ForeignPackageError(

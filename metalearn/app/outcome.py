@@ -1,10 +1,12 @@
 """How the program ends: exit codes, and errors that need no traceback."""
 
+import io
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from metalearn.errors import ConfigError, DataError, RunError
@@ -31,7 +33,11 @@ def exit_code_of(run: Callable[[], int]) -> int:
 
 
 def exit_code_of_process(run: Callable[[], int]) -> int:
-    """As `exit_code_of`, for all that a process does: it may be interrupted at any moment."""
+    """As `exit_code_of`, for all that a process does: it may be interrupted at any moment. Signs that the terminal's
+    encoding lacks are written as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return exit_code_of(run)
     except KeyboardInterrupt:
@@ -73,3 +79,14 @@ def print_to_pipe(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more when it exits
+
+
+def versions() -> str:
+    """This program's version, and those of torch and hydra-core if they are installed."""
+    found = []
+    for name in ("metalearn-train", "torch", "hydra-core"):
+        try:
+            found.append(f"{name.removesuffix('-train')} {version(name)}")
+        except PackageNotFoundError:
+            found.append("metalearn (a checkout that is not installed)" if name == "metalearn-train" else f"no {name}")
+    return ", ".join(found)

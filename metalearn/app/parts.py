@@ -22,7 +22,7 @@ from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_param
 from metalearn.runs.published import named
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import is_folder
-from metalearn.training.chunks import chunk_functions, piece_functions, single_stages
+from metalearn.training.chunks import chunk_functions, episodes_of, piece_functions, single_stages
 from metalearn.training.loop import Reduce
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
@@ -124,7 +124,8 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
             "algorithm, model: nothing to learn, since this algorithm leaves out the model's head, and the model has "
             "no other parameters; type model.hidden=[64], or another model"
         )
-    params = {name: value.to(dtype) for name, value in drawn.items()}
+    # By name everywhere, as the optimiser and the files have them: an algorithm may go by their order.
+    params = {name: drawn[name].to(dtype) for name in sorted(drawn)}
     known = config.model.get("weights") is None  # nobody knows what those were trained on
     if config.init_from is None:
         return params, [], Seen(complete=known)
@@ -233,14 +234,14 @@ def first_tasks(parts: Parts) -> Episode:
         DataError: data that is missing or damaged.
     """
     if parts.algorithm.trained_on == "tasks":
-        return parts.source.episodes("train", torch.tensor([0]))
+        return episodes_of(parts.source, "train", torch.tensor([0]))
     settings = parts.settings
     chunk = chunk_size(settings, parts.model, 1, parts.device)
     counts = [settings.meta_batch_size]
     if parts.algorithm.evaluated_on == "samples":
         counts += [settings.val_tasks, settings.test_tasks]
     smallest = min(count % chunk or chunk for count in counts)
-    return parts.source.episodes("train", torch.arange(min(smallest, 2)))
+    return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)))
 
 
 def training_chunk(parts: Parts) -> int:

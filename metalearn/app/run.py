@@ -1,25 +1,28 @@
 """A run from its first step to its result, once its parts are built and its workers are there."""
 
 import logging
+import math
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job
 from metalearn.app.outcome import printable
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, training_chunk
 from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
 from metalearn.config.values import to_container
-from metalearn.errors import RunError
+from metalearn.errors import ConfigError, DivergedError, RunError
 from metalearn.nn.native import describe
 from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window
 from metalearn.reporting.logging import SILENT, RunLog
 from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, from_bytes, rewind, to_bytes
+from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, fitted, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import (
     PAUSED,
     FolderState,
@@ -32,6 +35,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
+from metalearn.tasks.common.identities import content_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
     Progress,
@@ -45,9 +49,12 @@ from metalearn.training.loop import (
     restore,
     snapshot,
 )
-from metalearn.types import Batch, Episode, Metrics, Params, Strategy
+from metalearn.types import Batch, Episode, Metrics, Params, Strategy, TaskSource
 
 Result = dict[str, Any]
+
+DATA = "data"
+"""The key of the digest of the data in checkpoints and in result.json."""
 
 DONE = b"done"
 """What rank zero shares in place of the learner if there is nothing left to do."""
@@ -94,11 +101,29 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
         DataError: data that is missing or damaged.
     """
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
-    if begun is not None and begun.meta["step"] and job.config.resume == "auto":
-        check_same_classes(from_meta(begun.meta), parts.source, parts.settings.steps)
+    if begun is not None and begun.meta["step"]:
+        if job.config.resume == "auto":
+            check_same_classes(from_meta(begun.meta), parts.source, parts.settings.steps)
+        check_same_data(job, parts.source, begun)
     seen = seen_by(parts, begun)
     for split in ("test", "val"):
         check_unseen(seen, parts.source, split, job.config.seen_classes)
+
+
+def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
+    """Raises ConfigError if a run would go on with other data than it was trained on; where `resume` names a
+    checkpoint, a line says so instead."""
+    trained_on = begun.meta.get(DATA)
+    if trained_on is None or trained_on == content_of(source):
+        return
+    what = f"the data of dataset={job.config.dataset._target_} are not those that the checkpoint was trained on"
+    if job.config.resume != "auto":
+        log.warning("resume=%s: %s", printable(str(job.config.resume)), what)
+        return
+    raise ConfigError(
+        f"dataset: {what}: their content has changed; bring the data back, or type run=NAME for another run, or "
+        f"run=NAME resume={job.run_dir}/checkpoints/last to go on with these"
+    )
 
 
 # The run
@@ -125,20 +150,27 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     )
     run_log = parts.open_log(job.run_dir, window)
     seen = seen_by(parts, state.snapshot)
-    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen)
+    data = content_of(parts.source)
+    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen, {DATA: data})
     log_start(job, parts, run)
     try:
         run_log.start(config, first_pictures(parts))
         strategy.share(to_bytes(snapshot(learner, progress, run.meta, {})))
         progress = fit(run, learner, progress)
+        check_finite(job.config, "val", progress.best or {}, progress.step)
         best = parts.checkpointer.best()
         if best is None:
             raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
-        values = evaluate_test(run, best.params, progress)
+        tested = fitted("checkpoint", job.run_dir / "checkpoints/best", best.params, parts.start)
+        values = evaluate_test(run, tested, progress)
         write_table(job.run_dir / "test.csv", values)
         test = summary(values, run.evaluation.unit) | check_unseen(seen, parts.source, "test", job.config.seen_classes)
         run_log.evaluation(progress.step, "test", test)
-        result = result_of(job, "completed", progress) | {"test": test | {"transductive": parts.transductive}}
+        check_finite(job.config, "test", test, progress.step)
+        result = result_of(job, "completed", progress) | {
+            DATA: data,
+            "test": test | {"transductive": parts.transductive},
+        }
         figures = {f"hparam/test_{name}": value for name, value in test.items() if isinstance(value, int | float)}
         run_log.result(config, figures)
     finally:
@@ -147,11 +179,23 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, draw_report)):
         if wanted:
             try:
-                draw(job, parts, best.params, result)
+                draw(job, parts, tested, result)
             except Exception as error:  # whatever fails in the drawing, the run is complete
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
     return result
+
+
+def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], step: int) -> None:
+    """Raises DivergedError for a validation or a test whose loss or metric is not finite: nothing can be compared with
+    it."""
+    metric = "accuracy" if "accuracy" in figures else "mse"
+    wrong = [name for name in (metric, "loss") if not math.isfinite(figures.get(name, 0.0))]
+    if not wrong:
+        return
+    rate = OmegaConf.select(config, "algorithm.inner_lr")
+    advice = "" if rate is None else f"; it may be algorithm.inner_lr={rate}: type algorithm.inner_lr={rate / 10:g}"
+    raise DivergedError(f"{split} {wrong[0]} is {figures[wrong[0]]}, so this run has no result{advice}", step + 1)
 
 
 def evaluate_test(run: Run, params: Params, progress: Progress) -> Metrics:
@@ -233,9 +277,16 @@ def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
 
 
 def make_run(
-    job: Job, parts: Parts, strategy: Strategy, checkpointer: Checkpointer, run_log: RunLog, stops: Stops, seen: Seen
+    job: Job,
+    parts: Parts,
+    strategy: Strategy,
+    checkpointer: Checkpointer,
+    run_log: RunLog,
+    stops: Stops,
+    seen: Seen,
+    noted: Mapping[str, Any] | None = None,
 ) -> Run:
-    """What the loop needs on this rank."""
+    """What the loop needs on this rank; its checkpoints also have what is `noted`."""
     return Run(
         settings=parts.settings,
         pause_after=job.config.pause_after,
@@ -246,7 +297,7 @@ def make_run(
         evaluation=Units(evaluation_chunk(parts), parts.algorithm.evaluated_on),
         checkpointer=checkpointer,
         log=run_log,
-        meta={"config": to_container(job.config), KEY: to_meta(seen)},
+        meta={"config": to_container(job.config), KEY: to_meta(seen), **(noted or {})},
         stops=stops,
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
+from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of, printable
 from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import started_as_rank
@@ -43,6 +44,9 @@ LAUNCHERS = {
 """Launchers of other packages, and what to install for them."""
 
 PRELOAD = ("metalearn.app.preload",)
+
+_LOG_END = 4096
+"""The bytes at the end of a log that are read for the reason of its end."""
 
 RunJob = Callable[[Job], int]
 
@@ -169,7 +173,20 @@ def trial(config: DictConfig, program: Program, run_job: RunJob) -> dict[str, An
 
     ending = ending_of(run)
     result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
-    return {**result, "status": _status(ending, result), "exit": ending.code, "error": ending.error}
+    error = ending.error or (reason_in(folder / "train.log") if ending.code in (FAILED, DIVERGED) else "")
+    return {**result, "status": _status(ending, result), "exit": ending.code, "error": error}
+
+
+def reason_in(path: Path) -> str:
+    """The last line of a log, without its time: what has ended a run whose ranks are other processes."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_END))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        return f"its log cannot be read: {error.strerror}"
+    last = next((line for line in reversed(lines) if line.strip()), "nothing is in its log")
+    return printable(re.sub(r"^\S+ \S+\s+[A-Z]+\s+(ended by \w+: )?", "", last))
 
 
 def _status(ending: Ending, result: Mapping[str, Any]) -> str:
@@ -237,7 +254,7 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
             finally:
                 os._exit(code)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
+    with os.fdopen(reader, encoding="utf-8") as pipe:
         found = pipe.read()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -250,7 +267,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     in_rounds = "rounds" in sweeper
     metric, steps, shapes = "", 0, None
     for params in _checked(plan):
-        parts = _assemble(program, [*others, *plan.overrides(params)])
+        parts = _assemble_one(program, others, plan.overrides(params))
         metric = "mse" if parts.source.classes("val") is None else "accuracy"
         _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
         steps = parts.settings.steps
@@ -302,6 +319,20 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) 
                 f"hydra.sweeper.pruner={pruner}: compares validations, which have no {name}; type "
                 f"hydra.sweeper.pruner=none, or hydra.sweeper.objective=val.{metric}"
             )
+
+
+def _assemble_one(program: Program, others: Sequence[str], searched: Sequence[str]) -> Any:
+    """The parts of one combination of a search; if it is refused, the message names its options."""
+    try:
+        return _assemble(program, [*others, *searched])
+    except ConfigError as error:
+        options = [text for text in searched if text.partition("=")[0] in groups()]
+        if not options:
+            raise
+        raise ConfigError(
+            f"{error}; the search combines it with {' '.join(options)}: type keys that all its options have, or one "
+            "search for each option"
+        ) from error
 
 
 def _assemble(program: Program, overrides: Sequence[str]) -> Any:

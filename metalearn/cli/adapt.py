@@ -121,6 +121,6 @@ def report(
             "accuracy": reached.value, "interval95": [reached.low, reached.high], "correct": reached.correct,
             "pictures": reached.pictures, "in_support": known, "transductive": transductive,
         }  # fmt: skip
-        (out / "accuracy.json").write_text(json.dumps(figures, indent=2) + "\n")
+        (out / "accuracy.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         print(f"accuracy {reached}")
     print(f"all in {out}")

@@ -4,7 +4,6 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from metalearn.errors import ConfigError, ForeignPackageError
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first in ("-h", "--help"):
         return _print(overview())
     if first == "--version":
-        return _print(versions())
+        return _print_versions()
     is_command = bool(first) and "=" not in first and not first.startswith(("-", "+", "~"))
     command = arguments.pop(0) if is_command else "train"
     if command not in COMMANDS:
@@ -79,17 +78,6 @@ def overview() -> str:
     )
 
 
-def versions() -> str:
-    """This program's version, and those of torch and hydra-core if they are installed."""
-    found = []
-    for name in ("metalearn-train", "torch", "hydra-core"):
-        try:
-            found.append(f"{name.removesuffix('-train')} {version(name)}")
-        except PackageNotFoundError:
-            found.append("metalearn (a checkout that is not installed)" if name == "metalearn-train" else f"no {name}")
-    return ", ".join(found)
-
-
 def explain(topics: Sequence[str]) -> int:
     """`metalearn help …`: a command's help, or what `conf/` says of a group, an option or a key."""
     if not topics:
@@ -109,6 +97,12 @@ def _print(text: str) -> int:
 
     print_to_pipe(text)
     return _OK
+
+
+def _print_versions() -> int:
+    from metalearn.app.outcome import versions
+
+    return _print(versions())
 
 
 def _refuse(message: str) -> int:

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.outcome import OK, exit_code_of_process, print_to_pipe
+from metalearn.app.outcome import OK, exit_code_of_process, print_to_pipe, versions
 from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
 from metalearn.app.sweep import run_sweep
 from metalearn.app.with_hydra import show_by_hydra
-from metalearn.config.compose import compose_config
+from metalearn.config.compose import as_path, compose_config
 from metalearn.config.help import help_text
 from metalearn.config.options import search, search_flags
 from metalearn.errors import ConfigError
@@ -24,23 +24,36 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     """Composes and checks the config; then runs one job, or those of a multirun."""
     from hydra._internal.utils import get_args_parser
 
-    arguments = get_args_parser().parse_args(argv)
+    if "--version" in argv:
+        print_to_pipe(versions())
+        return OK
+    # Flags may stand between overrides.
+    arguments = get_args_parser().parse_intermixed_args(argv)
     for flag, value in (("--config-path", arguments.config_path), ("--config-name", arguments.config_name)):
         if value is not None:
             raise ConfigError(
                 f"{flag}={value}: this program composes its own conf; type --config-dir=FOLDER to add yours"
             )
+    if arguments.experimental_rerun is not None:
+        raise ConfigError(
+            f"--experimental-rerun={arguments.experimental_rerun}: would run what a pickle names; type the command "
+            "that the run's report.html shows, or the overrides in its .hydra/overrides.yaml"
+        )
     search(arguments.config_dir)
     if arguments.help:
         print_to_pipe(help_text())
         return OK
-    sys.argv = [sys.argv[0], *argv]  # where Hydra looks
-    if arguments.multirun:
-        return run_sweep(program, arguments.overrides, run_job)
-    composed = compose_config(arguments.overrides)
-    if arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
+    overrides = [as_path(text) for text in arguments.overrides]
+    flags = [word for word in argv if word not in arguments.overrides]
+    sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
+    if arguments.shell_completion:  # install=bash and the like are no keys
         return show_by_hydra()
-    return run_job(to_job(*composed, program, [*search_flags(), *arguments.overrides]))
+    if arguments.multirun:
+        return run_sweep(program, overrides, run_job)
+    composed = compose_config(overrides)
+    if arguments.hydra_help or arguments.cfg or arguments.info:
+        return show_by_hydra()
+    return run_job(to_job(*composed, program, [*search_flags(), *overrides]))
 
 
 def run_job(job: Job) -> int:

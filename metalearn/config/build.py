@@ -62,7 +62,7 @@ def factories(group: str) -> tuple[str, ...]:
     """The factories of a group: those that the yaml files of its options name, and the one that config.yaml names. No
     other function is ever called."""
     options = sorted((CONF / group).glob("*.yaml"))
-    named = [target for file in options for target in _TARGET.findall(file.read_text())]
+    named = [target for file in options for target in _TARGET.findall(file.read_text(encoding="utf-8"))]
     common = OmegaConf.select(_common(), f"{group}._target_")
     return tuple(dict.fromkeys([*named, *([] if common is None else [str(common)])]))
 

@@ -53,8 +53,15 @@ def check_top_level(config: DictConfig) -> None:
     if not isinstance(config.launch.model, str | None):
         raise ConfigError(f"launch.model={config.launch.model}: must be a folder; type launch.model=best, for example")
     _check_ray(config.launch)
+    for key in ("data", "outputs"):
+        folder = config.launch[key]
+        if not isinstance(folder, str) or not folder:
+            raise ConfigError(
+                f"launch.{key}={folder!r}: must be a folder (is a variable of the shell not set?); type "
+                f"launch.{key}={key}"
+            )
     run = str(config.run)
-    if not run or run in (".", "..") or "/" in run:
+    if config.run is None or not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
     if config.resume not in ("auto", "never"):
         check_checkpoint("resume", config.resume, published=False)

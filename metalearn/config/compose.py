@@ -7,6 +7,7 @@ import difflib
 import functools
 import itertools
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,28 @@ OPEN = "model.network."
 
 PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The name of a package or module."""
+
+PATHS = (
+    "dataset.root", "dataset.shards", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data", "launch.model",
+    "launch.outputs", "model.weights", "resume",
+)  # fmt: skip
+"""Keys whose values are paths."""
+
+ABSENT = {
+    **dict.fromkeys(("weight_decay", "wd", "l2"), "weight decay"),
+    **dict.fromkeys(("clip_norm", "grad_clip", "clip", "max_norm", "max_grad_norm"), "clipping of gradients"),
+    **dict.fromkeys(("patience", "early_stopping"), "early stopping: the best validation is tested in any case"),
+}  # fmt: skip
+"""What other programs have, by the names of its keys. The nearest key of ours means something else."""
+
+OWN_PART = "docs/how-to/extend.md shows how to write a part of your own"
+
+NEEDS = {
+    "optimizer.decay": ("optimizer.schedule", ("step",)),
+    "optimizer.decay_every": ("optimizer.schedule", ("step",)),
+    "optimizer.min_lr": ("optimizer.schedule", ("cosine", "linear", "step")),
+}
+"""Keys that have an effect only if another key has one of these values."""
 
 PROVIDER = "command-line"
 """Hydra's name for a folder that `--config-dir` has named."""
@@ -85,6 +108,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             _check_key_of_experiment(key, known, chosen["experiment"])
         check_links(config, chosen, {override.key_or_group for override in values})
         check_plugins(config, {override.key_or_group for override in values})
+        _check_effects(config, {override.key_or_group for override in values})
         for override in values:  # one by one, so that an error names the key that was typed
             OmegaConf.select(config, override.key_or_group)
         run_dir = Path(whole.hydra.run.dir)
@@ -163,6 +187,21 @@ def _explained(error: Exception) -> str:
     return f"{first.rstrip('.')}: {str(cause).splitlines()[0]}; {lists}" if cause else str(error)
 
 
+def as_path(override: str) -> str:
+    """The override, with its value in Hydra's quotes if it is a path that Hydra cannot read as it is typed, such as one
+    with `=`, brackets or an umlaut. `~` at its beginning is the home folder, which shells leave there."""
+    key, equals, value = override.partition("=")
+    if not equals or key.lstrip("+") not in PATHS:
+        return override
+    if value.partition("/")[0] == "~":
+        value = str(Path(value).expanduser())
+    try:
+        OverridesParser.create().parse_override(f"{key}={value}")
+    except HydraException:
+        value = quoted(value)
+    return f"{key}={value}"
+
+
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """The overrides, read by Hydra.
 
@@ -175,8 +214,23 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parser.parse_override(override))
         except HydraException as error:
-            raise ConfigError(f"{override}: cannot be read: {str(error).splitlines()[0]}; type KEY=VALUE") from error
+            raise ConfigError(
+                f"{override}: cannot be read: {str(error).splitlines()[0]}; {_readable(override)}"
+            ) from error
     return parsed
+
+
+def _readable(override: str) -> str:
+    """What to type in place of an override that Hydra cannot read."""
+    key, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"\+{0,2}[\w./@]+", key):
+        return "type KEY=VALUE"
+    text = f"{key}={quoted(value)}"
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        return "type KEY=VALUE"
+    return f"such a text stands in quotes of Hydra's, and these in quotes of the shell; type {shlex.quote(text)}"
 
 
 def sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
@@ -213,6 +267,8 @@ def check_key(key: str, known: set[str]) -> None:
     last = {name.rpartition(".")[2]: name for name in sorted(known)}
     name = key.rpartition(".")[2]
     tail = [name] if name in last else difflib.get_close_matches(name, last, n=1, cutoff=0.75)
+    if name in ABSENT:
+        raise ConfigError(f"{key}: there is no such key, and no {ABSENT[name]} here; {OWN_PART}")
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
     whole = nearest(key, [*sorted(known), *groups()])
     hint = by_tail if name in last else whole or by_tail
@@ -229,6 +285,18 @@ def _check_key_of_experiment(key: str, known: set[str], experiment: str) -> None
             f"{error}. experiment={experiment} sets it, so it does not go with this {group}; type another "
             f"experiment, one of {', '.join(groups()['experiment'])}"
         ) from error
+
+
+def _check_effects(config: DictConfig, typed: Collection[str]) -> None:
+    """Raises ConfigError for a key that was typed and has no effect."""
+    for key in sorted(NEEDS.keys() & typed):
+        other, values = NEEDS[key]
+        present = OmegaConf.select(config, other)
+        if present is not None and present not in values:
+            raise ConfigError(
+                f"{key}={OmegaConf.select(config, key)}: has no effect with {other}={present}; type "
+                f"{other}={values[0]}, or leave {key} out"
+            )
 
 
 def check_plugins(config: DictConfig, typed: Collection[str]) -> None:
@@ -256,10 +324,29 @@ def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
     return known
 
 
-@functools.lru_cache(maxsize=256)
-def _keys_of_ours(conf: Path, chosen: tuple[tuple[str, str | None], ...]) -> frozenset[str]:
-    """The keys that exist with these options in `conf`. To compose them again takes half the time of a composition."""
-    return frozenset(keys_of(_without_experiment(dict(chosen))))
+def _keys_of_ours(conf: Path, chosen: tuple[tuple[str, str | None], ...]) -> set[str]:
+    """The keys that exist with these options in `conf`, as `_without_experiment` has them, from the files alone: to
+    compose again would take half the time of a composition."""
+    known, options = groups(), dict(chosen)
+    keys = {*_keys_in(conf / "config.yaml", "")}
+    for group in known.keys() - {"experiment", "sweep"}:
+        names = known[group] if group not in options else [options[group]]
+        for name in names:
+            if name is not None:
+                keys |= {group} | _keys_in(conf / group / f"{name}.yaml", f"{group}.")
+    return keys
+
+
+@functools.cache
+def _keys_in(path: Path, prefix: str) -> frozenset[str]:
+    """The keys of a yaml, and of those that its own defaults name beside it."""
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig)
+    config.pop("hydra", None)
+    others = config.pop("defaults", []) if prefix else []
+    config.pop("defaults", None)
+    beside = [path.with_name(f"{name}.yaml") for name in others if name != "_self_"]
+    return frozenset(keys_of(config, prefix)).union(*(_keys_in(other, prefix) for other in beside))
 
 
 def _without_experiment(chosen: Mapping[str, str | None]) -> DictConfig:

@@ -113,7 +113,7 @@ def _cell(text: str) -> str:
 
 def _summary(path: Path) -> str:
     """The first comment of a yaml file that is not a directive to Hydra."""
-    comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
+    comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
     return next((comment for comment in comments if not comment.startswith("@package")), "")
 
 
@@ -121,7 +121,7 @@ def _keys(path: Path, prefix: str) -> list[Key]:
     """The lines of a yaml file that have a comment behind them."""
     keys = []
     section = ""
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         setting, _, meaning = line.partition("  # ")
         key, _, value = setting.partition(":")
         if line and not line.startswith((" ", "#")):

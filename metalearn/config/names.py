@@ -46,11 +46,17 @@ def slurm_port(job: str | int) -> int:
     return 20_000 + int(job) % 10_000 if int(job) else 0
 
 
+def inner_rate(ways: int | None) -> float:
+    """The rate of inner steps that learns tasks of classes (`ways`, by a network with norms), or of real numbers."""
+    return 0.01 if ways is None else 1.0
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "folder_name": folder_name,
     "trial_folder": trial_folder,
     "study_folder": study_folder,
     "run_group": run_group,
+    "inner_rate": inner_rate,
     "sagemaker": sagemaker.value,
     "slurm_port": slurm_port,
 }

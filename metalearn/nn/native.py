@@ -268,7 +268,7 @@ def _library(compiler: list[str], real: str) -> ctypes.CDLL:
     """The library for `real`, from the cache or freshly compiled. Its name has a hash of all that it depends on."""
     version = _version(compiler)
     command = _command(compiler, version)
-    parts = (*(source.read_text() for source in SOURCES), *command, version, real, _processor())
+    parts = (*(source.read_text(encoding="utf-8") for source in SOURCES), *command, version, real, _processor())
     name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
     def make() -> list[bytes]:
@@ -311,7 +311,7 @@ def _compile(command: list[str], real: str, to: Path) -> Path:
 def _processor() -> str:
     """The properties of the processor that `-march=native` depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

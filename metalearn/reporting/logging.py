@@ -207,7 +207,7 @@ class _Lines:
             log.warning("%s: its lines up to step %d are not those that this run has written", path, window.done)
         write_atomically(path, "".join(kept))
         with writing(path):
-            self._file = path.open("a")
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: dict[str, Any]) -> None:
         line = json.dumps(jsonable(values)) + "\n"

@@ -184,9 +184,9 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     meta = json.dumps(snapshot.meta | {"versions": versions}, indent=2)
     if len(meta) > LARGEST_JSON:
         raise RuntimeError(f"meta.json would have {len(meta):,} bytes, and at most {LARGEST_JSON:,} are read")
-    (temporary / "meta.json").write_text(meta)
+    (temporary / "meta.json").write_text(meta, encoding="utf-8")
     manifest = {name: _sha256(temporary / name) for name in FILES[:-1]}
-    (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     for path in (*temporary.iterdir(), temporary):
         _sync(path)
 
@@ -298,13 +298,13 @@ def rewind(run_dir: Path, step: int) -> None:
                 _remove(path)
         _point(folder / "last", _name(step))
         if job_id():
-            (folder / _WENT_BACK).write_text(job_id())
+            (folder / _WENT_BACK).write_text(job_id(), encoding="utf-8")
 
 
 def has_gone_back(run_dir: Path) -> bool:
     """Whether this process was started anew after one of the same job has called `rewind`; see `restarted`."""
     marker = run_dir / "checkpoints" / _WENT_BACK
-    return restarted() and marker.is_file() and marker.read_text() == job_id()
+    return restarted() and marker.is_file() and marker.read_text(encoding="utf-8") == job_id()
 
 
 def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) -> tuple[Params, list[str]]:

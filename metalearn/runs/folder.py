@@ -290,7 +290,7 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
 
 def _open_lock(path: Path) -> TextIO:
     """Opens a lock file, which may be new. A link is not followed, and what the file holds stays."""
-    return open(path, "a", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def _try_to_hold(file: TextIO) -> bool:

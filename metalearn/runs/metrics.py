@@ -84,7 +84,7 @@ def write_table(path: Path, values: Metrics) -> None:
     for name, table in values.items():
         for step, column in enumerate(table.t().tolist()):
             columns[name if name == "digest" else f"{name}_{step}"] = column
-    with writing(path), path.open("w", newline="") as file:
+    with writing(path), path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))

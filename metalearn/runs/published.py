@@ -105,7 +105,9 @@ def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) 
             params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
             save_file(params, temporary / PARAMETERS)
             content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
-            (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            (temporary / DESCRIPTION).write_text(
+                json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+            )
             temporary.replace(folder)
     except SafetensorError as error:  # such as a full disk
         raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
@@ -160,7 +162,10 @@ def option_of(group: str, target: str) -> str | None:
 @cache
 def _options(group: str) -> dict[str, dict[str, Any]]:
     """The content of a group's yamls by their names. Yamls of the user's own folder are left out."""
-    return {file.stem: yaml.safe_load(file.read_text()) or {} for file in sorted((CONF / group).glob("*.yaml"))}
+    return {
+        file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        for file in sorted((CONF / group).glob("*.yaml"))
+    }
 
 
 def _is_path(value: object) -> bool:

@@ -192,7 +192,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         temporary.unlink(missing_ok=True)  # left by a kill, or a link to somebody's file
-        with open(temporary, "x", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

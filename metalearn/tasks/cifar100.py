@@ -40,7 +40,7 @@ _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and me
 
 @cache
 def _rows() -> tuple[Mapping[str, str], ...]:
-    with (Path(__file__).parent / "cifar100_classes.csv").open(newline="") as file:
+    with (Path(__file__).parent / "cifar100_classes.csv").open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 

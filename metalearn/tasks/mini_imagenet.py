@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 @cache
 def published_splits() -> Mapping[str, str]:
     """Class (WordNet id) → its split."""
-    with (Path(__file__).parent / "mini_imagenet_classes.csv").open(newline="") as file:
+    with (Path(__file__).parent / "mini_imagenet_classes.csv").open(encoding="utf-8", newline="") as file:
         return {row["class"]: row["split"] for row in csv.DictReader(file)}
 
 

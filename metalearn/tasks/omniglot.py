@@ -61,7 +61,7 @@ class Character(NamedTuple):
 @cache
 def characters() -> tuple[Character, ...]:
     """All 1623 characters, in the order of the decoded array."""
-    with (Path(__file__).parent / "omniglot_characters.csv").open(newline="") as file:
+    with (Path(__file__).parent / "omniglot_characters.csv").open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         return tuple(
             Character(row["character"], row["digest"], {name: row[name] for name in SPLIT_LISTS}) for row in rows

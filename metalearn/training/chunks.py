@@ -1,6 +1,7 @@
 """A worker's computation for a chunk: it makes the episodes, runs the algorithm, and returns the result."""
 
 import hashlib
+import inspect
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
+from metalearn.errors import DataError
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
 
 DATA_SECONDS = "data_seconds"
 """The metric of a chunk for the seconds that its episodes took to make."""
+
+EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of tensors"
 
 DIGEST = "digest"
 """The name of the value that is a hash of an evaluation task's content."""
@@ -59,6 +63,52 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     return tuple(map(single, model.stages))
 
 
+def episodes_of(source: TaskSource, split: str, indices: Tensor) -> Episode:
+    """What a source gives for these numbers, which may be code of the user's own.
+
+    Raises:
+        DataError: it is no episode, or a label is none of the task's classes. The message names the source's code.
+    """
+    episode = source.episodes(split, indices)
+    parts = list(episode) if isinstance(episode, tuple | list) else []
+    if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
+        raise DataError(f"{_place_of(source)}: gives a {type(episode).__name__}; give {EPISODE}")
+    for part, (x, y) in zip(("support", "query"), parts, strict=True):
+        for name, values in (("x", x), ("y", y)):
+            if not isinstance(values, Tensor):
+                raise DataError(f"{_place_of(source)}: {part}.{name} is a {type(values).__name__}; give {EPISODE}")
+        if x.shape[:2] != y.shape[:2]:
+            shapes = f"{list(x.shape)} for x and {list(y.shape)} for y"
+            raise DataError(f"{_place_of(source)}: {part} has the shapes {shapes}; both begin with [tasks, samples]")
+    classes = source.classes(split)
+    if classes is not None:  # of samples, the first part only gives statistics
+        for _, y in parts if source.unit(split) == "tasks" else parts[1:]:
+            _check_labels(source, split, y, classes)
+    return Episode(Batch(*parts[0]), Batch(*parts[1]))
+
+
+def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int) -> None:
+    """Raises DataError for a label that is none of a task's classes."""
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise DataError(f"{_place_of(source)}: its labels are of {y.dtype}; give whole numbers, of torch.int64")
+    low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"{_place_of(source)}: the labels of {split} run from {low} to {high}, and a task of {classes} classes has "
+            f"the labels 0 to {classes - 1}"
+        )
+
+
+def _place_of(source: TaskSource) -> str:
+    """Where the code of a source is."""
+    function = inspect.unwrap(type(source).episodes)
+    try:
+        place = f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+    except (OSError, TypeError):  # typed at a prompt
+        place = "a prompt"
+    return f"dataset: {type(source).__name__}.episodes ({place})"
+
+
 def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Episode]:
     """A function that moves episodes to `device`, in `dtype`."""
 
@@ -74,7 +124,7 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
     on_device = placing(device, dtype)
 
     def episodes(split: str, indices: Tensor) -> Episode:
-        return on_device(source.episodes(split, indices))
+        return on_device(episodes_of(source, split, indices))
 
     def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
         support, query = episodes(split, indices)
@@ -103,7 +153,7 @@ def chunk_functions(
 
     def training(indices: Tensor) -> tuple[Episode, Metrics]:
         began = time.perf_counter()
-        episode = on_device(source.episodes("train", indices))
+        episode = on_device(episodes_of(source, "train", indices))
         return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
@@ -114,7 +164,7 @@ def chunk_functions(
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
         origin = device_of(params)
-        task = source.episodes(split, indices)
+        task = episodes_of(source, split, indices)
         values = moved(algorithm.evaluate(moved(params, device), on_device(task)), origin)
         return values if algorithm.evaluated_on == "samples" else values | {DIGEST: digests(task)}
 

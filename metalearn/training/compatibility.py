@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import per_task
 from metalearn.errors import ConfigError
-from metalearn.training.chunks import placing
+from metalearn.training.chunks import episodes_of, placing
 from metalearn.types import Algorithm, Apply, Batch, Episode, Model, Params, TaskSource, Unit
 
 
@@ -37,9 +37,9 @@ def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source:
     """
     _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is evaluated on")
     if algorithm.evaluated_on == "samples":
-        _try_samples(algorithm.classify or model.apply, params, source, source.episodes(split, torch.arange(2)))
+        _try_samples(algorithm.classify or model.apply, params, source, episodes_of(source, split, torch.arange(2)))
     else:
-        _try_task(algorithm, params, source, source.episodes(split, torch.tensor([0])), split)
+        _try_task(algorithm, params, source, episodes_of(source, split, torch.tensor([0])), split)
 
 
 def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> None:

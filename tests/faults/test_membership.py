@@ -27,7 +27,7 @@ SHORT = (
     "logger.report=false",
     "model.filters=16",
 )  # fmt: skip
-STEPS = 600
+STEPS = 400
 RUN = Path("outputs/maml_glyphs/seed0")
 
 

@@ -51,6 +51,23 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / OUTPUTS / "seed0"
 
 
+def test_a_run_whose_test_is_not_finite_has_diverged(start: Start, tmp_path: Path) -> None:
+    wild = ("experiment=maml_sinusoid", "algorithm.inner_lr=1e9", "trainer.steps=0", "trainer.val_tasks=4", "run=wild")
+    outcome = start(*wild, "trainer.test_tasks=4", "logger=[]", "logger.plots=false", "logger.report=false").wait()
+    assert outcome.code == 3 and "so this run has no result; it may be algorithm.inner_lr=" in outcome.text, (
+        outcome.text
+    )
+    result = json.loads((tmp_path / "outputs/maml_sinusoid/wild/result.json").read_text())
+    assert result["status"] == "diverged" and "test" not in result
+
+
+def test_a_locale_that_is_not_utf_8_changes_nothing(start: Start, tmp_path: Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    own = ("experiment=maml_sinusoid", "trainer.steps=1", "trainer.val_tasks=2", "trainer.test_tasks=2", "run=c")
+    outcome = start(*own, "logger=[]", "logger.plots=false", "logger.report=false", **plain).wait()
+    assert outcome.code == 0 and "Traceback" not in outcome.text and "\\xb1" in outcome.text, outcome.text
+
+
 def test_a_run_folder_holds_what_it_should(reference: Path) -> None:
     names = {path.name for path in reference.iterdir()}
     assert {".hydra", "train.log", "metrics.jsonl", "checkpoints", "plots", "result.json"} <= names

@@ -68,6 +68,7 @@ def test_the_best_of_the_last_round_wins_and_its_lineage_alone_gives_its_bits(un
     assert [alone[f"trial_{n:04d}"] for n in range(3)] == [whole[f"trial_{n:04d}"] for n in chain]
 
 
+@slow
 def test_kills_and_other_slots_change_no_decision_and_no_bit(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
     rng = random.Random(5)
     for kind, slots in (("controller", 1), ("trial", 3), ("nursery", 2)):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from metalearn.app.job import script
-from metalearn.app.sweep import check_trials
+from metalearn.app.sweep import check_trials, reason_in
 from metalearn.config.compose import compose_sweeper
 from metalearn.errors import ConfigError
 from metalearn.runs.folder import lock
@@ -250,11 +250,34 @@ def test_a_sweep_of_two_workers_has_the_same_bits(tmp_path: Path, undisturbed: t
     assert not list((tmp_path / "sweep").glob("trial_*/plots"))
 
 
+@slow
 def test_trials_of_two_workers_with_two_threads_each_end(tmp_path: Path) -> None:
     """Their ranks cannot be forks of the trial, whose threads the check of its parts has started."""
     search = ("hydra/sweeper=async", "workers=2", "threads=2", "trainer.steps=2", "algorithm.inner_lr=0.01,0.02")
     completed(tmp_path / "sweep", *search)
     assert [row["outcome"] for row in rows(tmp_path / "sweep")] == ["completed", "completed"]
+
+
+def test_the_last_line_of_a_log_says_why_a_trial_has_failed(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    for lines, reason in (
+        ("2026-01-02 03:04:05,678  DEBUG    ended by RunError: the link is gone\n", "the link is gone"),
+        ("2026-01-02 03:04:05,678  ERROR    the run failed\nTraceback\nOSError: [Errno 5] \x1b[2J\n\n",
+         "OSError: [Errno 5] \\x1b[2J"),
+        ("", "nothing is in its log"),
+    ):  # fmt: skip
+        log.write_text(lines)
+        assert reason_in(log) == reason
+    log.unlink()
+    assert reason_in(log) == "its log cannot be read: No such file or directory"
+
+
+def test_a_search_over_options_names_the_one_that_lacks_a_key(tmp_path: Path) -> None:
+    both = ("algorithm=maml,protonet", "algorithm.inner_lr=interval(0.01,0.1)", *SEARCH[:2])
+    outcome = sweep(tmp_path / "sweep", *both).wait()
+    assert outcome.code == 2 and "the search combines it with algorithm=protonet: type keys" in outcome.text, (
+        outcome.text
+    )
 
 
 def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:

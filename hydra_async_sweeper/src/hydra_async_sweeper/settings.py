@@ -259,7 +259,7 @@ def read_yaml(path: Path) -> Any:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
         raise ValueError(f"{path}: is no regular file of at most {_LARGEST:,} bytes")
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     depth = 0
     try:
         # Before yaml builds anything: it recurses a level of nesting, and looks through all open levels at each one.

@@ -221,7 +221,7 @@ class _Nursery:
             self._controller.close()
             if self._gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-            log = _log_path(self._folder, number).open("a", buffering=1)
+            log = _log_path(self._folder, number).open("a", buffering=1, encoding="utf-8")
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
             sys.stdout = sys.stderr = log
@@ -271,14 +271,14 @@ def _log_path(folder: Path, number: int) -> Path:
 def _write_outcome(folder: Path, number: int, outcome: Any) -> None:
     path = _outcome_path(folder, number)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(outcome, default=repr))
+    temporary.write_text(json.dumps(outcome, default=repr), encoding="utf-8")
     temporary.replace(path)
 
 
 def _read_outcome(folder: Path, number: int) -> Any:
     path = _outcome_path(folder, number)
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     finally:

@@ -305,7 +305,9 @@ def _hold(journal: Path) -> TextIO:
 
 def _open_lock(path: Path) -> TextIO:
     """Opens a lock file, which may be new. A link is not followed."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
+    return os.fdopen(
+        os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+", encoding="utf-8"
+    )
 
 
 def _mend(journal: Path) -> None:

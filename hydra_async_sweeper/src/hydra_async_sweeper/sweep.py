@@ -166,7 +166,7 @@ def _open_study(
             )
     except StudyError as error:
         raise SpaceError(str(error)) from error
-    (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config))
+    (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
     if chosen.sampler == "grid":
         study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
     else:

@@ -59,7 +59,7 @@ class _Table:
         writer.writerows(rows)
         write_atomically(self._path, text.getvalue())
         with writing(self._path):
-            self._file = self._path.open("a", newline="")
+            self._file = self._path.open("a", encoding="utf-8", newline="")
 
 
 def _rows_of(path: Path) -> list[Row]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,9 @@ DECODER = 1
 FAMILY = "folder"
 """The family of class identities that are made of folder names."""
 
-_LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
+_LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini", "icon\r")
+_OF_SYSTEMS = (".", "@eaDir", "__MACOSX")
+"""Beginnings of the names of hidden folders, and of those in which a NAS or an archive of a Mac keeps previews."""
 _THREADS = 8
 _NAMED = 5
 """A message names this many of the files or folders that are wrong, and counts the others."""
@@ -78,7 +80,7 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Picture
     folders: dict[str, PictureFolder] = {}
     visited: dict[str, str] = {}
     for path, subfolders, files in os.walk(root, followlinks=True, onerror=refuse):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith(_OF_SYSTEMS))
         first = visited.setdefault(os.path.realpath(path), path)
         if first != path:
             raise DataError(f"{key}{root}: {path} and {first} are the same folder; remove the link")
@@ -97,17 +99,20 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Picture
 
 
 def only_pictures(root: Path, folders: Mapping[str, PictureFolder], key: str = "dataset.root=") -> dict[str, list[str]]:
-    """The pictures of every class.
-
-    Raises:
-        DataError: a folder holds other files too.
-    """
+    """The pictures of every class. A line says which other files are passed over, and which class folders lie within
+    another one, as a folder of copies may."""
     others = [file for folder in folders.values() for file in folder.others]
     if others:
-        raise DataError(
-            f"{key}{root}: {len(others)} files in class folders do not have the names of pictures: "
-            f"{first_few(others)}; take them out of the class folders"
-        )
+        log.warning(
+            "%s%s: %d files in class folders do not have the names of pictures and are passed over: %s",
+            key, root, len(others), first_few(others),
+        )  # fmt: skip
+    inner = [name for name in folders if any(str(above) in folders for above in PurePosixPath(name).parents)]
+    if inner:
+        log.warning(
+            "%s%s: %d folders within class folders count as classes of their own: %s; take them out if they hold the "
+            "same pictures", key, root, len(inner), first_few(inner),
+        )  # fmt: skip
     return {name: folder.pictures for name, folder in folders.items()}
 
 
@@ -141,12 +146,12 @@ def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
 
 def _digest(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> str:
     """A digest of everything that the decoded array depends on. Names, sizes and times of change stand for the contents
-    of the files."""
+    of the files: of these times, programs can set back one, and not the other."""
     digest = hashlib.sha256(f"{DECODER} {PIL.__version__} {shape} {root.resolve()}".encode(errors="surrogateescape"))
     for file in files:
         try:
             status = (root / file).stat()
-            digest.update(os.fsencode(f"\n{file}\0{status.st_size} {status.st_mtime_ns}"))
+            digest.update(os.fsencode(f"\n{file}\0{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"))
         except OSError:  # decoding will report it
             digest.update(os.fsencode(f"\n{file}"))
     return digest.hexdigest()[:24]

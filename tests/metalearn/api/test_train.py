@@ -129,6 +129,7 @@ def test_an_algorithm_may_be_a_function_and_a_module_begins_with_its_own_weights
     with pytest.raises(ValueError, match=r"x: this network does not take inputs of shape \[2\]"):
         learned.adapt(torch.zeros(3, 2), torch.zeros(3))
     assert learned.name == "own" and not learned.form
+    assert list(learned.params) == sorted(learned.params)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
@@ -220,6 +221,20 @@ def test_a_head_without_a_solution_is_a_run_that_diverges(algorithm: str) -> Non
         metalearn.train(
             algorithm, metalearn.named("conv4", filters=2), metalearn.named("glyphs", image_size=16), **steps
         )
+
+
+def test_a_validation_that_is_not_finite_is_no_result() -> None:
+    wild = metalearn.named("maml", inner_lr=1e9, eval_steps=5)
+    with pytest.raises(DivergedError, match=r"val mse is (inf|nan), .*: type algorithm\.inner_lr=1e\+08"):
+        metalearn.train(wild, "mlp", "sinusoid", **(STEPS | {"steps": 0}))
+
+
+def test_it_trains_and_adapts_within_inference_mode(sinusoid: Learner) -> None:
+    x = np.linspace(-3, 3, 5)
+    expected = sinusoid.adapt(x, np.sin(x)).predict(x)
+    with torch.inference_mode():
+        again = metalearn.train(metalearn.named("maml", **INNER), "mlp", metalearn.named("sinusoid", shots=5), **STEPS)
+        assert np.array_equal(again.adapt(x, np.sin(x)).predict(x), expected)
 
 
 class Int32Lines(Lines):

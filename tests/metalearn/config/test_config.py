@@ -19,6 +19,7 @@ from metalearn.config import check, options
 from metalearn.config import compose as configs
 from metalearn.config.build import build
 from metalearn.config.help import help_text
+from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Start
 
@@ -263,6 +264,14 @@ WRONG_VALUES = [
     ("resume=.", "resume=.: holds no complete checkpoint; type resume=…/checkpoints/best"),
     ("init_from=.", "init_from=.: holds no complete checkpoint; type init_from=…/checkpoints/best"),
     ("run=a/b", "run='a/b'"),
+    ("run=null", "run='None'"),
+    ("launch.outputs=", "launch.outputs='': must be a folder (is a variable of the shell not set?)"),
+    ("trainer.steps=1e3", "type trainer.steps=1000, since a number with a point or an e is a real number here"),
+    ("optimizer.weight_decay=1e-4", "optimizer.weight_decay: there is no such key, and no weight decay here"),
+    ("optimizer.decay=0.1", "optimizer.decay=0.1: has no effect with optimizer.schedule=cosine; type"),
+    ("--experimental-rerun=config.pickle", "--experimental-rerun=config.pickle: would run what a pickle names"),
+    ("dataset.ways=a=b", "cannot be read: "),
+    ("dataset.ways=it's", """type 'dataset.ways='"'"'it\\'"'"'s'"'"''"""),
     ("model._target_=os.system", "metalearn."),
     ("model._target_=metalearn.models.conv4.nothing", "metalearn.models.conv4.nothing"),
     ("~optimizer.lr", "optimizer.lr"),
@@ -369,3 +378,46 @@ def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     plan = WorkPlan(work, 2, build(composed.config, "partitioner"), parts.reduce)
     with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
         build(composed.config, "strategy", plan=plan)
+
+
+PATHS = (
+    "a=b", "Fotos_für_Anna", "no#1", "Anna's", "set[1]", "copy (1)", "a,b=c", 'a"b', "a\\b", "$HOME", "plain/path-1.0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_what_the_shell_hands_over(path: str) -> None:
+    for key in ("dataset.root", "init_from", "+launch.outputs"):
+        (override,) = configs.parsed([configs.as_path(f"{key}=/home/{path}")])
+        assert override.value() == f"/home/{path}" and override.key_or_group == key.lstrip("+")
+
+
+def test_a_tilde_at_the_beginning_of_a_path_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert configs.as_path("dataset.root=~/pictures") == "dataset.root=/home/anna/pictures"
+    assert configs.as_path("dataset.root=a,b") == "dataset.root=a,b", "a sweep stays one"
+    assert configs.as_path("dataset.ways=~/x") == "dataset.ways=~/x" and configs.as_path("--flag") == "--flag"
+
+
+def test_flags_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["seed=1", "--cfg", "job", "trainer.steps=7"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed: 1\n" in shown and "steps: 7\n" in shown
+    assert train.main(["seed=1", "--version"]) == 0
+    assert capsys.readouterr().out.startswith("metalearn ")
+
+
+def test_real_numbers_have_a_smaller_inner_rate_by_default() -> None:
+    rate = {
+        dataset: configs.compose_config([f"dataset={dataset}", f"model={model}", "algorithm=maml"]).config.algorithm
+        for dataset, model in (("glyphs", "conv4"), ("sinusoid", "mlp"))
+    }
+    assert (rate["glyphs"].inner_lr, rate["sinusoid"].inner_lr) == (1.0, 0.01)
+
+
+def test_the_keys_of_our_options_are_those_that_a_composition_has() -> None:
+    chosen = dict(configs.compose_config([]).whole.hydra.runtime.choices)
+    for group, option in (("launch", "slurm"), ("algorithm", "cavia"), ("strategy", "split"), ("dataset", "omniglot")):
+        other = chosen | {group: option}
+        found = configs._keys_of_ours(configs.CONF, tuple(other.items()))
+        assert found == keys_of(configs._without_experiment(other))

@@ -191,10 +191,11 @@ def test_folders_say_which_class_is_where(tmp_path: Path) -> None:
 def test_files_that_systems_leave_behind_are_ignored(tmp_path: Path) -> None:
     known = put(tmp_path / "animals", ANIMALS)
     plain = source(tmp_path / "animals").episodes("train", torch.arange(5))
-    for name in (".DS_Store", "Thumbs.db", "._000.png", "desktop.ini"):
+    for name in (".DS_Store", "Thumbs.db", "._000.png", "desktop.ini", "Icon\r"):
         (tmp_path / "animals" / "cat" / name).write_bytes(b"?")
-    (tmp_path / "animals" / ".cache").mkdir()
-    (tmp_path / "animals" / ".cache" / "x.png").write_bytes(b"?")
+    for name in (".cache", "@eaDir", "__MACOSX"):
+        (tmp_path / "animals" / name).mkdir()
+        (tmp_path / "animals" / name / "x.png").write_bytes(b"?")
     (tmp_path / "animals" / "README.txt").write_text("not in a class folder")
     assert same(source(tmp_path / "animals").episodes("train", torch.arange(5)), plain)
     assert classes_shown(source(tmp_path / "animals"), "test", known) <= set(ANIMALS)
@@ -232,11 +233,20 @@ def test_a_changed_folder_is_decoded_again_and_an_unchanged_one_is_not(tmp_path:
     source(root, image_size=10).episodes("train", torch.tensor([0]))
     assert len(stored(cache)) == 5
 
+    # Programs that keep the time of change: rsync -t, exiftool -P.
+    status = (root / "fox/000.png").stat()
+    content = (root / "fox/000.png").read_bytes()
+    (root / "fox/000.png").write_bytes(content[::-1])
+    (root / "fox/000.png").write_bytes(content)
+    os.utime(root / "fox/000.png", ns=(status.st_atime_ns, status.st_mtime_ns))
+    source(root).episodes("train", torch.tensor([0]))
+    assert len(stored(cache)) == 6
+
     file.rename(root / "dog" / "new.png")
     known[(255 - drawing("cat", 0)).tobytes()] = ("dog", 3)
     known |= {(255 - np.frombuffer(pixels, np.uint8)).tobytes(): who for pixels, who in list(known.items())}
     names = set().union(*(classes_shown(source(root), split, known) for split in SPLITS))
-    assert names == set(ANIMALS) and len(stored(cache)) == 6
+    assert names == set(ANIMALS) and len(stored(cache)) == 7
 
 
 def test_the_cache_file_that_is_read_is_named(
@@ -438,11 +448,32 @@ def test_pictures_of_32_bits_are_refused(value: float, tmp_path: Path) -> None:
     named(refusal(tmp_path / "animals"), ["1 of 36 pictures", "hen/x.tif", "32 bits", "save it with 8 or 16 bits"])
 
 
-def test_other_files_among_the_pictures_are_counted_and_named(tmp_path: Path) -> None:
-    put(tmp_path / "animals", ANIMALS)
+def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, the log of the program is in `caplog`: an earlier test may have sent it elsewhere."""
+    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
+    caplog.set_level(logging.INFO)
+
+
+def test_other_files_among_the_pictures_are_passed_over_counted_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = put(tmp_path / "animals", ANIMALS)
     for name in ("cat/notes.txt", "dog/000.psd", "fox/labels"):
         (tmp_path / "animals" / name).write_text("?")
-    named(refusal(tmp_path / "animals"), ["3 files", "cat/notes.txt", "dog/000.psd", "fox/labels", "take them out"])
+    told(caplog, monkeypatch)
+    assert classes_shown(source(tmp_path / "animals"), "test", known) <= set(ANIMALS)
+    named(caplog.text, ["3 files", "cat/notes.txt", "dog/000.psd", "fox/labels", "are passed over"])
+
+
+def test_a_folder_within_a_class_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one of copies, which would be a class of the same pictures."""
+    put(tmp_path / "animals", ANIMALS | {"cat/originals": 3})
+    told(caplog, monkeypatch)
+    source(tmp_path / "animals").episodes("train", torch.tensor([0]))
+    named(caplog.text, ["1 folders within class folders count as classes of their own: cat/originals; take them out"])
 
 
 def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
@@ -554,6 +585,24 @@ def test_the_program_learns_from_a_folder_on_two_workers(tmp_path: Path, cache: 
     result = json.loads(next(tmp_path.glob("outputs/*/*/result.json")).read_text())
     assert (result["status"], result["workers"], result["test"]["tasks"]) == ("completed", 2, 6)
     assert len(stored(cache)) == 1
+
+
+@pytest.mark.thorough
+def test_a_run_does_not_go_on_with_other_pictures_unless_it_is_told_to(tmp_path: Path, start: Start) -> None:
+    root = tmp_path / "animals"
+    put(root, ANIMALS)
+    own = (*SHORT, f"dataset.root={root}", "trainer.steps=4", "checkpoint.every=1")
+    paused = start(*own, "pause_after=2", "run=first").wait()
+    assert paused.code == 0, paused.text
+    for path in root.rglob("*.png"):
+        Image.new("RGB", (SIZE, SIZE), "grey").save(path)
+    refused = start(*own, "run=first").wait()
+    assert refused.code == 2 and "are not those that the checkpoint was trained on" in refused.text, refused.text
+    (folder,) = tmp_path.glob("outputs/*/first")
+    told = start(*own, "run=second", f"resume={folder}/checkpoints/last").wait()
+    assert told.code == 0 and "are not those that the checkpoint was trained on" in told.text, told.text
+    result = json.loads((folder.parent / "second/result.json").read_text())
+    assert len(result["data"]) == 64
 
 
 @pytest.mark.thorough

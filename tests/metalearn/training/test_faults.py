@@ -93,6 +93,9 @@ def test_a_loss_and_a_gradient_are_different_faults() -> None:
         )
 
     class Numbers(Tasks):
+        def classes(self, split: str) -> None:  # type: ignore[override]
+            return None
+
         def episodes(self, split: str, indices: Tensor) -> Episode:
             x = torch.tensor([0.0, 1.0, -1.0])[indices].view(-1, 1, 1)
             return Episode(Batch(x, x), Batch(x, x))

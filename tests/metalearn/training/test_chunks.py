@@ -1,0 +1,69 @@
+"""What a source of the user's own gives is checked before it is used."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import metalearn
+from metalearn.errors import DataError
+from metalearn.training.chunks import episodes_of
+from metalearn.types import Batch, Episode, Unit
+
+
+class Own:
+    """Three classes of two support samples and three queries; `change` spoils the episode."""
+
+    def __init__(self, change: Callable[[Episode], Any]) -> None:
+        self._change = change
+
+    def classes(self, split: str) -> int:
+        return 3
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def episodes(self, split: str, indices: Tensor) -> Any:
+        def part(count: int) -> Batch:
+            y = torch.arange(3).repeat_interleave(count).expand(len(indices), -1)
+            return Batch(torch.randn(len(indices), 3 * count, 4), y.clone())
+
+        return self._change(Episode(part(2), part(3)))
+
+
+def with_labels(change: Callable[[Tensor], Tensor]) -> Callable[[Episode], Episode]:
+    return lambda episode: episode._replace(query=episode.query._replace(y=change(episode.query.y)))
+
+
+BAD: dict[str, tuple[Callable[[Episode], Any], str]] = {
+    "labels from 1": (with_labels(lambda y: y + 1), "the labels of train run from 1 to 3, and a task of 3 classes has"),
+    "a label of -100": (with_labels(lambda y: y.index_fill(1, torch.tensor([0]), -100)), "run from -100 to 2"),
+    "real labels": (with_labels(lambda y: y.float()), r"its labels are of torch\.float32; give whole numbers"),
+    "a dict": (lambda episode: {"support": episode.support}, "gives a dict; give metalearn.types.Episode"),
+    "lists": (lambda episode: (episode.support, ([1.0], [0])), r"query\.x is a list; give metalearn.types.Episode"),
+    "an array": (
+        lambda episode: (episode.support, Batch(episode.query.x.numpy(), episode.query.y)), r"query\.x is a ndarray"),
+    "other numbers of samples": (
+        with_labels(lambda y: y[:, 1:]), r"query has the shapes \[1, 9, 4\] for x and \[1, 8\] for y"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_episode_is_named_with_its_code(name: str) -> None:
+    change, message = BAD[name]
+    with pytest.raises(DataError, match=rf"^dataset: Own\.episodes \(.*test_chunks\.py:\d+\): .*{message}"):
+        episodes_of(Own(change), "train", torch.tensor([0]))
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=message):
+        metalearn.train("maml", network, Own(change), steps=1, meta_batch_size=2, val_tasks=2, progress=False)
+
+
+def test_a_tuple_of_tuples_is_an_episode() -> None:
+    plain = Own(lambda episode: tuple(tuple(part) for part in episode))
+    episode = episodes_of(plain, "train", torch.arange(2))
+    assert isinstance(episode, Episode) and episode.query.x.shape == (2, 9, 4)
