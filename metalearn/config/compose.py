@@ -225,7 +225,10 @@ def _readable(override: str) -> str:
     key, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"\+{0,2}[\w./@]+", key):
         return "type KEY=VALUE"
-    text = f"{key}={quoted(value)}"
+    if value.startswith("[") and value.endswith("]"):  # a path may have commas, and begins as paths do
+        text = f"{key}=[{','.join(map(quoted, re.split(',(?=[/.~])', value[1:-1])))}]"
+    else:
+        text = f"{key}={quoted(value)}"
     try:
         OverridesParser.create().parse_override(text)
     except HydraException:

@@ -321,7 +321,7 @@ def log_to_file(path: Path) -> logging.Handler:
         RunError: it cannot be opened.
     """
     with writing(path):
-        handler = _LogFile(path)
+        handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)-7s  %(message)s"))
     _attach(handler)
     return handler

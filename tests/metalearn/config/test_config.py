@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -397,6 +398,16 @@ def test_a_tilde_at_the_beginning_of_a_path_is_the_home_folder(monkeypatch: pyte
     assert configs.as_path("dataset.root=~/pictures") == "dataset.root=/home/anna/pictures"
     assert configs.as_path("dataset.root=a,b") == "dataset.root=a,b", "a sweep stays one"
     assert configs.as_path("dataset.ways=~/x") == "dataset.ways=~/x" and configs.as_path("--flag") == "--flag"
+
+
+def test_a_list_of_paths_gets_the_quoted_form_that_works() -> None:
+    """Such as folders that a multirun has made."""
+    paths = ["/o/seed=0,lr=1/best", "./x y=2/last", "plain"]
+    with pytest.raises(ConfigError) as caught:
+        configs.parsed([f"ensemble=[{','.join(paths[:2])}]"])
+    (typed,) = shlex.split(str(caught.value).rpartition("; type ")[2])
+    (override,) = configs.parsed([typed])
+    assert [getattr(part, "text", part) for part in override.value()] == paths[:2]
 
 
 def test_flags_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -> None:
