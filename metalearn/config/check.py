@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import socket
+from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -208,6 +209,8 @@ def world_size(config: DictConfig, command: str) -> int:
 def on_several_hosts(config: DictConfig) -> bool:
     """Whether the workers are on several hosts, which may have no disk in common."""
     if started_as_rank():
+        if "LOCAL_WORLD_SIZE" not in os.environ and os.environ.get("MASTER_ADDR") in _LOOPBACK:
+            return False  # started by hand: no other host reaches this address
         return os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
     return bool(config.launch.nnodes > 1)
 
@@ -233,5 +236,13 @@ def check_network(config: DictConfig) -> None:
     if on_several_hosts(config) and not named:
         raise ConfigError(
             "launch.interface=null: workers on several hosts need the network interface that they share; type one "
-            "of " + ", ".join(f"launch.interface={name}" for name in present if name != "lo")
+            "of " + ", ".join(f"launch.interface={name}" for name in present if name != "lo" and _is_up(name))
         )
+
+
+def _is_up(interface: str) -> bool:
+    """Whether a network interface is in use, as far as the kernel says."""
+    try:
+        return Path(f"/sys/class/net/{interface}/operstate").read_text(encoding="utf-8").strip() != "down"
+    except OSError:
+        return True

@@ -6,6 +6,7 @@ counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SH
 `best_2`, `best_3` … are those to the next best, if the run keeps them.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -29,6 +30,7 @@ from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.metrics import better, main_metric
 from metalearn.runs.state import is_validation, load_state
+from metalearn.storage import locks
 from metalearn.storage.files import LARGEST_JSON, STANDS, open_regular, read_object, real, writing
 from metalearn.types import Params
 
@@ -44,6 +46,9 @@ _WENT_BACK = ".went_back"
 
 _STEP = re.compile(r"step_([0-9]+)")
 """The name of a checkpoint's folder. Other folders beside it are the user's own."""
+
+_NO_LINKS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
+"""What file systems without symbolic links answer."""
 
 _NEXT_BEST = re.compile(r"best_[0-9]+")
 """The name of a link to the second best checkpoint, the third best, and so on."""
@@ -121,7 +126,7 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
                     if number is not None and (folder / _name(number)).is_dir():
                         _point(folder / name, _name(number))
                     else:
-                        (folder / name).unlink(missing_ok=True)
+                        _remove(folder / name)
                 _point_to_next_best(folder, keep_best, step)
             # Its folder may be there, and its files damaged.
             return best() is not None
@@ -439,9 +444,21 @@ def _validation(path: Path) -> dict[str, Any] | None:
 
 
 def _point(link: Path, target: str) -> None:
+    """Makes a link to a checkpoint; a copy, where the file system has no links: exFAT, SMB and many a mounted cloud."""
     temporary = link.with_name(f".{link.name}.tmp")  # renamed, so that a reader always finds a link
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
+    _remove(temporary)
+    try:
+        temporary.symlink_to(target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if link.name not in ("best", "last"):
+            raise RunError(
+                f"{link}: this file system has no symbolic links, which checkpoint.keep_best needs; type "
+                "checkpoint.keep_best=1, or another launch.outputs"
+            ) from error
+        locks.warn_once(f"{link.parent}: this file system has no symbolic links, so best and last are copies")
+        shutil.copytree(link.with_name(target), temporary)
     if not link.is_symlink():  # a copy of the folder may have a checkpoint in its place
         _remove(link)
     temporary.replace(link)

@@ -61,6 +61,19 @@ def test_a_run_whose_test_is_not_finite_has_diverged(start: Start, tmp_path: Pat
     assert result["status"] == "diverged" and "test" not in result
 
 
+def test_two_ranks_that_are_started_by_hand_train_together(start: Start, tmp_path: Path) -> None:
+    """As mpirun or a loop of a shell starts them: without LOCAL_WORLD_SIZE."""
+    own = ("experiment=maml_sinusoid", "trainer.steps=2", "trainer.val_tasks=2", "trainer.test_tasks=2", "run=hand")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    ranks = [start(*own, "logger=[]", "logger.plots=false", "logger.report=false", RANK=str(rank), **world)
+             for rank in (1, 0)]  # fmt: skip
+    outcomes = [rank.wait() for rank in ranks]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    result = json.loads((tmp_path / "outputs/maml_sinusoid/hand/result.json").read_text())
+    assert (result["status"], result["workers"]) == ("completed", 2)
+
+
 def test_a_locale_that_is_not_utf_8_changes_nothing(start: Start, tmp_path: Path) -> None:
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     own = ("experiment=maml_sinusoid", "trainer.steps=1", "trainer.val_tasks=2", "trainer.test_tasks=2", "run=c")

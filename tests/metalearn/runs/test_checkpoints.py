@@ -1,5 +1,6 @@
 """Checkpoints and their links: an interruption at any call, and what others leave in the folder."""
 
+import errno
 import hashlib
 import io
 import itertools
@@ -48,9 +49,9 @@ class Outcome(NamedTuple):
     params: list[float]
 
 
-def train(run_dir: Path, to: int) -> Outcome:
+def train(run_dir: Path, to: int, keep_best: int = 2) -> Outcome:
     """A run that saves every ten steps, as the loop does; it goes on from what the folder holds."""
-    checkpointer = checkpointing(every=10, keep=2, keep_best=2)(run_dir)
+    checkpointer = checkpointing(every=10, keep=2, keep_best=keep_best)(run_dir)
     job, parts = (
         SimpleNamespace(run_dir=run_dir, config=SimpleNamespace(resume="auto")),
         SimpleNamespace(
@@ -155,6 +156,25 @@ def test_a_checkpoint_is_never_lost_while_another_of_its_step_replaces_it(
         saved = latest(run_dir)
         assert saved is not None and saved.meta["step"] == 40, run_dir
         assert train(run_dir, 60) == undisturbed[60], run_dir
+
+
+def test_where_there_are_no_links_best_and_last_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linked").mkdir()
+    expected = train(tmp_path / "linked", 60, keep_best=1)
+
+    def symlink_to(self: Path, target: str, target_is_directory: bool = False) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented", str(self))
+
+    monkeypatch.setattr(Path, "symlink_to", symlink_to)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for to in (20, 40, 60):
+        outcome = train(run_dir, to, keep_best=1)
+    assert outcome._replace(entries={}) == expected._replace(entries={}) and outcome.tested == 50
+    assert outcome.entries["best"] == outcome.entries["last"] == ""
+    assert read(run_dir / "checkpoints/last").meta["step"] == 60
+    with pytest.raises(RunError, match=r"best_2: this file system has no symbolic links, .*checkpoint.keep_best=1"):
+        train(run_dir, 80)
 
 
 def test_going_back_may_be_interrupted_at_every_call(before: Path, undisturbed: dict[int, Outcome]) -> None:
