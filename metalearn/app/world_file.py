@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distributed.cluster.joining import WorldAddress, own_place
 from metalearn.app.job import Job
@@ -27,6 +27,37 @@ class World(NamedTuple):
     place: WorldAddress
     arguments: Sequence[str]
     folder: Path
+
+
+_TEXTS = ("address", "interface", "token", "host", "folder")
+
+_NUMBERS = {"port": 2**16 - 1, "workers": 2**20, "pid": 2**31 - 1, "born": 2**63 - 1, "inode": 2**64 - 1}
+"""The largest value of each field that is a number."""
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """The fields of world.json.
+
+    Raises:
+        KeyError: one is missing.
+        ValueError: one has a wrong type or value, or there are others.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"a {type(content).__name__}")
+    known = {*_TEXTS, *_NUMBERS, "arguments"}
+    if content.keys() - known:
+        raise ValueError(f"{min(content.keys() - known)!r:.60} is no field")
+    for name in _TEXTS:
+        if not isinstance(content[name], str) or "\0" in content[name]:
+            raise ValueError(f"{name}={content[name]!r:.60} is no text")
+    for name, most in _NUMBERS.items():
+        value = content[name]
+        if type(value) is not int or not 0 <= value <= most:
+            raise ValueError(f"{name}={value!r:.60} is no number from 0 to {most}")
+    arguments = content["arguments"]
+    if not isinstance(arguments, list) or not all(isinstance(one, str) and "\0" not in one for one in arguments):
+        raise ValueError("arguments are no list of texts")
+    return content
 
 
 @contextmanager
@@ -62,10 +93,10 @@ def read(run_dir: Path) -> World:
             reason = foreign(os.fstat(file.fileno()))
             if reason:
                 raise RunError(f"{path}: {reason}, so its command line is not run")
-            content = json.load(file)
-        arguments, folder = [str(one) for one in content.pop("arguments")], Path(content.pop("folder"))
+            content = _checked(json.load(file))
         if content.pop("inode") != run_dir.stat().st_ino:
             raise RunError(f"{path}: was written for another folder, so its command line is not run")
+        arguments, folder = content.pop("arguments"), Path(content.pop("folder"))
         return World(WorldAddress(**content), arguments, folder)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
@@ -74,7 +105,7 @@ def read(run_dir: Path) -> World:
         ) from error
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except (KeyError, RecursionError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise RunError(
             f"{path}: is no description of a run under way ({reason}); remove the file, and start the run anew"

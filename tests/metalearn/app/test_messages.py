@@ -119,7 +119,7 @@ CASES: list[tuple[Main, str, str]] = [
     (export.main, f"run --out {LONG}", "cannot be written: File name too long; type another --out"),
     (join.main, "file", "file: no run is under way here that workers can join or leave; type python train.py"),
     (join.main, "run --workers 0", "argument --workers: '0': must be a whole number of at least 1; type 1"),
-    (leave.main, "no_world worker1", "is no description of a run under way (no 'arguments'); remove the file"),
+    (leave.main, "no_world worker1", "is no description of a run under way (no 'address'); remove the file"),
     (compare.main, "empty", "empty: holds no metrics.jsonl; type the folder of a run that has begun"),
     (compare.main, "drawn --output empty", "--output=empty: cannot be written: Is a directory; type another --output"),
     (cache.main, "--clean --older-than week", "'week': must be a number that is not negative; type 30"),
