@@ -94,6 +94,8 @@ def check_saved(saved: object) -> dict[str, Any]:
             nodes += [(key, child) for child in value]
         if len(nodes) > MOST_VALUES:
             raise ConfigError(f"the checkpoint's config has more than {MOST_VALUES:,} values; take another checkpoint")
+        if value == "???":
+            raise ConfigError(f"{key}=???: the checkpoint's config has no value here; take another checkpoint")
         for text in (key, value):
             if isinstance(text, str) and "${" in text:
                 raise ConfigError(

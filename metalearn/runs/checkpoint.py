@@ -31,7 +31,7 @@ from metalearn.errors import ConfigError, RunError
 from metalearn.runs.metrics import better, main_metric
 from metalearn.runs.state import is_validation, load_state
 from metalearn.storage import locks
-from metalearn.storage.files import LARGEST_JSON, STANDS, open_regular, read_object, real, writing
+from metalearn.storage.files import LARGEST_JSON, STANDS, check_header, open_regular, read_object, real, writing
 from metalearn.types import Params
 
 log = logging.getLogger(__name__)
@@ -207,6 +207,7 @@ def read(path: Path) -> Snapshot:
         for name in FILES[:-1]:
             if manifest.get(name) != _sha256(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
+        check_header(path / "params.safetensors")
         # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
         params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
         snapshot = Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))

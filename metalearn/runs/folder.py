@@ -26,6 +26,7 @@ from metalearn.storage.files import (
     read_json,
     real,
     refuse_nameless,
+    shared_files,
     waiting_files,
     write_atomically,
 )
@@ -327,6 +328,10 @@ def refuse_links(folder: Path, home: Path) -> None:
     # A write through such a link would go elsewhere, and a write to a pipe may wait for ever.
     for link in links_out_of(folder, home):
         raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
+    for path in shared_files(folder):
+        raise ConfigError(
+            f"{path}: is a hard link, and the file of its other name would be written to; replace it by a copy"
+        )
     for path in waiting_files(folder):
         raise ConfigError(f"{path}: is not a regular file, and who opens it may wait for ever; remove it")
 

@@ -25,7 +25,7 @@ from metalearn.config.saved import DATA, DESCRIPTION
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
 from metalearn.runs.seen import KEY
-from metalearn.storage.files import creating, open_regular, read_object, refuse_nameless, refuse_used
+from metalearn.storage.files import check_header, creating, open_regular, read_object, refuse_nameless, refuse_used
 
 PARAMETERS = "model.safetensors"
 
@@ -203,6 +203,7 @@ def read(key: str, path: Path) -> Snapshot:
         _check_fields(content)
         if content["sha256"] != _sha256(path / PARAMETERS):
             raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")
+        check_header(path / PARAMETERS)
         # Copies, as in `checkpoint.read`: kernels may round by the alignment of a mapped file.
         params = {name: value.clone() for name, value in load_file(path / PARAMETERS).items()}
         config = _config(content)

@@ -20,6 +20,9 @@ STANDS = "what was saved before stands, and the same command resumes the run"
 LARGEST_JSON = 4 * 2**20
 """Bytes of a JSON file: result.json, meta.json, manifest.json."""
 
+LARGEST_HEADER = 8 * 2**20
+"""Bytes of the header of a safetensors file: those of some 60,000 tensors, which take a second to read."""
+
 LARGEST_LINE = 2**20
 """Bytes of a line of metrics.jsonl."""
 
@@ -59,6 +62,18 @@ def read_bounded(path: Path, at_most: int) -> bytes:
     """
     with open_regular(path, at_most) as file:
         return file.read(at_most)
+
+
+def check_header(path: Path) -> None:
+    """Checks the header of a safetensors file, which names its tensors.
+
+    Raises:
+        OSError, RefusedFileError: as `open_regular`; or the header has more than `LARGEST_HEADER` bytes.
+    """
+    with open_regular(path, 2**63 - 1) as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > LARGEST_HEADER:
+        raise RefusedFileError(f"{path}: its header has {size:,} bytes, and at most {LARGEST_HEADER:,} are read")
 
 
 def check_nesting(value: object, what: str) -> None:
@@ -211,6 +226,21 @@ def _may_wait(path: Path) -> bool:
     except FileNotFoundError:  # it has just been removed
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+def shared_files(folder: Path) -> Iterator[Path]:
+    """Files in a run folder that have another name elsewhere (hard links). Checkpoints are never written to, and may
+    be shared."""
+    for path, subfolders, files in os.walk(folder):
+        if "checkpoints" in subfolders:
+            subfolders.remove("checkpoints")
+        for file in (Path(path, name) for name in files):
+            try:
+                status = file.lstat()
+            except FileNotFoundError:  # it has just been removed
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                yield file
 
 
 def links_out_of(folder: Path, home: Path) -> Iterator[Path]:

@@ -183,6 +183,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a group that is none": (with_config(trainer="x"), "trainer: is no group of keys"),
     "no dataset": (
         with_meta(lambda meta: meta["config"].pop("dataset")), "dataset: the checkpoint's config does not say which"),
+    "a missing value": (with_config(trainer="???"), "config.trainer=???: the checkpoint's config has no value here"),
     "a nested config": (with_config(dataset=nested(100)), "meta.json: is nested more than 32 deep"),
     "a deep file": (with_file("meta.json", b"[" * 500_000), "meta.json: is nested more than 32 deep"),
     "many values": (with_config(dataset={"x": list(range(20_000))}), "has more than 10,000 values"),
@@ -341,6 +342,18 @@ def test_a_link_out_of_a_run_folder_is_refused(run_dir: Path) -> None:
     (run_dir / "train.log").symlink_to("../.bashrc")
     with pytest.raises(ConfigError, match=r"train\.log: leads out of "):
         inspect(run_dir)
+
+
+def test_a_hard_link_is_not_written_through(run_dir: Path) -> None:
+    other = run_dir.parent / "other"
+    other.write_text("of somebody")
+    (run_dir / "metrics.jsonl").hardlink_to(other)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: is a hard link, and the file of its other name would be"):
+        inspect(run_dir)
+    (run_dir / "metrics.jsonl").unlink()
+    checkpoint = checkpoint_of(run_dir)
+    (run_dir.parent / "backup").hardlink_to(checkpoint / "meta.json")  # a backup may share what is never written to
+    inspect(run_dir)
 
 
 def test_links_in_a_circle_do_no_harm(run_dir: Path) -> None:

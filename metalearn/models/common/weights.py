@@ -1,6 +1,7 @@
 """Pretrained weights of torchvision's classifiers: their names, how they are read, the pictures that they expect."""
 
 import hashlib
+import mmap
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from metalearn.checks import Invalid
+from metalearn.storage.files import check_header
 
 HEADS = {
     "convnext_tiny": "classifier.2",
@@ -103,13 +105,23 @@ def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
     return Invalid("weights", weights, allowed, advice, quoted=False)
 
 
+def _refuse_byte_arrays(path: Path) -> None:
+    """Raises ValueError for a pickle that names `bytearray`: a few bytes of it ask for any amount of memory, and a
+    state dict has none."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"bytearray") >= 0:
+            raise ValueError("it has a bytearray")
+
+
 def _read(path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
     try:
         if path.endswith(".safetensors"):
+            check_header(Path(path))
             return load_file(path)
+        _refuse_byte_arrays(Path(path))
         if zipfile.is_zipfile(path):  # as torch.save writes it since version 1.6
             _refuse_compressed(path)
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -185,6 +185,17 @@ def test_a_file_with_code_is_refused_and_not_run(tmp_path: Path, capsys: pytest.
     assert "this has run" not in capsys.readouterr().out
 
 
+def test_a_file_that_asks_for_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Some bytes ask for gigabytes: a bytearray of a pickle, and a header of a million tensors."""
+    small = tmp_path / "small.pth"
+    small.write_bytes(b"\x80\x02c__builtin__\nbytearray\nJ\x00\x00\x00\x70\x85R.")  # bytearray(1_879_048_192)
+    header = tmp_path / "header.safetensors"
+    header.write_bytes((9 * 2**20).to_bytes(8, "little") + b"{")
+    for path, why in ((small, "it has a bytearray"), (header, "its header has 9,437,184 bytes, and at most 8,388,608")):
+        with pytest.raises(ValueError, match=f"cannot be read .*{why}"):
+            frozen("resnet18", str(path))
+
+
 def test_a_compressed_file_is_refused_before_torch_unpacks_it(tmp_path: Path) -> None:
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "plain.pth")
     packed = zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED)
