@@ -18,7 +18,7 @@ from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, Che
 from benchmarks.gpu_check.training import GROWTH, growth
 from benchmarks.gpu_check.worlds import worlds
 from metalearn.nn.precision import compute_with
-from tests.runs import ROOT, said_by
+from tests.runs import ROOT, said_by, slow
 
 LIMIT = 240.0
 """Seconds after which it counts as hanging."""
@@ -40,7 +40,9 @@ def on_cpu(part: str) -> list[CheckRow]:
     return list(rows_in(part, "cpu", short=True))
 
 
-@pytest.mark.parametrize("part", ["machine", "layers", "gradients", "algorithms", "speed", "recipe"])
+@pytest.mark.parametrize(
+    "part", ["machine", "layers", pytest.param("gradients", marks=slow), "algorithms", "speed", "recipe"]
+)
 def test_a_part_passes_on_the_cpu(part: str) -> None:
     rows = on_cpu(part)
     assert rows and [(row.name, row.error) for row in rows if row.state != PASSED] == []

@@ -61,6 +61,7 @@ def test_a_program_for_torchopt_runs(way: str, tmp_path: Path) -> None:
     assert any(gradient.abs().max() > 1e-3 for gradient in gradients)
 
 
+@slow
 def test_the_place_of_torchopt_is_taken_whether_it_is_there_or_not(tmp_path: Path) -> None:
     check = (
         "from distributed import as_torchopt; as_torchopt.install(); as_torchopt.install()\n"

@@ -47,8 +47,8 @@ def text_of_equal_runs(program: Program, alone: Program, folder: Path, seconds: 
 
 def test_a_new_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
     """Two of three are lost and one process comes, so worker3 gets another rank."""
-    alone = start(*FEW, "trainer.steps=300", "workers=1", "run=alone")
-    program = start(*FEW, "trainer.steps=300", "workers=4", "launch.max_restarts=1")
+    alone = start(*FEW, "trainer.steps=200", "workers=1", "run=alone")
+    program = start(*FEW, "trainer.steps=200", "workers=4", "launch.max_restarts=1")
     ranks = started(program, tmp_path)
     os.kill(ranks[1], signal.SIGKILL)
     until(lambda: "worker1 was killed" in program.said(), "the first loss")

@@ -168,6 +168,7 @@ atexit.register(list_threads)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are listed by /proc")
+@slow
 def test_no_thread_of_the_process_group_outlives_a_paused_run(start: Start, tmp_path: Path) -> None:
     """A thread that returns to Python while Python ends aborts the process: the run then counts as failed. torch's
     DistributedDataParallel, too, must not keep the group. Ranks are programs here, as on GPUs; a fork ends without

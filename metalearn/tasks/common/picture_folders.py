@@ -107,7 +107,8 @@ def only_pictures(root: Path, folders: Mapping[str, PictureFolder], key: str = "
             "%s%s: %d files in class folders do not have the names of pictures and are passed over: %s",
             key, root, len(others), first_few(others),
         )  # fmt: skip
-    inner = [name for name in folders if any(str(above) in folders for above in PurePosixPath(name).parents)]
+    above = {name: [str(folder) for folder in PurePosixPath(name).parents][:-1] for name in folders}
+    inner = [name for name in folders if any(folder in folders for folder in above[name])]
     if inner:
         log.warning(
             "%s%s: %d folders within class folders count as classes of their own: %s; take them out if they hold the "

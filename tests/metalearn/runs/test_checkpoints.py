@@ -26,6 +26,7 @@ from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import adam
 from metalearn.training.settings import trainer
+from tests.runs import slow
 
 ERRORS = {10: 0.3, 50: 0.1}
 """The validations of `train` that are the best so far. At the other steps the error is 0.5."""
@@ -143,6 +144,7 @@ def test_a_save_may_be_interrupted_at_every_call(before: Path, undisturbed: dict
         assert train(run_dir, 60) == undisturbed[60], run_dir
 
 
+@slow
 def test_a_checkpoint_is_never_lost_while_another_of_its_step_replaces_it(
     before: Path, undisturbed: dict[int, Outcome]
 ) -> None:
