@@ -23,8 +23,7 @@ make_venv() {
     rm -rf .venv
     "$python" -m venv .venv
     if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
-        # Python compiles what it imports, which is a small part of ten thousand files.
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
         # The command `metalearn`, and the sweeper: Hydra finds a plugin only on the path. Setuptools is in the lock, so
         # nothing else is downloaded.
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \

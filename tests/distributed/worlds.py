@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,16 +27,16 @@ def environment(rank: int, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def world() -> Iterator[list[subprocess.Popen[bytes]]]:
+def world() -> Iterator[list[forks.Forked]]:
     """A world of `WORLD` ranks: this process is rank zero, the others serve."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "serve"]
-    others = [subprocess.Popen(command, env=os.environ | environment(rank, port)) for rank in range(1, WORLD)]
+    others = [forks.start(command, Path.cwd(), os.environ | environment(rank, port), 2) for rank in range(1, WORLD)]
     before = dict(os.environ)
     os.environ.update(environment(0, port) | {store.STORE_FD: str(os.dup(listener.fileno()))})
     try:
-        session.start_rpc(timeout=20)
+        session.start_rpc(timeout=60)
         yield others
         ending.stop_rpc()
         assert [process.wait(20) for process in others] == [0] * len(others)

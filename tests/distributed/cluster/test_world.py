@@ -21,12 +21,13 @@ from distributed.reduce import add_in_order, mean_reducer, stack_reducer, sum_re
 from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, environment, run_program, run_ranks
+from tests.forks import Forked
 from tests.runs import ROOT, slow
 
 pytestmark = pytest.mark.thorough
 
 
-def test_who_is_who(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_who_is_who(workers: list[Forked]) -> None:
     info = todist.get_world_info()
     assert (info.rank, info.world_size, info.worker_name) == (0, WORLD, "worker0")
     assert remote_sync_call(functions.rank, partitioner="worker2") == [2]
@@ -39,7 +40,7 @@ def test_who_is_who(workers: list[subprocess.Popen[bytes]]) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 64])
-def test_batch_partitioner_deals_out_everything_once(workers: list[subprocess.Popen[bytes]], batch: int) -> None:
+def test_batch_partitioner_deals_out_everything_once(workers: list[Forked], batch: int) -> None:
     results = remote_sync_call(functions.size_and_rank, args=(torch.arange(batch),), kwargs={"label": "a"})
     parts = min(batch, WORLD)
     assert [rank for _, rank, _ in results] == list(range(parts))
@@ -48,7 +49,7 @@ def test_batch_partitioner_deals_out_everything_once(workers: list[subprocess.Po
 
 
 @pytest.mark.parametrize("batch", [1, 5, 64])
-def test_exclusive_partitioner_calls_once_a_sample(workers: list[subprocess.Popen[bytes]], batch: int) -> None:
+def test_exclusive_partitioner_calls_once_a_sample(workers: list[Forked], batch: int) -> None:
     x = torch.arange(batch)
     results = remote_sync_call(functions.size_and_rank, args=(x,), partitioner=exclusive_batch_partitioner)
     assert [(size, rank) for size, rank, _ in results] == [(1, i % WORLD) for i in range(batch)]
@@ -56,7 +57,7 @@ def test_exclusive_partitioner_calls_once_a_sample(workers: list[subprocess.Pope
     assert [int(value) for value in values] == list(range(batch))
 
 
-def test_what_is_sliced_and_what_is_not(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_what_is_sliced_and_what_is_not(workers: list[Forked]) -> None:
     x, parameter, uncut = torch.zeros(2, 6), nn.Parameter(torch.zeros(5)), whole({"w": torch.zeros(4)}["w"])
     along = TensorDimensionPartitioner(1)
     shapes = remote_sync_call(functions.shape_of, args=(x, parameter, uncut), partitioner=along)
@@ -69,7 +70,7 @@ def test_what_is_sliced_and_what_is_not(workers: list[subprocess.Popen[bytes]]) 
         remote_sync_call(functions.shape_of, args=(torch.tensor(1.0),))
 
 
-def test_without_tensors_the_caller_computes_alone(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_without_tensors_the_caller_computes_alone(workers: list[Forked]) -> None:
     assert remote_sync_call(functions.rank) == [0]
 
 
@@ -99,7 +100,7 @@ def test_reducers_take_nested_tensors_and_numbers() -> None:
     assert add_in_order(values).item() == 1.0  # in float32 1e8 swallows the first 1; any other order gives 0 or 2
 
 
-def test_many_tasks_that_call_back_finish(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_many_tasks_that_call_back_finish(workers: list[Forked]) -> None:
     reference = todist.rpc.RRef(torch.tensor(2.0))
     x = torch.arange(64.0)
     values = remote_sync_call(
@@ -108,11 +109,11 @@ def test_many_tasks_that_call_back_finish(workers: list[subprocess.Popen[bytes]]
     assert values == [2.0 * i for i in range(64)]
 
 
-def test_every_thread_that_computes_has_the_threads_asked_for(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_every_thread_that_computes_has_the_threads_asked_for(workers: list[Forked]) -> None:
     assert remote_sync_call(functions.threads, partitioner=lambda: [(i, None, None) for i in range(1, WORLD)]) == [1, 1]
 
 
-def test_an_async_call_returns_a_future(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_an_async_call_returns_a_future(workers: list[Forked]) -> None:
     x = torch.arange(7.0)
     future = remote_async_call(functions.total, args=(x,), reducer=sum_reducer)
     assert isinstance(future, torch.futures.Future)
@@ -122,7 +123,7 @@ def test_an_async_call_returns_a_future(workers: list[subprocess.Popen[bytes]]) 
         failing.wait()
 
 
-def test_parallelized_functions(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_parallelized_functions(workers: list[Forked]) -> None:
     x = torch.arange(6.0)
     assert functions.mean_of_squares(x) == x.square().mean()
     assert functions.sum_by_task(x.view(3, 2), 2.0) == 2 * x.sum()
@@ -132,7 +133,7 @@ def test_parallelized_functions(workers: list[subprocess.Popen[bytes]]) -> None:
         parallelize()(lambda x: x)
 
 
-def test_a_remote_exception_keeps_type_message_and_origin(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_a_remote_exception_keeps_type_message_and_origin(workers: list[Forked]) -> None:
     with pytest.raises(functions.OwnError) as caught:
         remote_sync_call(functions.fail, args=(torch.arange(6),), partitioner=todist.dim_partitioner(workers=[2, 1]))
     (note,) = caught.value.__notes__
@@ -144,7 +145,7 @@ def test_a_remote_exception_keeps_type_message_and_origin(workers: list[subproce
     assert remote_sync_call(functions.rank, partitioner=2) == [2]
 
 
-def test_a_slow_worker_is_named(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_a_slow_worker_is_named(workers: list[Forked]) -> None:
     with pytest.raises(TimeoutError, match=r"worker1.*0\.5 s"):
         remote_sync_call(functions.sleep, args=(2.0,), partitioner=1, timeout=0.5)
     with pytest.raises(ValueError, match="timeout=0"):
@@ -152,13 +153,13 @@ def test_a_slow_worker_is_named(workers: list[subprocess.Popen[bytes]]) -> None:
     assert remote_sync_call(functions.rank, partitioner=1, timeout=None) == [1]
 
 
-def test_results_that_cannot_travel_are_no_lost_connection(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_results_that_cannot_travel_are_no_lost_connection(workers: list[Forked]) -> None:
     with pytest.raises(TypeError, match="the result of item 0 cannot be sent: cannot pickle") as caught:
         remote_sync_call(functions.lock, partitioner=1)
     assert "worker1" in caught.value.__notes__[0]
 
 
-def test_names_of_the_original(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_names_of_the_original(workers: list[Forked]) -> None:
     assert todist.api.dim_partitioner is todist.dim_partitioner and todist.world.on_rank is todist.on_rank
     assert todist.rpc is torch.distributed.rpc and todist.dist is torch.distributed
     assert remote_sync_call(functions.rank, partitioner=1, timeout=-1) == [1]
@@ -166,7 +167,7 @@ def test_names_of_the_original(workers: list[subprocess.Popen[bytes]]) -> None:
     assert empty == [(0, 0, "")]
 
 
-def test_bad_partitioners_are_named(workers: list[subprocess.Popen[bytes]]) -> None:
+def test_bad_partitioners_are_named(workers: list[Forked]) -> None:
     with pytest.raises(ValueError, match="returned no part"):
         remote_sync_call(functions.rank, partitioner=list)
     with pytest.raises(ValueError, match="a part is"):
