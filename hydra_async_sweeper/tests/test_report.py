@@ -31,6 +31,7 @@ from hydra_async_sweeper.study import Study, distribution
 from hydra_async_sweeper.terms import ONE_LANE, FinishedTrial, Lanes, StartedTrial, Values
 
 pytestmark = pytest.mark.thorough
+slow = pytest.mark.slow
 
 FINDS_THE_SOURCES = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "src")}
 
@@ -301,7 +302,9 @@ def first(dimensions: int) -> Space:
     return dict(list(LONG.items())[:dimensions])
 
 
-@pytest.mark.parametrize(("count", "dimensions"), [(1, 1), (60, 2)])
+@pytest.mark.parametrize(
+    ("count", "dimensions"), [(1, 1), pytest.param(5, 10, marks=slow), pytest.param(200, 1, marks=slow), (60, 10)]
+)
 def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: int) -> None:
     trials = made_up(count, dimensions)
     paths = plots(tmp_path, trials, ["val.mse"], ["minimize"], first(dimensions))
@@ -319,14 +322,16 @@ def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> Non
     assert_plots(paths, {"timeline", "islands", *(["intermediate"] if objectives == 1 else [])})
 
 
-@pytest.mark.parametrize("count", [20])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 60])
 def test_plots_of_two_objectives(tmp_path: Path, count: int) -> None:
     objectives = ["val.accuracy_after_ten_inner_steps_on_characters_of_new_alphabets", "seconds"]
     paths = plots(tmp_path, made_up(count, 3, 2), objectives, ["maximize", "minimize"], first(3))
     assert_plots(paths, BY_OPTUNA | {"history_1", "parallel_1", "slice_1", "front"})
 
 
-@pytest.mark.parametrize(("count", "islands"), [(12, 3)])
+@pytest.mark.parametrize(
+    ("count", "islands"), [pytest.param(1, 2, marks=slow), (40, 4), pytest.param(200, 12, marks=slow)]
+)
 def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: int) -> None:
     exchanges = [Exchange(n, n % islands, (n + 1) % islands, (n,)) for n in range(0, count, 3)]
     exchanges.append(Exchange(count + 7, 0, 1, (count + 7,)))  # of a trial that is not among those drawn
