@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distributed.strategies.common.work import join
 from metalearn.api.pictures import listed, prepared
-from metalearn.app.parts import evaluated_together
+from metalearn.app.parts import evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of, whole_number
 from metalearn.config.build import build
@@ -186,7 +186,7 @@ class Learner:
             source = _source_of(config, tasks)
         settings = build(config, "trainer")
         evaluate = chunk_functions(algorithm, source, self.device, self.dtype).evaluate
-        chunk = evaluated_together(settings, algorithm, model, source, self.device)
+        chunk = evaluated_at_once(settings, algorithm, model, source, self.device)
         with self.computing():
             check_evaluation(algorithm, model, self.params, source, split)
             counted = check_unseen(seen, source, split, seen_classes)

@@ -9,7 +9,7 @@ import torch
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from metalearn.api.learner import Learner, Taught, learner_of
+from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
 from metalearn.app.job import Job, installed
 from metalearn.app.parts import Parts, check_device, connect, first_tasks, put_together
@@ -163,8 +163,6 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "model": (
         "model", lambda part: callable(part) or isinstance(part, Model),
         "an nn.Module, a class of one, or a metalearn.types.Model"),
-    "dataset": (
-        "tasks", lambda part: hasattr(part, "episodes"), "an object with the methods of metalearn.types.TaskSource"),
     "inner": ("inner", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
     "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
 }  # fmt: skip
@@ -173,8 +171,9 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 
 def _check_kinds(chosen: Mapping[str, Any]) -> None:
     """Raises ConfigError for an argument of a wrong kind."""
-    for group, part in chosen.items():
-        argument, fits, what = _KINDS[group]
+    check_tasks(chosen["dataset"])
+    for group, (argument, fits, what) in _KINDS.items():
+        part = chosen[group]
         if not isinstance(part, str | Named) and not fits(part):
             raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {what}")
 

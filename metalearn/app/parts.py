@@ -253,10 +253,10 @@ def training_chunk(parts: Parts) -> int:
 
 def evaluation_chunk(parts: Parts) -> int:
     """Tasks, or samples, that are computed together in validation and test."""
-    return evaluated_together(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
+    return evaluated_at_once(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
 
 
-def evaluated_together(
+def evaluated_at_once(
     settings: TrainerSettings, algorithm: Algorithm, model: Model, source: TaskSource, device: torch.device
 ) -> int:
     """As `evaluation_chunk`.
