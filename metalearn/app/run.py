@@ -32,7 +32,7 @@ from metalearn.runs.folder import (
     report_if_done,
     write_result,
 )
-from metalearn.runs.metrics import summary, write_table
+from metalearn.runs.metrics import main_metric, summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.tasks.common.identities import content_of
@@ -189,8 +189,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
 def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], step: int) -> None:
     """Raises DivergedError for a validation or a test whose loss or metric is not finite: nothing can be compared with
     it."""
-    metric = "accuracy" if "accuracy" in figures else "mse"
-    wrong = [name for name in (metric, "loss") if not math.isfinite(figures.get(name, 0.0))]
+    wrong = [name for name in (main_metric(figures), "loss") if not math.isfinite(figures.get(name, 0.0))]
     if not wrong:
         return
     rate = OmegaConf.select(config, "algorithm.inner_lr")

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from metalearn.storage.files import writing
 from metalearn.types import Metrics
 
 
-def main_metric(values: Metrics) -> str:
+def main_metric(values: Mapping[str, Any]) -> str:
     """The metric that decides which of two learners is better: `accuracy` (higher is better), else `mse` (lower)."""
     return "accuracy" if "accuracy" in values else "mse"
 
