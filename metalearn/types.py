@@ -210,6 +210,28 @@ class Optimizer(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class DrawsByNumber(Protocol):
+    """A `TaskSource` whose tasks are numbers of pictures, so that a GPU can keep the pictures and gather them."""
+
+    def shots_of(self, split: str) -> int:
+        """The support pictures of a class of a task."""
+        ...
+
+    def bytes_of(self, split: str) -> int:
+        """How many bytes `pictures_of` takes."""
+        ...
+
+    def pictures_of(self, split: str) -> Tensor:
+        """All pictures of a split, uint8 [n, h, w] or [n, h, w, 3]."""
+        ...
+
+    def numbers(self, split: str, indices: Tensor) -> Tensor:
+        """[t, ways, 1 + shots + queries] int64: of each class the quarter turns, then the numbers of its pictures. The
+        tasks are those of `TaskSource.episodes`."""
+        ...
+
+
 StepResult = tuple[Sequence[ChunkResult], dict[str, float]]
 """The results of a step's chunks, and its figures: `update_seconds`, which the process took to add up the gradients and
 update the parameters (0 where others do), and `gradient_norm`, if it has seen them."""
@@ -229,6 +251,32 @@ class Updater(Protocol):
     def fetch(self) -> None:
         """Brings the parameters and the optimiser in this process up to date."""
         ...
+
+
+@runtime_checkable
+class DefersFigures(Protocol):
+    """An `Updater` that does not wait for a device at every step: the metrics of its results are there after `settle`.
+
+    `every` is how many steps it can take until then.
+    """
+
+    every: int
+
+    def settle(self) -> None:
+        """Waits for the steps so far.
+
+        Raises:
+            NotFiniteError: a loss or gradient is not finite; that step and the later ones are not applied.
+        """
+        ...
+
+
+class NotFiniteError(FloatingPointError):
+    """A loss or gradient of a `step` is not finite; the step is not applied."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step}: a loss or gradient is not finite")
+        self.step = step
 
 
 class Strategy(Protocol):

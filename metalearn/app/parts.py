@@ -1,7 +1,7 @@
 """From a job to the objects that it is made of. Nothing is started or opened here."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
+from distributed.tree_sum import tree_sum
 from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN
 from metalearn.config.build import build, import_plugins
@@ -23,12 +24,15 @@ from metalearn.runs.published import named
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import is_folder
 from metalearn.training.chunks import chunk_functions, episodes_of, piece_functions, single_stages
-from metalearn.training.loop import Reduce
+from metalearn.training.loop import Reduce, Run, TrainState
+from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
-from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource
+from metalearn.types import Algorithm, ChunkResult, Episode, Model, Params, Strategy, TaskSource, Updater
 
 TARGET = "_target_"
+LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
+"""The strategies of one process."""
 OUTPUTS = ("ways", "outputs")
 """Keys of models that say how many outputs there are."""
 
@@ -50,6 +54,7 @@ class Parts(NamedTuple):
     connect: Callable[[], Strategy]
     checkpointer: Checkpointer
     open_log: OpenLog
+    updater: Callable[[Run, TrainState], Updater] | None = None
 
     @property
     def transductive(self) -> bool:
@@ -101,7 +106,24 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         connect=build(config, "strategy", plan=plan),
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
+        updater=steps_of(config, plan, algorithm, source),
     )
+
+
+def steps_of(
+    config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource
+) -> Callable[[Run, TrainState], Updater] | None:
+    """What takes the steps where one process computes on a GPU: they stay there. None: the loop takes them."""
+    if plan.work.device.type != "cuda" or plan.workers != 1 or config.strategy.get(TARGET) not in LOCAL:
+        return None
+
+    def join(results: Sequence[ChunkResult]) -> Sequence[ChunkResult]:
+        return [tree_sum(results)] if plan.only_adds else results
+
+    every = config.logger.get("every", 1)
+    return steps_on_device(
+        DeviceWork(algorithm, source, plan.work.device, type_of(config.precision), join, every)
+    )  # fmt: skip
 
 
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:

@@ -298,6 +298,7 @@ def make_run(
         log=run_log,
         meta={"config": to_container(job.config), KEY: to_meta(seen), **(noted or {})},
         stops=stops,
+        updater=parts.updater,
     )
 
 

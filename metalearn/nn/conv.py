@@ -15,7 +15,7 @@ from torch.autograd import Function
 from metalearn.nn import columns
 from metalearn.nn.columns import Geometry
 from metalearn.nn.layout import rows_of_kernels
-from metalearn.nn.native import GEOMETRY, Kernels, compiled_for
+from metalearn.nn.native import GEOMETRY, AnyKernels, compiled_for
 from metalearn.nn.precision import rounds_products
 
 FEW_CHANNELS = 16
@@ -74,7 +74,7 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
     return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
 
 
-def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> Kernels | None:
+def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> "AnyKernels | None":
     """The compiled kernels, or None if they cannot compute it: they round no products, and the outputs must fill their
     vectors, with `over_inputs` the inputs, too."""
     kernels = None if rounds_products() else compiled_for(x)

@@ -17,8 +17,9 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,7 +27,12 @@ from torch import Tensor
 from metalearn.nn.precision import rounds_products
 from metalearn.storage import cache
 
+if TYPE_CHECKING:
+    from metalearn.nn.gpu.network import GpuKernels
+
 log = logging.getLogger("metalearn")
+
+AnyKernels: TypeAlias = "Kernels | GpuKernels"
 
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
@@ -72,6 +78,42 @@ class CALL(ctypes.Structure):
             "result",
         )),
     ]  # fmt: skip
+
+
+@dataclass
+class NetworkCall:
+    """What is computed of a network, and where its results go, as `struct call` of network.h explains.
+
+    `parameters` are rows [t, P], or one row that all tasks share. `y` has classes or numbers. With a `rate`, a step
+    takes the place of the gradient.
+    """
+
+    parameters: Tensor
+    x: Tensor
+    known: int
+    outputs: int
+    y: Tensor | None = None
+    rate: float | None = None
+    direction: Tensor | None = None
+    loss: Tensor | None = None
+    score: Tensor | None = None
+    gradient: Tensor | None = None
+    kept: Tensor | None = None
+    product: Tensor | None = None
+    result: Tensor | None = None
+
+    def in_c(self) -> CALL:
+        """The call in the form that network.c takes."""
+        rows = self.parameters
+        call = CALL(tasks=rows.shape[0], known=self.known, outputs=self.outputs, parameters_step=rows.stride(0))
+        if self.rate is not None:
+            call.steps, call.rate = 1, self.rate
+        if self.y is not None:
+            setattr(call, "targets" if self.y.is_floating_point() else "labels", self.y.data_ptr())
+        for name in ("parameters", "x", "direction", "loss", "score", "gradient", "kept", "product", "result"):
+            if (value := getattr(self, name)) is not None:
+                setattr(call, name, value.data_ptr())
+        return call
 
 
 class _NormFields(ctypes.Structure):
@@ -174,32 +216,37 @@ class Kernels:
             )
         return CompiledPlan(self._library, address)
 
-    def network_loss(self, plan: int, call: CALL) -> None:
+    def network_loss(self, plan: int, call: NetworkCall) -> None:
         """Losses and gradients of all tasks."""
-        self._library.network_loss(plan, ctypes.byref(call), torch.get_num_threads())
+        self._library.network_loss(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
 
-    def network_product(self, plan: int, call: CALL) -> None:
+    def network_product(self, plan: int, call: NetworkCall) -> None:
         """Hessian-vector products of all tasks."""
-        self._library.network_product(plan, ctypes.byref(call), torch.get_num_threads())
+        self._library.network_product(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
 
-    def network_outputs(self, plan: int, call: CALL) -> None:
+    def network_outputs(self, plan: int, call: NetworkCall) -> None:
         """Last values of all tasks."""
-        self._library.network_outputs(plan, ctypes.byref(call), torch.get_num_threads())
+        self._library.network_outputs(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
 
-    def network_outputs_gradient(self, plan: int, call: CALL) -> None:
+    def network_outputs_gradient(self, plan: int, call: NetworkCall) -> None:
         """From the gradients of the last values to those of the parameters, of all tasks."""
-        self._library.network_outputs_gradient(plan, ctypes.byref(call), torch.get_num_threads())
+        self._library.network_outputs_gradient(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
 
 
-def compiled_for(x: Tensor) -> Kernels | None:
+def compiled_for(x: Tensor) -> "AnyKernels | None":
     """The kernels for the type and device of `x`, or None."""
+    if x.dtype == torch.float32 and (x.is_cuda or _wanted() == "triton"):
+        return None if _wanted() == "torch" else on_gpu()
     return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
 
 
 def describe(device: torch.device, dtype: torch.dtype, refused: str | None = None) -> str:
     """A line for the log: what computes the layers. `refused` says why the network is not compiled as a whole."""
     if device.type != "cpu":
-        return f"torch's operations on {device.type}"
+        if dtype != torch.float32 or rounds_products() or _wanted() == "torch" or on_gpu() is None:
+            return f"torch's operations on {device.type}"
+        line = f"Triton's kernels on {device.type}"
+        return line if refused is None else f"{line}; one by one, since {refused}"
     kernels = compiled(dtype)
     if kernels is None:
         return f"torch's operations, several times slower than compiled kernels; {_why_not_compiled()}"
@@ -210,8 +257,8 @@ def describe(device: torch.device, dtype: torch.dtype, refused: str | None = Non
 
 
 def _why_not_compiled() -> str:
-    if _unwanted():
-        return "METALEARN_KERNELS=torch asks for them"
+    if _wanted() != "native":
+        return f"METALEARN_KERNELS={_wanted()} asks for them"
     if _compiler() is None:
         return "there is no C compiler: install gcc, or type pip install ziglang"
     return "the C compiler failed, as the log says; please report its message"
@@ -220,7 +267,7 @@ def _why_not_compiled() -> str:
 @functools.cache
 def compiled(dtype: torch.dtype) -> Kernels | None:
     """The compiled kernels for `dtype`; None if `METALEARN_KERNELS=torch`, or if they cannot be compiled."""
-    compiler = None if _unwanted() else _compiler()
+    compiler = None if _wanted() != "native" else _compiler()
     if compiler is None:
         return None
     try:
@@ -232,11 +279,24 @@ def compiled(dtype: torch.dtype) -> Kernels | None:
     return Kernels(library, ctypes.c_float if dtype == torch.float32 else ctypes.c_double)
 
 
-def _unwanted() -> bool:
+@functools.cache
+def on_gpu() -> "GpuKernels | None":
+    """The kernels for a GPU; None without Triton."""
+    try:
+        from metalearn.nn.gpu.network import GpuKernels  # takes a second, and a CPU does not need it
+    except ImportError as error:
+        log.warning("the layers' kernels for the GPU need Triton, which cannot be loaded (%s); type pip install triton "
+                    "for a graph of fewer and faster kernels", error)  # fmt: skip
+        return None
+    return GpuKernels()
+
+
+def _wanted() -> str:
     wanted = os.environ.get("METALEARN_KERNELS", "native")
-    if wanted not in ("native", "torch"):
-        raise ValueError(f"METALEARN_KERNELS={wanted}: must be native or torch; type METALEARN_KERNELS=native")
-    return wanted == "torch"
+    if wanted not in ("native", "torch", "triton"):
+        allowed = "must be native, torch, or (to try the GPU's kernels on a CPU, with TRITON_INTERPRET=1) triton"
+        raise ValueError(f"METALEARN_KERNELS={wanted}: {allowed}; type METALEARN_KERNELS=native")
+    return wanted
 
 
 class CompiledPlan:

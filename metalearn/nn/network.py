@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
-from metalearn.nn.native import CALL, compiled_for
+from metalearn.nn.native import NetworkCall, compiled_for
 from metalearn.nn.packing import PACKED, is_packed
 from metalearn.nn.plans import ShapedNetwork, refusal, steps_of
 from metalearn.nn.precision import rounds_products
@@ -38,8 +38,8 @@ class CompiledNetwork:
         self._making = threading.Lock()
 
     def computes(self, params: Params) -> bool:
-        """Whether the compiled network can compute with these parameters: it needs the kernels, on the CPU, products
-        in full precision, and layers that can be compiled."""
+        """Whether the compiled network can compute with these parameters: it needs the kernels, products in
+        full precision, and layers that can be compiled."""
         values = [params[name] for name in self._names if name in params]
         if len(values) < len(self._names) or not values or rounds_products():
             return False
@@ -167,11 +167,8 @@ class _TaskSamples:
         """The tensors that a backward pass reads again: autograd refuses it if they have been changed in place."""
         return [self.x]
 
-    def call(self, row: Tensor) -> CALL:
-        return CALL(
-            tasks=row.shape[0], known=self.known, outputs=self.plan.last.used, parameters_step=row.stride(0),
-            parameters=row.data_ptr(), x=self.x.data_ptr(),
-        )  # fmt: skip
+    def call(self, row: Tensor) -> NetworkCall:
+        return NetworkCall(row, self.x, self.known, self.plan.last.used)
 
     def outputs(self, row: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None]:
         """The last values [t, n, pixels, channels], and with `keep` what their gradient needs."""
@@ -180,9 +177,7 @@ class _TaskSamples:
         result = row.new_empty(row.shape[0], samples, last.height * last.width, last.channels)
         kept = row.new_empty(row.shape[0], self.plan.compiled.values) if keep else None
         call = self.call(row)
-        call.result = result.data_ptr()
-        if kept is not None:
-            call.kept = kept.data_ptr()
+        call.result, call.kept = result, kept
         self.plan.kernels.network_outputs(self.plan.compiled.address, call)
         return result, kept
 
@@ -191,7 +186,7 @@ class _TaskSamples:
         row, grads = _rows(row), grads.contiguous()
         gradient = row.new_empty(row.shape)
         call = self.call(row)
-        call.kept, call.result, call.gradient = kept.data_ptr(), grads.data_ptr(), gradient.data_ptr()
+        call.kept, call.result, call.gradient = kept, grads, gradient
         self.plan.kernels.network_outputs_gradient(self.plan.compiled.address, call)
         return gradient
 
@@ -242,7 +237,7 @@ class _LabelledSamples(_TaskSamples):
             raise ValueError(f"targets {list(self.y.shape)}: must be {list(wanted)}, for inputs {list(self.x.shape)}")
         if numbers and self.y.dtype != row.dtype:
             raise ValueError(f"targets {self.y.dtype}: must be {row.dtype}, as the parameters")
-        if not numbers:
+        if not numbers and not self.y.is_cuda:  # there it would wait for the GPU, whose kernels give NaN
             least, most = torch.aminmax(self.y)
             if least < 0 or most >= outputs:
                 raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")
@@ -250,14 +245,9 @@ class _LabelledSamples(_TaskSamples):
     def given(self) -> list[Tensor]:
         return [self.x, self.y]
 
-    def call(self, row: Tensor) -> CALL:
+    def call(self, row: Tensor) -> NetworkCall:
         call = super().call(row)
-        if self.rate is not None:
-            call.steps, call.rate = 1, self.rate
-        if self.y.is_floating_point():
-            call.targets = self.y.data_ptr()
-        else:
-            call.labels = self.y.data_ptr()
+        call.y, call.rate = self.y, self.rate
         return call
 
     def loss(self, row: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -265,23 +255,20 @@ class _LabelledSamples(_TaskSamples):
         row, tasks = _rows(row), row.shape[0]
         loss, score = row.new_empty(tasks), row.new_empty(tasks)
         call = self.call(row)
-        call.loss, call.score = loss.data_ptr(), score.data_ptr()
-        grad = kept = None
+        call.loss, call.score = loss, score
         if gradient:
-            grad = row.new_empty(row.shape)
-            call.gradient = grad.data_ptr()
+            call.gradient = row.new_empty(row.shape)
             if self.twice:
-                kept = row.new_empty(tasks, self.plan.compiled.kept)
-                call.kept = kept.data_ptr()
+                call.kept = row.new_empty(tasks, self.plan.compiled.kept)
         self.plan.kernels.network_loss(self.plan.compiled.address, call)
-        return loss, score, grad, kept
+        return loss, score, call.gradient, call.kept
 
     def product(self, row: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
         """The product of each task's Hessian with its direction [t, P]; with a rate, the step's derivative."""
         row, direction = _rows(row), direction.contiguous()
         product = torch.empty_like(direction)
         call = self.call(row)
-        call.kept, call.direction, call.product = kept.data_ptr(), direction.data_ptr(), product.data_ptr()
+        call.kept, call.direction, call.product = kept, direction, product
         self.plan.kernels.network_product(self.plan.compiled.address, call)
         return product
 
@@ -378,8 +365,8 @@ class _RowsToStep(Function):
 
 def _times(factors: Tensor, gradient: Tensor) -> Tensor:
     """Each task's gradient times its factor; the gradient itself if all factors are one constant 1, as for a sum."""
-    if not factors.requires_grad and factors.stride(0) == 0 and factors[0].item() == 1:
-        return gradient
+    if not factors.requires_grad and not factors.is_cuda and factors.stride(0) == 0 and factors[0].item() == 1:
+        return gradient  # a GPU would have to be waited for
     return factors.unsqueeze(1) * gradient
 
 

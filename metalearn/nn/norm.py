@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn.layout import dense
-from metalearn.nn.native import Kernels, compiled_for
+from metalearn.nn.native import AnyKernels, compiled_for
 
 EPSILON = 1e-5
 
@@ -82,7 +82,7 @@ def _written_out(x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings
     return z if slope == LINEAR else F.leaky_relu(z, slope)
 
 
-def _native(x: Tensor) -> Kernels:
+def _native(x: Tensor) -> "AnyKernels":
     kernels = compiled_for(x)
     assert kernels is not None
     return kernels

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn.layers import Convolution, Layer, Linear, Norm, Params, Residual
-from metalearn.nn.native import Kernels, compiled_for
+from metalearn.nn.native import AnyKernels, Kernels, compiled_for
 
 PACKED = "packed."
 """The prefix of the name of the one tensor [t, P] of packed parameters; a number follows, that of its layout."""
@@ -64,6 +64,7 @@ class Layout:
         self._to_row, self._to_parameters = self._orders()
         self._tiles = self._tiles_of_places()
         self._at: dict[tuple[str, ...], Tensor] = {}
+        self._moved: dict[tuple[str, torch.device], Tensor] = {}
 
     def _add(self, layers: Sequence[Layer], channels: int | None) -> int | None:
         """Places the layers' parameters. `channels` are those of the input; None: they are not filled with zeros."""
@@ -122,9 +123,17 @@ class Layout:
         """The parameters as one row [P]."""
         flat = [value.reshape(-1) for value in params]
         kernels = _kernels_for(flat[0])
-        if kernels is not None:
+        if isinstance(kernels, Kernels):
             return kernels.pack(torch.cat(flat), self._tiles, self._to_row)
-        return torch.cat([*flat, flat[0].new_zeros(1)])[self._to_row]
+        return torch.cat([*flat, flat[0].new_zeros(1)])[self._on(flat[0].device, "_to_row")]
+
+    def _on(self, device: torch.device, name: str) -> Tensor:
+        """Numbers of this layout on a device. A GPU gets them once: a copy would be waited for."""
+        if device.type == "cpu":
+            return getattr(self, name)  # type: ignore[no-any-return]
+        if (name, device) not in self._moved:
+            self._moved[name, device] = getattr(self, name).to(device)
+        return self._moved[name, device]
 
     def replaced(self, row: Tensor, values: Params) -> Tensor:
         """Rows [t, P] with other values of some parameters: [*shape], which all tasks share, or [t, *shape]."""
@@ -133,7 +142,7 @@ class Layout:
             numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
             self._at[names] = torch.cat([numbers[name] for name in names])
         flat = torch.cat([self._of_tasks(values[name], name, len(row)) for name in names], dim=1)
-        return row.index_copy(1, self._at[names], flat)
+        return row.index_copy(1, self._at[names].to(row.device), flat)
 
     def _of_tasks(self, value: Tensor, name: str, tasks: int) -> Tensor:
         """A parameter [*shape] or [t, *shape] as [t, numbers]."""
@@ -145,10 +154,10 @@ class Layout:
     def unpack(self, row: Tensor) -> list[Tensor]:
         """Rows […, P] as the parameters in the order of the places."""
         kernels = _kernels_for(row) if row.dim() == 1 else None
-        if kernels is not None:
+        if isinstance(kernels, Kernels):
             flat = kernels.unpack(row, self._tiles, self._to_row, self._count)
         else:
-            flat = row.index_select(-1, self._to_parameters)
+            flat = row.index_select(-1, self._on(row.device, "_to_parameters"))
         parts = zip(flat.split(self._numbers, dim=-1), self.places.values(), strict=True)
         return [part.view(*row.shape[:-1], *place.sizes) for part, place in parts]
 
@@ -166,7 +175,7 @@ def sum_of_tasks(values: Tensor) -> Tensor:
     return values[0]
 
 
-def _kernels_for(values: Tensor) -> Kernels | None:
+def _kernels_for(values: Tensor) -> "AnyKernels | None":
     """The kernels, if they can compute with these values: they are dense, and no graph is wanted."""
     with_graph = torch.is_grad_enabled() and values.requires_grad
     return compiled_for(values) if values.is_contiguous() and not with_graph else None

@@ -18,7 +18,7 @@ from metalearn.nn.layers import (
     Norm,
     Residual,
 )
-from metalearn.nn.native import LAYER, CompiledPlan, Kernels
+from metalearn.nn.native import LAYER, AnyKernels
 from metalearn.nn.norm import EPSILON
 from metalearn.nn.packing import Layout, filled
 
@@ -112,8 +112,8 @@ class NetworkPlan(NamedTuple):
     """A network for one shape of inputs: what computes it, its compiled form, the last value, and the pixels of the
     smallest image that a norm takes; 0: there is no norm."""
 
-    kernels: Kernels
-    compiled: CompiledPlan
+    kernels: Any
+    compiled: Any
     last: ValueSize
     fewest_pixels: int
 
@@ -217,13 +217,13 @@ class ShapedNetwork:
         self._plans: dict[tuple[Any, ...], NetworkPlan] = {}
         self._making = threading.Lock()
 
-    def plan(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
+    def plan(self, kernels: AnyKernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
         """The plan for tasks of `samples` inputs. Those that were used last are kept, `MOST_PLANS` of them.
 
         Raises:
             ValueError: the inputs do not fit the layers, or are too large for the offsets of the kernels.
         """
-        key = (kernels.real, samples, input_shape)
+        key = (type(kernels), kernels.real, samples, input_shape)
         with self._making:
             plan = self._plans.pop(key, None) or self._made(kernels, samples, input_shape)
             self._plans[key] = plan
@@ -231,7 +231,7 @@ class ShapedNetwork:
                 del self._plans[next(iter(self._plans))]
         return plan
 
-    def _made(self, kernels: Kernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
+    def _made(self, kernels: AnyKernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
         if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
             raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
         image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)

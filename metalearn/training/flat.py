@@ -20,6 +20,10 @@ Step = Callable[[Tensor, Tensor, Params, OptimizerSettings], None]
 """From the values and gradients [P] of all parameters, the state and the settings. It changes values and state."""
 
 
+GuardedStep = Callable[[Tensor, Tensor, Params, OptimizerSettings, Tensor, Tensor], None]
+"""As `Step`, at a rate [] of its own, and it changes nothing where the last argument [] is not 0."""
+
+
 class FlatOptimizer:
     """An optimiser of parameters of one type, on one device; see `metalearn.types.Optimizer`.
 
@@ -27,12 +31,15 @@ class FlatOptimizer:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: the settings of the only parameter group, with `lr`.
         update: one step.
+        guarded: one step on a GPU, which may be skipped there.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
 
-    def __init__(self, params: Params, settings: OptimizerSettings, update: Step, names: Sequence[str]) -> None:
+    def __init__(
+        self, params: Params, settings: OptimizerSettings, update: Step, guarded: GuardedStep, names: Sequence[str]
+    ) -> None:
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
-        self._settings, self._update, self._names = list(settings), update, list(names)
+        self._settings, self._update, self._guarded, self._names = list(settings), update, guarded, list(names)
         self.param_groups: list[OptimizerSettings] = [settings | {"params": self._params}]
         self._state: Params = {}
 
@@ -40,10 +47,16 @@ class FlatOptimizer:
     def step(self) -> None:
         gradients = [param.grad for param in self._params if param.grad is not None]
         assert len(gradients) == len(self._params), "every parameter has a gradient"
-        values, grads = _joined(self._params), _joined(gradients)
+        values, grads = joined(self._params), joined(gradients)
         self._update(values, grads, self._state, self.param_groups[0])
         for param, value in zip(self._params, self._parts(values), strict=True):
             param.copy_(value)
+
+    @torch.no_grad()
+    def step_of_device(self, values: Tensor, grads: Tensor, rate: Tensor, skip: Tensor) -> None:
+        """A step of all parameters, which lie one after the other in `values` [P], without waiting for the device. The
+        rate [] is its own; nothing changes where `skip` [] is not 0."""
+        self._guarded(values, grads, self._state, self.param_groups[0], rate, skip)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """The state of each parameter, in its shape. A single number belongs to all."""
@@ -81,13 +94,13 @@ class FlatOptimizer:
         if name == STEPS:
             if len({float(part) for part in parts}) > 1:
                 raise ValueError("the state has parameters of different numbers of steps")
-            return torch.tensor(float(parts[0]))
+            return torch.tensor(float(parts[0]), device=self._params[0].device)
         for part, param in zip(parts, self._params, strict=True):
             if part.shape != param.shape:
                 raise ValueError(f"{name} has the shape {list(part.shape)}, its parameter {list(param.shape)}")
-        return _joined([part.to(param) for part, param in zip(parts, self._params, strict=True)]).detach()
+        return joined([part.to(param) for part, param in zip(parts, self._params, strict=True)]).detach()
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
     """All numbers in one new tensor [P]."""
     return torch.cat([tensor.flatten() for tensor in tensors])

@@ -18,7 +18,19 @@ from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings
-from metalearn.types import STATE, ChunkResult, Metrics, Optimizer, Params, StepResult, Strategy, Unit, Updater
+from metalearn.types import (
+    STATE,
+    ChunkResult,
+    DefersFigures,
+    Metrics,
+    NotFiniteError,
+    Optimizer,
+    Params,
+    StepResult,
+    Strategy,
+    Unit,
+    Updater,
+)
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
@@ -69,7 +81,8 @@ class Units(NamedTuple):
 
 class Run(NamedTuple):
     """What a run is made of; it stays the same throughout. `meta` is what all its checkpoints say of it: its config,
-    and the classes that it has seen. `pause_after` is a step, or None."""
+    and the classes that it has seen. `pause_after` is a step, or None. `updater` makes the updater of this process;
+    None: it is `UpdateHere`."""
 
     settings: TrainerSettings
     strategy: Strategy
@@ -82,6 +95,21 @@ class Run(NamedTuple):
     meta: dict[str, Any]
     stops: Stops
     pause_after: int | None = None
+    updater: "Callable[[Run, TrainState], Updater] | None" = None
+
+    @property
+    def last(self) -> int:
+        """The step at which it ends or pauses."""
+        return min(self.settings.steps, self.pause_after or self.settings.steps)
+
+
+class TakenStep(NamedTuple):
+    """A step whose figures are not in the log yet: its results, its further figures, and its seconds on the host."""
+
+    step: int
+    results: Sequence[ChunkResult]
+    figures: dict[str, float]
+    seconds: float
 
 
 def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
@@ -92,10 +120,10 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
         Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
         DivergedError: a loss or gradient is not finite; the step is not applied.
     """
-    (steps, batch, *_) = run.settings
-    last = min(steps, run.pause_after or steps)
-    saved = progress.step
-    updater = run.strategy.updater(UpdateHere(run, learner), learner.params, learner.optimizer)
+    (steps, batch, *_), last = run.settings, run.last
+    saved, taken = progress.step, list[TakenStep]()
+    here = (run.updater or UpdateHere)(run, learner)
+    updater = run.strategy.updater(here, learner.params, learner.optimizer)
     try:
         if _owes_validation(run, progress, last):
             progress, improved = validate(run, learner, progress)
@@ -107,11 +135,14 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             results, of_update = advance(run, learner, updater, tasks, step, rate)
             seconds = time.perf_counter() - began
             progress = progress._replace(step=step, seconds=progress.seconds + seconds)
-            values = figures(results) | {"lr": rate, "step_seconds": seconds} | of_update
-            run.log.step(step, values | run.strategy.cost())
-
             validating = step % run.settings.val_every == 0 or step == last
             due = run.checkpointer.due(step, validating)
+            taken.append(TakenStep(step, results, {"lr": rate, **of_update, **run.strategy.cost()}, seconds))
+            if isinstance(updater, DefersFigures):
+                if step % updater.every and not (validating or due or run.stops.requested()):
+                    continue
+                progress = progress._replace(seconds=progress.seconds + settle(run, learner, updater, taken))
+            log_steps(run, taken)
             if validating or due:
                 updater.fetch()
             improved = False
@@ -128,6 +159,35 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"
         raise Paused(message, progress)
     return progress
+
+
+def log_steps(run: Run, taken: list[TakenStep]) -> None:
+    """Logs the steps that are not in the log yet."""
+    for step, results, of_step, seconds in taken:
+        values = figures(results) | {"step_seconds": seconds} | of_step
+        run.log.step(step, {name: float(value) for name, value in values.items()})
+    taken.clear()
+
+
+def settle(run: Run, learner: TrainState, updater: DefersFigures, taken: list[TakenStep]) -> float:
+    """Waits for steps whose figures are on a device; returns the seconds. They count for all these steps alike.
+
+    Raises:
+        DivergedError: as `advance`; the steps before are in the log.
+    """
+    began = time.perf_counter()
+    try:
+        updater.settle()
+    except NotFiniteError as error:
+        taken[:] = [step for step in taken if step.step < error.step]
+        log_steps(run, taken)
+        batch = run.settings.meta_batch_size
+        tasks = tasks_in_chunks((error.step - 1) * batch, batch, run.training.chunk)
+        raise diverged(run, learner, updater, tasks, error.step) from error  # type: ignore[arg-type]
+    seconds = time.perf_counter() - began
+    each = (seconds + sum(step.seconds for step in taken)) / len(taken)
+    taken[:] = [step._replace(seconds=each) for step in taken]
+    return seconds
 
 
 def stopped(run: Run, learner: TrainState, updater: Updater, progress: Progress, saved: int) -> Stopped:
@@ -172,10 +232,15 @@ def advance(
     try:
         return updater.advance(tasks, step, rate)
     except FloatingPointError as error:
-        updater.fetch()
-        diagnosis = run.strategy.diagnose(learner.params, tasks, step)
-        cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)
-        raise DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step) from error
+        raise diverged(run, learner, updater, tasks, step) from error
+
+
+def diverged(run: Run, learner: TrainState, updater: Updater, tasks: Sequence[Tensor], step: int) -> DivergedError:
+    """Which task spoils a step."""
+    updater.fetch()
+    diagnosis = run.strategy.diagnose(learner.params, tasks, step)
+    cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)
+    return DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step)
 
 
 class UpdateHere:

@@ -53,7 +53,7 @@ def adam(
 
     def start(params: Params) -> Optimizer:
         settings = {"lr": lr, "betas": (beta1, beta2), "eps": eps}
-        return FlatOptimizer(params, settings, _adam_step, ("step", "exp_avg", "exp_avg_sq"))
+        return FlatOptimizer(params, settings, _adam_step, _guarded_adam_step, ("step", "exp_avg", "exp_avg_sq"))
 
     return OuterOptimizer(start, rate)
 
@@ -75,25 +75,54 @@ def sgd(
     rate = scheduled(lr=lr, schedule=schedule, min_lr=min_lr, decay=decay, decay_every=decay_every, warmup=warmup)
 
     def start(params: Params) -> Optimizer:
-        return FlatOptimizer(params, {"lr": lr, "momentum": momentum}, _sgd_step, ("momentum_buffer",))
+        return FlatOptimizer(
+            params, {"lr": lr, "momentum": momentum}, _sgd_step, _guarded_sgd_step, ("momentum_buffer",)
+        )
 
     return OuterOptimizer(start, rate)
 
 
 def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
     """Changes `params` [P] and `state` as torch.optim.Adam does."""
-    if not state:
-        state |= {
-            "step": torch.tensor(0.0),
-            "exp_avg": torch.zeros_like(params),
-            "exp_avg_sq": torch.zeros_like(params),
-        }
+    _begin_adam(params, state)
     # Not the Adam of the inner loop, which keeps a graph and rounds otherwise: a run's state is torch.optim.Adam's.
     beta1, beta2 = settings["betas"]
     functional_adam(
         [params], [grads], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], amsgrad=False, beta1=beta1,
         beta2=beta2, lr=settings["lr"], weight_decay=0.0, eps=settings["eps"], maximize=False,
     )  # fmt: skip
+
+
+def _begin_adam(params: Tensor, state: Params) -> None:
+    if not state:
+        state |= {
+            "step": torch.zeros((), device=params.device),
+            "exp_avg": torch.zeros_like(params),
+            "exp_avg_sq": torch.zeros_like(params),
+        }
+
+
+def _guarded_adam_step(
+    params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
+) -> None:
+    """As `_adam_step`, for `FlatOptimizer.step_of_device`: torch's fused Adam, which can skip a step."""
+    _begin_adam(params, state)
+    beta1, beta2 = settings["betas"]
+    functional_adam(
+        [params], [grads], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, found_inf=skip,
+        amsgrad=False, beta1=beta1, beta2=beta2, lr=rate, weight_decay=0.0, eps=settings["eps"], maximize=False,
+    )  # fmt: skip
+
+
+def _guarded_sgd_step(
+    params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
+) -> None:
+    """As `_sgd_step`, for `FlatOptimizer.step_of_device`."""
+    if settings["momentum"]:
+        kept = state.setdefault("momentum_buffer", torch.zeros_like(params))
+        grads = settings["momentum"] * kept + grads
+        kept.copy_(torch.where(skip > 0, kept, grads))
+    params.sub_(torch.where(skip > 0, 0.0, rate * grads))
 
 
 def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:

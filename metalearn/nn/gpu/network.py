@@ -1,0 +1,531 @@
+"""A whole network on a GPU: the loss of every task, its gradient and its Hessian-vector product, layer by layer.
+
+The sweeps are those of `kernels/network.c`; but a layer is computed for all tasks at once. All places are known before
+the first call, nothing waits for the GPU, and no sum depends on the number of tasks.
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalearn.nn.gpu import launch
+from metalearn.nn.gpu.launch import Images, LossSizes, NormSizes, Tasks, Window
+from metalearn.nn.native import NetworkCall
+
+WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
+LEAKY, SOFTPLUS, TANH = range(3)
+
+MULTIPLE = 16
+"""Places begin at multiples of it, so that programs read several numbers at once."""
+
+MOST_SUMMED = 128
+"""Rows that one program adds up."""
+
+
+class _Place:
+    """The size of a value of a task, and the places of what belongs to it, as in `kernels/network.c`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.value = self.gradient = self.extra = self.tangent = self.change = self.moved = -1
+
+
+class GpuPlan:
+    """A network's plan for tasks of `samples` samples.
+
+    Attributes:
+        kept: how many numbers of a task the product needs.
+        values: how many numbers of a task the gradient of its outputs needs.
+    """
+
+    def __init__(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> None:
+        self.layers, self.image, self.parameters, self.samples = list(layers), tuple(image), parameters, samples
+        self.address = self
+        self.places = [_Place(0), *(_Place(samples * x.height * x.width * x.channels) for x in self.layers)]
+        self.windows = [self._window(number) for number in range(len(self.layers))]
+        self.values = self._lay_out_values()
+        self.kept = self._lay_out_gradients(self.values)
+        self.scratch = self._lay_out_tangents(self.kept)
+
+    def reads(self, number: int) -> int:
+        """The value that a layer reads; the windows of inputs are never gathered."""
+        value = int(getattr(self.layers[number], "from"))
+        return 0 if value and self.layers[value - 1].kind == WINDOWS else value
+
+    def differs(self, value: int) -> bool:
+        """Whether a value has a derivative."""
+        return value > 0 and self.layers[value - 1].kind != WINDOWS
+
+    def images(self, number: int) -> Images:
+        """How the images lie that a convolution reads: inputs are [channel][row][column]."""
+        window, value = self.windows[number], int(getattr(self.layers[number], "from"))
+        if value and self.layers[value - 1].kind == WINDOWS:
+            channels, height, width = self.image
+            return Images(channels * height * width, width, 1, height * width)
+        return window.dense
+
+    def _window(self, number: int) -> Window:
+        layer = self.layers[number]
+        if layer.kind != CONVOLUTION:
+            return Window(*[1] * 8)
+        value = int(getattr(layer, "from"))
+        before = self.layers[value - 1] if value else None
+        out = (int(layer.height), int(layer.width), int(layer.channels))
+        if before is not None and before.kind == WINDOWS:
+            channels, height, width = self.image
+            kernel = int(before.kernel)
+            return Window(height, width, channels, *out, kernel, kernel, int(before.stride), int(before.padding))
+        if before is None:
+            return Window(1, 1, self.image[0] * self.image[1] * self.image[2], *out, 1, 1)
+        sizes = (int(before.height), int(before.width), int(before.channels))
+        if layer.kernel == 0:  # a linear layer: all pixels at once
+            return Window(*sizes, *out, *sizes[:2])
+        return Window(*sizes, *out, int(layer.kernel), int(layer.kernel), int(layer.stride), int(layer.padding))
+
+    def _lay_out_values(self) -> int:
+        end = 0
+        for place, layer in zip(self.places[1:], self.layers, strict=True):
+            if layer.kind == WINDOWS:
+                continue
+            place.value, end = end, end + _filled(place.size)
+            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == NORM else 0)
+        return end
+
+    def _lay_out_gradients(self, end: int) -> int:
+        readers = [0] * len(self.places)
+        for number, layer in enumerate(self.layers):
+            readers[self.reads(number)] += 1
+            if layer.kind == SUM:
+                readers[layer.other] += 1
+        for value in range(len(self.layers), 0, -1):
+            place, layer = self.places[value], self.layers[value - 1]
+            if layer.kind == WINDOWS:
+                continue
+            if place.gradient < 0:
+                place.gradient, end = end, end + _filled(place.size)
+            if layer.kind == SUM:  # both parts of a sum have its gradient
+                for part in (self.reads(value - 1), int(layer.other)):
+                    if part and readers[part] == 1:
+                        self.places[part].gradient = place.gradient
+        return end
+
+    def _lay_out_tangents(self, end: int) -> int:
+        for number, (place, layer) in enumerate(zip(self.places[1:], self.layers, strict=True)):
+            if layer.kind == WINDOWS:
+                continue
+            place.tangent, end = end, end + _filled(place.size)
+            place.change, end = end, end + _filled(place.size)
+            if layer.kind == NORM:
+                place.moved, end = end, end + _filled(self.places[self.reads(number)].size)
+        return end
+
+
+def _filled(count: int) -> int:
+    return -(-count // MULTIPLE) * MULTIPLE
+
+
+class _Sweep:
+    """A call of a plan: where everything lies.
+
+    Args:
+        plan, call: of the network.
+        kept: [t, plan.kept], or [t, plan.values] where no gradient is kept.
+        scratch: [t, …], whose first number has the place `plan.kept`, or `plan.values` where no gradient is kept.
+        first: the place of the first number of `scratch`.
+    """
+
+    def __init__(self, plan: GpuPlan, call: NetworkCall, kept: Tensor, scratch: Tensor | None, first: int) -> None:
+        self.plan, self.call, self._kept, self._scratch, self._first = plan, call, kept, scratch, first
+        self.tasks = call.parameters.shape[0]
+        self.parameters = Tasks(call.parameters, call.parameters.stride(0))
+        self.inputs = Tasks(call.x, call.x[0].numel())
+        self.sizes = LossSizes(plan.samples, call.known, call.outputs, int(plan.layers[-1].channels))
+        self._beside = _side_stream(call.x)
+
+    def at(self, place: int) -> Tasks:
+        """What lies at a place of every task."""
+        if self._scratch is not None and place >= self._first:
+            return Tasks(self._scratch[:, place - self._first :], self._scratch.stride(0))
+        return Tasks(self._kept[:, place:], self._kept.stride(0))
+
+    def value(self, number: int) -> Tasks:
+        return self.at(self.plan.places[number].value) if number else self.inputs
+
+    def gradient(self, number: int) -> Tasks:
+        return self.at(self.plan.places[number].gradient)
+
+    def tangent(self, number: int) -> Tasks:
+        return self.at(self.plan.places[number].tangent)
+
+    def change(self, number: int) -> Tasks:
+        return self.at(self.plan.places[number].change)
+
+    def images_of(self, of: Tasks, number: int) -> Tensor:
+        """A value as images [t, n, h, w, c], a view."""
+        layer = self.plan.layers[number - 1]
+        shape = (self.plan.samples, int(layer.height), int(layer.width), int(layer.channels))
+        return of.numbers[:, : self.plan.places[number].size].unflatten(1, shape)
+
+    def forward(self) -> None:
+        """All values."""
+        for number, layer in enumerate(self.plan.layers):
+            v, x = number + 1, self.plan.reads(number)
+            match layer.kind:
+                case 1:
+                    launch.product(
+                        self.tasks, self.plan.samples, self.plan.windows[number], self.plan.images(number),
+                        self.value(x), _from(self.parameters, layer.weight), self.value(v),
+                        bias=_from(self.parameters, layer.bias) if layer.bias >= 0 else None,
+                    )  # fmt: skip
+                case 2:
+                    extra, channels = self.plan.places[v].extra, int(layer.channels)
+                    launch.norm(
+                        self.tasks, self._norm_sizes(number), layer.epsilon, layer.slope, x=self.value(x),
+                        scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
+                        mean=self.at(extra), rstd=self.at(extra + channels), y=self.value(v),
+                    )  # fmt: skip
+                case 3:
+                    _activate(layer, self.images_of(self.value(x), x), self.images_of(self.value(v), v))
+                case 4 | 5 | 6:
+                    self._linear(number, self.value)
+
+    def _linear(self, number: int, of: Any) -> None:
+        """A layer that computes tangents as it does values: a pool (by the maxima of the values), a mean or a sum."""
+        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
+        given, result = self.images_of(of(x), x), self.images_of(of(v), v)
+        if layer.kind == SUM:
+            torch.add(given, self.images_of(of(int(layer.other)), int(layer.other)), out=result)
+        elif layer.kind == MEAN:
+            result.copy_(given.mean(dim=(2, 3), keepdim=True))
+        else:
+            chosen = self._chosen(number)
+            result.copy_(torch.stack(_corners(given)).gather(0, chosen.unsqueeze(0))[0])
+
+    def _chosen(self, number: int) -> Tensor:
+        """Which of four pixels is the largest, for every pixel of a pool: the first one of equals."""
+        x = self.plan.reads(number)
+        return torch.stack(_corners(self.images_of(self.value(x), x))).argmax(dim=0)
+
+    def loss(self) -> None:
+        """The losses and scores, and the gradients of the last values."""
+        last = len(self.plan.layers)
+        c = self.call
+        assert c.y is not None and c.loss is not None and c.score is not None
+        launch.loss(self.tasks, self.sizes, self.value(last), c.y, self.gradient(last), c.loss, c.score)
+
+    def backward(self, gradients: Tensor) -> None:
+        """The gradients of all values, and those of the parameters [t, P]."""
+        self._backward(self.gradient, Tasks(gradients, gradients.stride(0)), changes=False)
+
+    def forward_tangents(self, direction: Tasks, product: Tasks) -> None:
+        """The tangents of all values along the direction."""
+        for number, layer in enumerate(self.plan.layers):
+            v, x = number + 1, self.plan.reads(number)
+            tangent = self.tangent(x) if self.plan.differs(x) else None
+            match layer.kind:
+                case 1:
+                    moves = None if tangent is None else (tangent, _from(self.parameters, layer.weight))
+                    launch.product(
+                        self.tasks, self.plan.samples, self.plan.windows[number], self.plan.images(number),
+                        self.value(x), _from(direction, layer.weight), self.tangent(v), second=moves,
+                        bias=_from(direction, layer.bias) if layer.bias >= 0 else None,
+                    )  # fmt: skip
+                case 2:
+                    assert tangent is not None
+                    place, channels = self.plan.places[v], int(layer.channels)
+                    launch.norm_second(
+                        self.tasks, self._norm_sizes(number), layer.slope, x=self.value(x), gy=self.gradient(v),
+                        v=tangent, v_scale=_from(direction, layer.weight), v_shift=_from(direction, layer.bias),
+                        scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
+                        mean=self.at(place.extra), rstd=self.at(place.extra + channels),
+                        scale_gradient=self.at(place.extra + 2 * channels),
+                        shift_gradient=self.at(place.extra + 3 * channels), ggy=self.tangent(v),
+                        hx=self.at(place.moved), h_scale=_from(product, layer.weight),
+                    )  # fmt: skip
+                case 3:
+                    given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
+                    result = self.images_of(self.tangent(v), v)
+                    torch.mul(_steepness(layer, given, value), self.images_of(self.tangent(x), x), out=result)
+                case 4 | 5 | 6:
+                    self._linear(number, self.tangent)
+
+    def loss_change(self) -> None:
+        """The tangent of the gradient of the last values."""
+        last, y = len(self.plan.layers), self.call.y
+        assert y is not None
+        launch.loss_change(self.tasks, self.sizes, self.gradient(last), self.tangent(last), y, self.change(last))
+
+    def backward_changes(self, direction: Tasks, product: Tensor) -> None:
+        """The tangents of the gradients of all values; and those of the parameters', which are the product."""
+        self._backward(self.change, Tasks(product, product.stride(0)), changes=True, direction=direction)
+
+    def _backward(self, of: Any, parameters: Tasks, *, changes: bool, direction: Tasks | None = None) -> None:
+        written: set[int] = set()
+        with self._beside.joined():
+            for number in reversed(range(len(self.plan.layers))):
+                layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
+                if layer.kind == WINDOWS:
+                    continue
+                gx = of(x) if self.plan.differs(x) else None
+                add = x in written
+                written.add(x)
+                match layer.kind:
+                    case 1:
+                        self._convolution_backward(number, of(v), gx, parameters, add, direction)
+                    case 2:
+                        assert gx is not None
+                        self._norm_backward(number, of(v), gx, parameters, changes)
+                    case 3:
+                        self._activation_backward(number, of, add, changes)
+                    case 4 | 5:
+                        self._spread(number, of, add)
+                    case 6:
+                        _give(self.images_of(of(v), v), self.images_of(of(x), x), add)
+                        other = int(layer.other)
+                        _give(self.images_of(of(v), v), self.images_of(of(other), other), other in written)
+                        written.add(other)
+
+    def _convolution_backward(
+        self, number: int, gy: Tasks, gx: Tasks | None, parameters: Tasks, add: bool, direction: Tasks | None
+    ) -> None:
+        """With a `direction`, gy is a change, and gx and the parameters get changes."""
+        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
+        window, samples = self.plan.windows[number], self.plan.samples
+        by_kernel = by_image = None
+        if direction is not None:
+            by_kernel = (self.tangent(x), self.gradient(v)) if gx is not None else None
+            by_image = (self.gradient(v), _from(direction, layer.weight))
+        with self._beside.after_all():  # nothing in this sweep reads it
+            launch.weight_gradient(
+                self.tasks, samples, window, self.plan.images(number), self.value(x), gy,
+                _from(parameters, layer.weight), second=by_kernel,
+                gb=_from(parameters, layer.bias) if layer.bias >= 0 else None,
+            )  # fmt: skip
+        if gx is not None:
+            weights = _from(self.parameters, layer.weight)
+            launch.input_gradient(self.tasks, samples, window, gy, weights, gx, second=by_image, add=add)
+
+    def _norm_backward(self, number: int, gy: Tasks, gx: Tasks, parameters: Tasks, changes: bool) -> None:
+        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
+        place, channels = self.plan.places[v], int(layer.channels)
+        to_scale, to_shift = _from(parameters, layer.weight), _from(parameters, layer.bias)
+        launch.norm_backward(
+            self.tasks, self._norm_sizes(number), layer.slope, gy=gy, x=self.value(x),
+            scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
+            mean=self.at(place.extra), rstd=self.at(place.extra + channels), gx=gx, g_scale=to_scale, g_shift=to_shift,
+            moved=self.at(place.moved) if changes else None,
+        )  # fmt: skip
+        if not changes:  # kept for the product
+            for which, sums in ((2, to_scale), (3, to_shift)):
+                kept = self.at(place.extra + which * channels)
+                kept.numbers[:, :channels].copy_(sums.numbers[:, :channels])
+
+    def _activation_backward(self, number: int, of: Any, add: bool, changes: bool) -> None:
+        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
+        given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
+        steep = _steepness(layer, given, value)
+        result = steep * self.images_of(of(v), v)
+        if changes and layer.activation != LEAKY:
+            bend = (1 - value * value) * -2 * value if layer.activation == TANH else steep * (1 - steep)
+            result += bend * self.images_of(self.tangent(x), x) * self.images_of(self.gradient(v), v)
+        _give(result, self.images_of(of(x), x), add)
+
+    def _spread(self, number: int, of: Any, add: bool) -> None:
+        """The backward pass of a pool or a mean."""
+        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
+        gy, gx = self.images_of(of(v), v), self.images_of(of(x), x)
+        if layer.kind == MEAN:
+            _give(gy.expand_as(gx) / (gx.shape[2] * gx.shape[3]), gx, add)
+            return
+        if not add:
+            gx.zero_()
+        chosen = self._chosen(number)
+        for which, corner in enumerate(_corners(gx)):
+            corner.add_(torch.where(chosen == which, gy, 0.0))
+
+    def _norm_sizes(self, number: int) -> NormSizes:
+        layer = self.plan.layers[number]
+        pixels, channels = int(layer.height * layer.width), int(layer.channels)
+        return NormSizes(self.plan.samples * pixels, (self.call.known or self.plan.samples) * pixels, channels)
+
+
+def _from(values: Tasks, place: int) -> Tasks:
+    """What lies at a place of every task's parameters, or of something like them."""
+    return Tasks(values.numbers[:, int(place) :], values.step)
+
+
+def _give(value: Tensor, to: Tensor, add: bool) -> None:
+    if to.data_ptr() == value.data_ptr():
+        return  # both parts of a sum have its gradient
+    if add:
+        to.add_(value)
+    else:
+        to.copy_(value)
+
+
+def _corners(images: Tensor) -> list[Tensor]:
+    """The four pixels of every 2×2 pixels of images [t, n, h, w, c]; a last odd row or column has none."""
+    height, width = images.shape[2] // 2 * 2, images.shape[3] // 2 * 2
+    return [images[:, :, i:height:2, j:width:2] for i in (0, 1) for j in (0, 1)]
+
+
+def _activate(layer: Any, x: Tensor, y: Tensor) -> None:
+    match layer.activation:
+        case 0:
+            y.copy_(torch.where(x > 0, x, layer.slope * x))
+        case 1:
+            y.copy_(torch.nn.functional.softplus(x))
+        case _:
+            torch.tanh(x, out=y)
+
+
+def _steepness(layer: Any, x: Tensor, y: Tensor) -> Tensor:
+    """The derivative of an activation at x, where it is y."""
+    match layer.activation:
+        case 0:
+            return torch.where(x > 0, 1.0, layer.slope)
+        case 1:
+            return torch.sigmoid(x)
+        case _:
+            return 1 - y * y
+
+
+class _Beside:
+    """A second stream for what nothing waits for until the end of a sweep; in a CUDA graph it becomes a branch. Outside
+    of a graph, everything runs in order: there the host is the slower one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @contextmanager
+    def after_all(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        yield
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+def _side_stream(x: Tensor) -> _Beside:
+    if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+        return _Beside(None)
+    if x.device not in _streams:
+        _streams[x.device] = torch.cuda.Stream(x.device)
+    return _Beside(_streams[x.device])
+
+
+class GpuKernels:
+    """What `metalearn.nn.native.Kernels` does on a CPU, in float32."""
+
+    lanes = MULTIPLE
+    real = ctypes.c_float
+
+    def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
+        """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
+        tasks, samples, window = _of(geometry)
+        launch.product(tasks, samples, window, window.dense, _dense(x), Tasks(weight, step), _dense(y))
+
+    def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
+        """The derivative of ⟨gy, x ∗ w⟩ by x."""
+        tasks, samples, window = _of(geometry)
+        launch.input_gradient(tasks, samples, window, _dense(gy), Tasks(weight, step), _dense(gx))
+
+    def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
+        """The derivative of ⟨gy, x ∗ w⟩ by w."""
+        tasks, samples, window = _of(geometry)
+        launch.weight_gradient(tasks, samples, window, window.dense, _dense(x), _dense(gy), _dense(gw))
+
+    def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
+        """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
+        scale_step."""
+        tasks, rows, measured, channels, scale_step = sizes
+        values = {key: _dense(value) for key, value in tensors.items()}
+        for key in ("scale", "shift"):
+            values[key] = Tasks(tensors[key], scale_step)
+        of = NormSizes(rows, measured, channels)
+        if name == "norm":
+            launch.norm(tasks, of, epsilon, slope, **values)
+        elif name == "norm_backward":
+            launch.norm_backward(tasks, of, slope, **values)
+        else:
+            launch.norm_second(tasks, of, slope, **values)
+
+    def sum_rows(self, x: Tensor) -> Tensor:
+        """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""
+        while len(x) > MOST_SUMMED:
+            even = len(x) // 2 * 2
+            pairs = x[0:even:2] + x[1:even:2]
+            x = pairs if even == len(x) else torch.cat([pairs, x[even:]])
+        return launch.sum_rows(x)
+
+    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> GpuPlan:
+        """A network's plan, as `metalearn.nn.native.Kernels.plan`."""
+        return GpuPlan(layers, image, parameters, samples)
+
+    def network_loss(self, plan: GpuPlan, call: NetworkCall) -> None:
+        """Losses and gradients of all tasks."""
+        kept, scratch = call.kept, None
+        if kept is None:
+            kept = call.x.new_empty(len(call.x), plan.kept)
+        sweep = _Sweep(plan, call, kept, scratch, plan.kept)
+        sweep.forward()
+        sweep.loss()
+        if call.gradient is None:
+            return
+        sweep.backward(call.gradient)
+        if call.rate is not None:
+            torch.add(call.parameters, call.gradient, alpha=-call.rate, out=call.gradient)
+
+    def network_product(self, plan: GpuPlan, call: NetworkCall) -> None:
+        """Hessian-vector products of all tasks."""
+        assert call.kept is not None and call.direction is not None and call.product is not None
+        scratch = call.x.new_empty(len(call.x), plan.scratch - plan.kept)
+        direction = call.direction if call.rate is None else -call.rate * call.direction
+        sweep, along = _Sweep(plan, call, call.kept, scratch, plan.kept), Tasks(direction, direction.stride(0))
+        sweep.forward_tangents(along, Tasks(call.product, call.product.stride(0)))
+        sweep.loss_change()
+        sweep.backward_changes(along, call.product)
+        if call.rate is not None:
+            call.product.add_(call.direction)
+
+    def network_outputs(self, plan: GpuPlan, call: NetworkCall) -> None:
+        """Last values of all tasks."""
+        kept = call.x.new_empty(len(call.x), plan.values) if call.kept is None else call.kept
+        assert call.result is not None
+        sweep, last = _Sweep(plan, call, kept, None, plan.values), len(plan.layers)
+        sweep.forward()
+        call.result.copy_(sweep.images_of(sweep.value(last), last)[:, call.known :].flatten(2, 3))
+
+    def network_outputs_gradient(self, plan: GpuPlan, call: NetworkCall) -> None:
+        """From the gradients of the last values to those of the parameters, of all tasks."""
+        assert call.kept is not None and call.result is not None and call.gradient is not None
+        scratch = call.x.new_empty(len(call.x), plan.kept - plan.values)
+        sweep, last = _Sweep(plan, call, call.kept, scratch, plan.values), len(plan.layers)
+        slope = sweep.images_of(sweep.gradient(last), last)
+        slope[:, : call.known].zero_()
+        slope[:, call.known :].copy_(call.result.unflatten(2, slope.shape[2:4]))
+        sweep.backward(call.gradient)
+
+
+def _of(geometry: Any) -> tuple[int, int, Window]:
+    """Tasks, samples and window of a geometry as `metalearn.nn.conv` gives it."""
+    tasks, samples, height, width, inputs, *rest = (int(number) for number in geometry)
+    return tasks, samples, Window(height, width, inputs, *rest)
+
+
+def _dense(x: Tensor) -> Tasks:
+    return Tasks(x, x[0].numel())

@@ -1,0 +1,375 @@
+"""Meta-steps that stay on a GPU: parameters, optimiser and pictures lie there, and a step is one CUDA graph.
+
+The host draws the numbers of the next tasks meanwhile, and reads the figures of several steps at once. A step whose
+loss or gradient is not finite is skipped by the GPU, and so is every later one; the host finds that when it reads.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
+from metalearn.training.flat import FlatOptimizer, joined
+from metalearn.training.loop import Run, TrainState, UpdateHere, meta_gradient
+from metalearn.types import (
+    STATE,
+    Algorithm,
+    Batch,
+    ChunkResult,
+    DrawsByNumber,
+    Episode,
+    NotFiniteError,
+    Params,
+    StepResult,
+    TaskSource,
+    Updater,
+)
+
+AHEAD = 16
+"""Steps whose tasks are drawn ahead."""
+
+MOST_STEPS = 1000
+"""Steps whose figures are kept on the device at most."""
+
+SHARE = 0.25
+"""The part of the device's free memory that the pictures may take."""
+
+WARM_UP = 2
+"""Steps before the graph is recorded: kernels are compiled, and libraries take their memory."""
+
+Join = Callable[[Sequence[ChunkResult]], Sequence[ChunkResult]]
+"""Adds up the results of chunks as the strategy does."""
+
+log = logging.getLogger("metalearn")
+
+
+class DeviceWork(NamedTuple):
+    """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
+    so many steps."""
+
+    algorithm: Algorithm
+    source: TaskSource
+    device: torch.device
+    dtype: torch.dtype
+    join: Join
+    every: int
+
+
+class NotRecordedError(Exception):
+    """Why a step cannot be a graph."""
+
+
+def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
+    """A function that makes the `Updater` of a run: one on the device, or, where a step cannot stay there, that of the
+    host, which a line of the log explains."""
+
+    def start(run: Run, learner: TrainState) -> Updater:
+        if run.settings.steps == 0:
+            return UpdateHere(run, learner)
+        try:
+            updater = UpdateOnDevice(run, learner, work)
+        except NotRecordedError as reason:
+            log.warning("every operation of a step is started by the host, which is slower: %s", reason)
+            return UpdateHere(run, learner)
+        log.info("a step is one CUDA graph; the host reads its figures every %d steps", updater.every)
+        return updater
+
+    return start
+
+
+class _NoNumber:
+    """Stands for the number of a step: a graph has none, so whoever computes with it is found out."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise NotRecordedError("the algorithm depends on the number of the step")
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _refuse
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+# The tasks
+
+
+class Feed(Protocol):
+    """Where a step's tasks come from. `drawn(step)` makes them on the host; `given` are the tensors on the device that
+    they are copied to; `episode()` is what a step computes with, from these tensors."""
+
+    given: list[Tensor]
+
+    def drawn(self, step: int) -> list[Tensor]: ...
+
+    def episode(self) -> Episode: ...
+
+
+class PicturesByNumber:
+    """The pictures of all training classes lie on the device as bytes; a step gets their numbers."""
+
+    def __init__(self, work: DeviceWork, tasks: int) -> None:
+        source = work.source
+        assert isinstance(source, DrawsByNumber)
+        self._source, self._tasks, self._shots = source, tasks, source.shots_of("train")
+        pictures = source.pictures_of("train")
+        colours = pictures.shape[3:]
+        side = pictures.shape[1]
+        self._shape = (side, side, *(colours or (1,)))
+        self._pictures = pictures.flatten(1).to(work.device)
+        places = torch.arange(side * side).view(side, side)
+        turns = torch.stack([torch.rot90(places, quarters).flatten() for quarters in range(4)])
+        self._turns = turns.to(work.device)
+        # Not a division on the device: it rounds otherwise than that of the host.
+        self._values = (torch.arange(256, dtype=torch.float32) / 255).to(work.device, work.dtype)
+        first = self.drawn(1)
+        self.given = [first[0].to(work.device)]
+        ways = first[0].shape[1]
+        labels = torch.arange(ways, device=work.device).view(1, ways, 1)
+        per_class = first[0].shape[2] - 1
+        self._labels = [
+            labels.expand(tasks, ways, count).flatten(1).contiguous()
+            for count in (self._shots, per_class - self._shots)
+        ]
+
+    def drawn(self, step: int) -> list[Tensor]:
+        return [self._source.numbers("train", torch.arange((step - 1) * self._tasks, step * self._tasks))]
+
+    def episode(self) -> Episode:
+        (numbers,) = self.given
+        tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
+        raw = self._pictures[numbers[:, :, 1:]].view(tasks, ways, per_class, -1, self._shape[2])
+        turns = self._turns[numbers[:, :, 0]].view(tasks, ways, 1, -1, 1).expand_as(raw)
+        values = self._values[raw.gather(3, turns).int()]
+        images = values.view(tasks, ways, per_class, *self._shape).movedim(5, 3)
+        parts = (images[:, :, : self._shots], images[:, :, self._shots :])
+        return Episode(*(
+            Batch(part.flatten(1, 2).contiguous(), y) for part, y in zip(parts, self._labels, strict=True)
+        ))  # fmt: skip
+
+
+class WholeEpisodes:
+    """Tasks of any other kind: the host makes them, and copies them."""
+
+    def __init__(self, work: DeviceWork, tasks: int) -> None:
+        self._source, self._tasks = work.source, tasks
+        self._cast = placing(torch.device("cpu"), work.dtype)
+        self.given = [value.to(work.device) for value in self.drawn(1)]
+
+    def drawn(self, step: int) -> list[Tensor]:
+        indices = torch.arange((step - 1) * self._tasks, step * self._tasks)
+        return [value for batch in self._cast(episodes_of(self._source, "train", indices)) for value in batch]
+
+    def episode(self) -> Episode:
+        support_x, support_y, query_x, query_y = self.given
+        return Episode(Batch(support_x, support_y), Batch(query_x, query_y))
+
+
+def feed_of(work: DeviceWork, tasks: int) -> Feed:
+    """The tasks by the numbers of pictures that lie on the device, where the source has such and they fit."""
+    source = work.source
+    if isinstance(source, DrawsByNumber) and source.bytes_of("train") <= SHARE * _free(work.device):
+        return PicturesByNumber(work, tasks)
+    return WholeEpisodes(work, tasks)
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**34
+
+
+class _Ahead:
+    """Draws the tasks of the next steps in a thread; those of a user's source, which may not bear that, in their turn.
+    """
+
+    def __init__(self, feed: Feed, first: int, last: int, device: torch.device) -> None:
+        self._drawn, self._steps, self._pinned = feed.drawn, range(first, last + 1), device.type == "cuda"
+        self._ready: queue.Queue[tuple[int, list[Tensor] | Exception]] | None = None
+        if isinstance(feed, PicturesByNumber):
+            self._ready = queue.Queue(AHEAD)
+            threading.Thread(target=self._draw, args=(self._ready,), name="tasks ahead", daemon=True).start()
+
+    def _draw(self, ready: "queue.Queue[tuple[int, list[Tensor] | Exception]]") -> None:
+        for step in self._steps:
+            try:
+                ready.put((step, self._made(step)))
+            except Exception as error:
+                ready.put((step, error))
+                return
+
+    def _made(self, step: int) -> list[Tensor]:
+        return [value.pin_memory() if self._pinned else value for value in self._drawn(step)]
+
+    def of(self, step: int) -> list[Tensor]:
+        if self._ready is None:
+            return self._made(step)
+        number, tasks = self._ready.get()
+        if isinstance(tasks, Exception):
+            raise tasks
+        assert number == step, "steps are taken in order"
+        return tasks
+
+
+# The step
+
+
+class UpdateOnDevice:
+    """The `Updater` of a process whose steps stay on its device.
+
+    Attributes:
+        every: how many steps can be taken until the host must read their figures.
+    """
+
+    def __init__(self, run: Run, learner: TrainState, work: DeviceWork) -> None:
+        """Raises NotRecordedError: a step cannot stay on the device."""
+        if learner.average is not None:
+            raise NotRecordedError("trainer.ema_decay averages the parameters on the host")
+        if not isinstance(learner.optimizer, FlatOptimizer):
+            raise NotRecordedError("the optimiser is none of metalearn.training.optimizers")
+        self.every = min(work.every, MOST_STEPS)
+        self._run, self._learner, self._work = run, learner, work
+        device, batch = work.device, run.settings.meta_batch_size
+        self._names = [name for name in learner.params if not name.startswith(STATE)]
+        values = {name: value.detach().to(device) for name, value in learner.params.items()}
+        self._flat = joined([values[name] for name in self._names]) if self._names else torch.empty(0, device=device)
+        parts = self._flat.split([values[name].numel() for name in self._names])
+        views = {name: part.view_as(values[name]) for name, part in zip(self._names, parts, strict=True)}
+        self._params: Params = {name: views.get(name, value) for name, value in values.items()}
+        self._optimizer = run.outer.start(self._params)
+        self._optimizer.load_state_dict(learner.optimizer.state_dict())
+        self._rate, self._rate_was = torch.zeros((), device=device), 0.0
+        self._bad = torch.ones((), device=device)
+        self._slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self._first, self._taken, self._waited = 0, 0, 0.0
+        self._ahead: _Ahead | None = None
+        self._feed = feed_of(work, batch)
+        figures = self._figures_of_step()  # the first one brings constants to the device
+        with _without_waits(device):
+            self._figures_of_step()
+        self._metrics = [name for name in figures if name not in ("finite", "norm")]
+        self._columns = [*self._metrics, "norm", "finite"]
+        self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
+        self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
+        self._graph = self._recorded() if device.type == "cuda" else None
+
+    def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
+        if self._ahead is None:
+            self._begin(step)
+        assert self._ahead is not None
+        began = time.perf_counter()
+        drawn = self._ahead.of(step)
+        waited = time.perf_counter() - began
+        for given, value in zip(self._feed.given, drawn, strict=True):
+            if given.shape != value.shape:
+                raise ValueError(f"step {step}: its tasks have the shape {list(value.shape)}, those of the first step "
+                                 f"{list(given.shape)}; on a GPU all must be alike")  # fmt: skip
+            given.copy_(value, non_blocking=True)
+        if rate != self._rate_was:
+            self._rate.fill_(rate)
+            self._rate_was = self._optimizer.param_groups[0]["lr"] = rate
+        if self._graph is None:
+            self._whole_step()
+        else:
+            self._graph.replay()
+        row = self._read[self._taken]
+        self._taken += 1
+        metrics = {name: row[column] for column, name in enumerate(self._metrics)}
+        metrics[DATA_SECONDS] = torch.tensor(waited, dtype=torch.float64)
+        result = ChunkResult({}, metrics, self._run.settings.meta_batch_size)
+        return [result], {"update_seconds": 0.0, "gradient_norm": row[-2]}  # type: ignore[dict-item]
+
+    def settle(self) -> None:
+        taken, self._taken = self._taken, 0
+        self._read[:taken].copy_(self._ring[:taken])
+        self._slot.zero_()
+        first, self._first = self._first, self._first + taken
+        wrong = (self._read[:taken, -1] == 0).nonzero()
+        if len(wrong):
+            raise NotFiniteError(first + int(wrong[0]))
+
+    def fetch(self) -> None:
+        with torch.no_grad():
+            for name, value in self._learner.params.items():
+                value.copy_(self._params[name])
+        self._learner.optimizer.load_state_dict(self._optimizer.state_dict())
+
+    def _begin(self, step: int) -> None:
+        """Before the first step."""
+        self._bad.zero_()
+        self._slot.zero_()
+        self._first = step
+        self._ahead = _Ahead(self._feed, step, self._run.last, self._work.device)
+
+    def _figures_of_step(self) -> dict[str, Tensor]:
+        """Computes a step, and changes the parameters unless it is bad."""
+        try:
+            episode, chunk = self._feed.episode(), self._run.training.chunk
+            results = [
+                self._work.algorithm.meta_grad(self._params, _part(episode, first, chunk), _NoNumber())  # type: ignore[arg-type]
+                for first in range(0, len(episode.query.x), chunk)
+            ]
+            results = list(self._work.join(results))
+        except torch.cuda.OutOfMemoryError as error:
+            raise NotRecordedError(f"{chunk} tasks at once do not fit the memory ({error})") from error
+        except RuntimeError as error:
+            raise NotRecordedError(f"it waits for the device ({str(error).splitlines()[0]})") from error
+        gradient, change = meta_gradient(self._run.reduce, results)
+        numbers = torch.cat([gradient[name].flatten() for name in self._names])
+        losses = torch.stack([result.metrics["loss"] for result in results])
+        finite = numbers.isfinite().all() & losses.isfinite().all()
+        for value in change.values():
+            finite &= value.isfinite().all()
+        self._bad.copy_(torch.where(finite, self._bad, 1.0))
+        self._optimizer.step_of_device(self._flat, numbers, self._rate, self._bad)  # type: ignore[attr-defined]
+        for name, value in change.items():
+            self._params[name].sub_(torch.where(self._bad > 0, 0.0, value))
+        metrics = {
+            name: torch.stack([result.metrics[name] for result in results]).sum() for name in results[0].metrics
+        }
+        return metrics | {"norm": torch.linalg.vector_norm(numbers), "finite": finite}
+
+    def _whole_step(self) -> None:
+        """A step, with its figures in the ring."""
+        figures = self._figures_of_step()
+        row = torch.stack([figures[name].double() for name in self._columns])
+        self._ring.index_copy_(0, self._slot, row.unsqueeze(0))
+        self._slot.add_(1).remainder_(self.every)
+
+    def _recorded(self) -> Any:
+        """The graph of a step. Before it, steps run that are marked as bad, so that they change nothing."""
+        stream = torch.cuda.Stream(self._work.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self._whole_step()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph):
+                self._whole_step()
+        except RuntimeError as error:
+            raise NotRecordedError(f"it cannot be recorded ({str(error).splitlines()[0]})") from error
+        return graph
+
+
+def _part(episode: Episode, first: int, count: int) -> Episode:
+    """A chunk of an episode's tasks."""
+    return Episode(*(Batch(*(value[first : first + count] for value in batch)) for batch in episode))
+
+
+@contextmanager
+def _without_waits(device: torch.device) -> Iterator[None]:
+    """Inside, whatever makes the host wait for the device raises RuntimeError."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
