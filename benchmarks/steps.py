@@ -12,11 +12,13 @@ from distributed.partition import dim_partitioner
 from distributed.reduce import mean
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
+from distributed.tree_sum import tree_sum
 from metalearn.reporting.logging import SILENT
 from metalearn.runs.checkpoint import NO_CHECKPOINTS
 from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, new_learner, tasks_in_chunks
+from metalearn.training.on_device import DeviceWork, UpdateOnDevice
 from metalearn.training.optimizers import adam
 from metalearn.training.settings import TrainerSettings
 from metalearn.types import Algorithm, ChunkResult, Episode, TaskSource
@@ -57,6 +59,30 @@ def take_step(run: Run, learner: TrainState, step: int) -> Sequence[ChunkResult]
     batch = run.settings.meta_batch_size
     tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
     return UpdateHere(run, learner).advance(tasks, step, RATE)[0]
+
+
+def on_device(
+    algorithm: Algorithm, source: TaskSource, tasks: int, chunk: int, device: torch.device, *, steps: int, every: int
+) -> tuple[Run, TrainState, UpdateOnDevice]:
+    """A run of so many steps that stay on a device, its learner, and what takes the steps; figures are there after
+    `every` so many."""
+    run, learner = run_of(algorithm, source, tasks, chunk, device)
+    run = run._replace(settings=run.settings._replace(steps=steps))
+    work = DeviceWork(algorithm, source, device, torch.float32, lambda results: [tree_sum(results)], every)
+    return run, learner, UpdateOnDevice(run, learner, work)
+
+
+def advance_on_device(run: Run, updater: UpdateOnDevice, first: int, count: int) -> float:
+    """Takes `count` steps from number `first` on, reads their figures, and returns the last loss of a task."""
+    batch, results = run.settings.meta_batch_size, []
+    for step in range(first, first + count):
+        tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
+        results, _ = updater.advance(tasks, step, RATE)
+        if (step - first + 1) % updater.every == 0:
+            updater.settle()
+    if count % updater.every:
+        updater.settle()
+    return results[0].metrics["loss"].item() / batch
 
 
 def train_tasks(episodes: Callable[[Tensor], Episode]) -> Any:

@@ -233,6 +233,39 @@ def ours(given: MetaBatch) -> GradientWay:
     return gradient
 
 
+def recorded(given: MetaBatch) -> GradientWay:
+    """Our algorithm as one CUDA graph, as in the steps of a run on one GPU.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    return recording(ours(given))
+
+
+def vmap_recorded(given: MetaBatch) -> GradientWay:
+    """`vmap` as one CUDA graph."""
+    return recording(vmap(given))
+
+
+def recording(way: GradientWay) -> GradientWay:
+    """What a way computes, without the host."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # libraries take their memory, and kernels are compiled
+            way()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = way()
+
+    def gradient() -> list[Tensor]:
+        graph.replay()
+        return results
+
+    return gradient
+
+
 def in_chunks(given: MetaBatch, size: int) -> list[MetaBatch]:
     return [given.part(first, first + size) for first in range(0, len(given.episode.query.y), size)]
 
@@ -345,8 +378,8 @@ def jax_loop(given: MetaBatch) -> GradientWay:
     jnp = jax.numpy
     ops = jax_ops(given.activation)
     one = jax.jit(jax.grad(task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, jax.grad)))
-    theta = {name: jnp.asarray(p.numpy()) for name, p in given.params.items()}
-    tasks = [tuple(jnp.asarray(value.numpy()) for value in task) for task in given.per_task()]
+    theta = {name: jnp.asarray(p.cpu().numpy()) for name, p in given.params.items()}
+    tasks = [tuple(jnp.asarray(value.cpu().numpy()) for value in task) for task in given.per_task()]
 
     def gradient() -> list[Tensor]:
         total = one(theta, *tasks[0])
@@ -357,18 +390,25 @@ def jax_loop(given: MetaBatch) -> GradientWay:
     return gradient
 
 
-WAYS: dict[str, Make] = {"ours": ours, "loop": loop, "vmap": vmap, "TorchOpt": torchopt_loop, "JAX": jax_loop}
+WAYS: dict[str, Make] = {
+    "ours": ours, "ours, one graph": recorded, "loop": loop, "vmap": vmap, "vmap, one graph": vmap_recorded,
+    "TorchOpt": torchopt_loop, "JAX": jax_loop,
+}  # fmt: skip
 """All ways; the others are compared with `loop`."""
 
-ON_GPU = ("ours", "loop", "vmap")
-"""The ways that need torch only."""
+GRAPHS = ("ours, one graph", "vmap, one graph")
+"""The ways that need a GPU."""
+
+OPTIONAL = ("TorchOpt", "JAX")
+"""The ways of other libraries, which are measured on a CPU."""
 
 
 def ways_there(device: str) -> dict[str, Make]:
     """The ways that can be measured on a device with the installed libraries."""
-    optional = [name for name in WAYS if name not in ON_GPU]
-    there = [name for name in optional if device == "cpu" and importlib.util.find_spec(name.lower()) is not None]
-    return {name: make for name, make in WAYS.items() if name in (*ON_GPU, *there)}
+    if device == "cuda":
+        return {name: make for name, make in WAYS.items() if name not in OPTIONAL}
+    absent = [name for name in OPTIONAL if importlib.util.find_spec(name.lower()) is None]
+    return {name: make for name, make in WAYS.items() if name not in (*GRAPHS, *absent)}
 
 
 def error(computed: Sequence[Tensor], exact: Sequence[Tensor]) -> float:

@@ -20,7 +20,7 @@ from benchmarks.ways import PLAIN, RECIPES, algorithm_of, character_source, chun
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.loop import TrainState, figures
 
-STEPS = 20
+STEPS = 5
 
 PARTED = ALLOWED[torch.float64]
 """The allowed difference of the float64 parameters from those of the CPU after all steps."""

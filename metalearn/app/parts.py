@@ -121,9 +121,8 @@ def steps_of(
         return [tree_sum(results)] if plan.only_adds else results
 
     every = config.logger.get("every", 1)
-    return steps_on_device(
-        DeviceWork(algorithm, source, plan.work.device, type_of(config.precision), join, every)
-    )  # fmt: skip
+    dtype = type_of(config.precision)
+    return steps_on_device(DeviceWork(algorithm, source, plan.work.device, dtype, join, every, plan.only_adds))
 
 
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:

@@ -5,16 +5,8 @@ Without a compiler, or on another device than the CPU, the layers compute the sa
 
 import ctypes
 import functools
-import hashlib
-import importlib.util
 import logging
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +17,7 @@ import torch
 from torch import Tensor
 
 from metalearn.nn.precision import rounds_products
-from metalearn.storage import cache
+from metalearn.storage.compiler import compiler_of_machine, library_of
 
 if TYPE_CHECKING:
     from metalearn.nn.gpu.network import GpuKernels
@@ -35,18 +27,7 @@ log = logging.getLogger("metalearn")
 AnyKernels: TypeAlias = "Kernels | GpuKernels"
 
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
-FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-         "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
-# Not -ffast-math: sums keep their order, and NaN stays visible, so that a run that diverges is found out.
-GCC = "Free Software Foundation"
-"""What GCC's `--version` says, and clang's does not."""
-
-GCC_FLAGS = ("--param=avoid-fma-max-bits=0",)
-"""For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
-but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits."""
-
 REALS = {torch.float32: "float", torch.float64: "double"}
-COMPILE_SECONDS = 120
 
 Address = ctypes.c_void_p
 Number = ctypes.c_int64
@@ -259,7 +240,7 @@ def describe(device: torch.device, dtype: torch.dtype, refused: str | None = Non
 def _why_not_compiled() -> str:
     if _wanted() != "native":
         return f"METALEARN_KERNELS={_wanted()} asks for them"
-    if _compiler() is None:
+    if compiler_of_machine() is None:
         return "there is no C compiler: install gcc, or type pip install ziglang"
     return "the C compiler failed, as the log says; please report its message"
 
@@ -267,14 +248,11 @@ def _why_not_compiled() -> str:
 @functools.cache
 def compiled(dtype: torch.dtype) -> Kernels | None:
     """The compiled kernels for `dtype`; None if `METALEARN_KERNELS=torch`, or if they cannot be compiled."""
-    compiler = None if _wanted() != "native" else _compiler()
-    if compiler is None:
+    if _wanted() != "native":
         return None
-    try:
-        library = _library(compiler, REALS[dtype])
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or error
-        log.warning("the layers' kernels could not be made by %s (%s)", shlex.join(compiler), detail)
+    real = REALS[dtype]
+    library = library_of("the layers' kernels", f"kernels-{real}", SOURCES, [f"REAL={real}"])
+    if library is None:
         return None
     return Kernels(library, ctypes.c_float if dtype == torch.float32 else ctypes.c_double)
 
@@ -313,65 +291,3 @@ class CompiledPlan:
         self.kept, self.values = int(library.kept_size(address)), int(library.values_size(address))
         # Not at exit: a thread may still compute with the plan, and its memory goes back anyway.
         weakref.finalize(self, library.free_plan, address).atexit = False
-
-
-def _compiler() -> list[str] | None:
-    """The command of the C compiler: `CC`, else gcc, cc or clang, else that of the package ziglang."""
-    for command in (os.environ.get("CC", ""), "gcc", "cc", "clang"):
-        words = shlex.split(command)
-        if words and shutil.which(words[0]):
-            return words
-    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
-
-
-def _library(compiler: list[str], real: str) -> ctypes.CDLL:
-    """The library for `real`, from the cache or freshly compiled. Its name has a hash of all that it depends on."""
-    version = _version(compiler)
-    command = _command(compiler, version)
-    parts = (*(source.read_text(encoding="utf-8") for source in SOURCES), *command, version, real, _processor())
-    name = f"kernels-{real}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-
-    def make() -> list[bytes]:
-        with tempfile.TemporaryDirectory() as folder:
-            return [_compile(command, real, Path(folder) / name).read_bytes()]
-
-    try:
-        return _loaded(cache.get(name, make))
-    except (cache.CacheError, OSError) as error:
-        log.warning("the layers' kernels cannot be kept or loaded: every start compiles them (%s)", error)
-    with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
-        return ctypes.CDLL(str(_compile(command, real, Path(folder) / name)))
-
-
-def _version(compiler: Sequence[str]) -> str:
-    """What a compiler says of itself."""
-    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-
-
-def _command(compiler: Sequence[str], version: str) -> list[str]:
-    """The compiler with its flags."""
-    return [*compiler, *FLAGS, *(GCC_FLAGS if GCC in version else ())]
-
-
-def _loaded(library: cache.Cached) -> ctypes.CDLL:
-    """Loads the very file that was checked. Its descriptor stays open, since its number is the library's name."""
-    with library.file as file:
-        if not Path(f"/proc/self/fd/{file.fileno()}").exists():  # not Linux
-            return ctypes.CDLL(str(library.path))
-        return ctypes.CDLL(f"/proc/self/fd/{os.dup(file.fileno())}")
-
-
-def _compile(command: list[str], real: str, to: Path) -> Path:
-    sources = [str(source) for source in SOURCES if source.suffix == ".c"]
-    whole = [*command, f"-DREAL={real}", *sources, "-o", str(to)]
-    subprocess.run(whole, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
-    return to
-
-
-def _processor() -> str:
-    """The properties of the processor that `-march=native` depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

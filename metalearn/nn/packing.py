@@ -132,7 +132,7 @@ class Layout:
         if device.type == "cpu":
             return getattr(self, name)  # type: ignore[no-any-return]
         if (name, device) not in self._moved:
-            self._moved[name, device] = getattr(self, name).to(device)
+            self._moved[name, device] = getattr(self, name).to(device, torch.int64)
         return self._moved[name, device]
 
     def replaced(self, row: Tensor, values: Params) -> Tensor:

@@ -4,7 +4,7 @@ It stands in place of torch.optim.Adam and torch.optim.SGD: it steps by their fu
 reads and writes their `state_dict`. But to construct one of torch's imports torch._dynamo, which takes seconds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,6 @@ class FlatOptimizer:
         return joined([part.to(param) for part, param in zip(parts, self._params, strict=True)]).detach()
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Iterable[Tensor]) -> Tensor:
     """All numbers in one new tensor [P]."""
     return torch.cat([tensor.flatten() for tensor in tensors])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from metalearn.nn.native import on_gpu
 from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, UpdateHere, meta_gradient
@@ -41,6 +42,10 @@ MOST_STEPS = 1000
 SHARE = 0.25
 """The part of the device's free memory that the pictures may take."""
 
+ALL = "all weights"
+ROWS = 256
+"""The rows in which the gradient's norm is computed."""
+
 WARM_UP = 2
 """Steps before the graph is recorded: kernels are compiled, and libraries take their memory."""
 
@@ -52,7 +57,7 @@ log = logging.getLogger("metalearn")
 
 class DeviceWork(NamedTuple):
     """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
-    so many steps."""
+    so many steps. `only_adds`: the reducer needs only sums, so all gradients are reduced as one tensor."""
 
     algorithm: Algorithm
     source: TaskSource
@@ -60,6 +65,7 @@ class DeviceWork(NamedTuple):
     dtype: torch.dtype
     join: Join
     every: int
+    only_adds: bool = True
 
 
 class NotRecordedError(Exception):
@@ -127,6 +133,7 @@ class PicturesByNumber:
         self._turns = turns.to(work.device)
         # Not a division on the device: it rounds otherwise than that of the host.
         self._values = (torch.arange(256, dtype=torch.float32) / 255).to(work.device, work.dtype)
+        self._gathered = on_gpu().gathered if work.device.type == "cuda" and on_gpu() is not None else None
         first = self.drawn(1)
         self.given = [first[0].to(work.device)]
         ways = first[0].shape[1]
@@ -143,6 +150,11 @@ class PicturesByNumber:
     def episode(self) -> Episode:
         (numbers,) = self.given
         tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
+        if numbers.is_cuda and self._gathered is not None:
+            pictures = self._gathered(
+                self._pictures, self._turns, self._values, numbers, self._shots, self._shape
+            )  # fmt: skip
+            return Episode(*(Batch(x, y) for x, y in zip(pictures, self._labels, strict=True)))
         raw = self._pictures[numbers[:, :, 1:]].view(tasks, ways, per_class, -1, self._shape[2])
         turns = self._turns[numbers[:, :, 0]].view(tasks, ways, 1, -1, 1).expand_as(raw)
         values = self._values[raw.gather(3, turns).int()]
@@ -183,8 +195,7 @@ def _free(device: torch.device) -> int:
 
 
 class _Ahead:
-    """Draws the tasks of the next steps in a thread; those of a user's source, which may not bear that, in their turn.
-    """
+    """Draws the tasks of the next steps in a thread; those of a user's source, which may not bear that, in their turn."""
 
     def __init__(self, feed: Feed, first: int, last: int, device: torch.device) -> None:
         self._drawn, self._steps, self._pinned = feed.drawn, range(first, last + 1), device.type == "cuda"
@@ -200,6 +211,7 @@ class _Ahead:
             except Exception as error:
                 ready.put((step, error))
                 return
+        ready.put((self._steps.stop, RuntimeError(f"there are no steps after {self._steps.stop - 1}")))
 
     def _made(self, step: int) -> list[Tensor]:
         return [value.pin_memory() if self._pinned else value for value in self._drawn(step)]
@@ -222,12 +234,15 @@ class UpdateOnDevice:
 
     Attributes:
         every: how many steps can be taken until the host must read their figures.
+        graph: the CUDA graph of a step; None on a CPU.
     """
 
     def __init__(self, run: Run, learner: TrainState, work: DeviceWork) -> None:
         """Raises NotRecordedError: a step cannot stay on the device."""
         if learner.average is not None:
             raise NotRecordedError("trainer.ema_decay averages the parameters on the host")
+        if work.dtype == torch.float64:
+            raise NotRecordedError("precision=float64 takes its rates in float64, and torch's fused Adam does not")
         if not isinstance(learner.optimizer, FlatOptimizer):
             raise NotRecordedError("the optimiser is none of metalearn.training.optimizers")
         self.every = min(work.every, MOST_STEPS)
@@ -241,6 +256,7 @@ class UpdateOnDevice:
         self._params: Params = {name: views.get(name, value) for name, value in values.items()}
         self._optimizer = run.outer.start(self._params)
         self._optimizer.load_state_dict(learner.optimizer.state_dict())
+        self._grads = torch.zeros(-(-self._flat.numel() // ROWS) * ROWS, device=device, dtype=work.dtype)
         self._rate, self._rate_was = torch.zeros((), device=device), 0.0
         self._bad = torch.ones((), device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
@@ -254,7 +270,7 @@ class UpdateOnDevice:
         self._columns = [*self._metrics, "norm", "finite"]
         self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
         self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
-        self._graph = self._recorded() if device.type == "cuda" else None
+        self.graph = self._recorded() if device.type == "cuda" else None
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
         if self._ahead is None:
@@ -271,10 +287,10 @@ class UpdateOnDevice:
         if rate != self._rate_was:
             self._rate.fill_(rate)
             self._rate_was = self._optimizer.param_groups[0]["lr"] = rate
-        if self._graph is None:
+        if self.graph is None:
             self._whole_step()
         else:
-            self._graph.replay()
+            self.graph.replay()
         row = self._read[self._taken]
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}
@@ -317,20 +333,31 @@ class UpdateOnDevice:
             raise NotRecordedError(f"{chunk} tasks at once do not fit the memory ({error})") from error
         except RuntimeError as error:
             raise NotRecordedError(f"it waits for the device ({str(error).splitlines()[0]})") from error
+        if self._work.only_adds:
+            results = [result._replace(grads=self._as_one(result.grads)) for result in results]
         gradient, change = meta_gradient(self._run.reduce, results)
-        numbers = torch.cat([gradient[name].flatten() for name in self._names])
-        losses = torch.stack([result.metrics["loss"] for result in results])
-        finite = numbers.isfinite().all() & losses.isfinite().all()
+        self._grads[: self._flat.numel()] = joined(gradient.values() if ALL in gradient else self._sorted(gradient))
+        numbers = self._grads[: self._flat.numel()]
+        # In two steps: torch gives a sum of all to few multiprocessors. In float64 nothing finite overflows.
+        norm = torch.linalg.vector_norm(self._grads.view(ROWS, -1), dim=1, dtype=torch.float64).square().sum().sqrt()
+        losses = torch.stack([result.metrics["loss"] for result in results]).sum()
+        finite = (norm + losses).isfinite()
         for value in change.values():
-            finite &= value.isfinite().all()
+            finite = finite & value.isfinite().all()
         self._bad.copy_(torch.where(finite, self._bad, 1.0))
         self._optimizer.step_of_device(self._flat, numbers, self._rate, self._bad)  # type: ignore[attr-defined]
         for name, value in change.items():
             self._params[name].sub_(torch.where(self._bad > 0, 0.0, value))
-        metrics = {
-            name: torch.stack([result.metrics[name] for result in results]).sum() for name in results[0].metrics
-        }
-        return metrics | {"norm": torch.linalg.vector_norm(numbers), "finite": finite}
+        metrics = {name: torch.stack([result.metrics[name] for result in results]).sum() for name in results[0].metrics}
+        return metrics | {"norm": norm, "finite": finite}
+
+    def _sorted(self, gradient: Params) -> list[Tensor]:
+        return [gradient[name] for name in self._names]
+
+    def _as_one(self, grads: Params) -> Params:
+        """Gradients with those of all weights as one."""
+        states = {name: value for name, value in grads.items() if name.startswith(STATE)}
+        return {ALL: joined(self._sorted(grads)), **states}
 
     def _whole_step(self) -> None:
         """A step, with its figures in the ring."""

@@ -24,6 +24,10 @@ class OuterOptimizer(NamedTuple):
 SCHEDULES = ("constant", "cosine", "linear", "step")
 
 
+PIECE = 4096
+"""Numbers that a GPU's multiprocessor updates in a step of Adam."""
+
+
 def adam(
     *,
     lr: float,
@@ -107,10 +111,15 @@ def _guarded_adam_step(
 ) -> None:
     """As `_adam_step`, for `FlatOptimizer.step_of_device`: torch's fused Adam, which can skip a step."""
     _begin_adam(params, state)
+    state["step"].add_(1 - skip)
     beta1, beta2 = settings["betas"]
-    functional_adam(
-        [params], [grads], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, found_inf=skip,
-        amsgrad=False, beta1=beta1, beta2=beta2, lr=rate, weight_decay=0.0, eps=settings["eps"], maximize=False,
+    # In pieces, since torch gives each tensor of up to 65,536 numbers to one multiprocessor.
+    values, slopes, first, second = (
+        list(flat.split(PIECE)) for flat in (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    )
+    torch._fused_adam_(
+        values, slopes, first, second, [], [state["step"]] * len(values), lr=rate, beta1=beta1, beta2=beta2,
+        weight_decay=0.0, eps=settings["eps"], amsgrad=False, maximize=False, found_inf=skip,
     )  # fmt: skip
 
 

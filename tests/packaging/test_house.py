@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "metalearn/config": {"config", "checks", "errors", "storage"},
     "metalearn/runs": {"config", "runs", "types", "checks", "errors", "storage"},
     "metalearn/reporting": {"reporting", "runs", "config", "types", "checks", "errors", "storage"},
-    "metalearn/training": {"training", "reporting", "runs", "algorithms.common", "types", "checks", "errors"},
+    "metalearn/training": {"training", "reporting", "runs", "algorithms.common", "nn", "types", "checks", "errors"},
 }
 """What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""
 

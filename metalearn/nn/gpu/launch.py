@@ -1,15 +1,17 @@
 """Starts the kernels with the tiles that suit the sizes. Tensors of a task lie one after the other, `step` apart."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from metalearn.nn.gpu import losses, norms, products
+from metalearn.nn.gpu import losses, norms, pixels, products
 
-MOST_ROWS = 1024
-"""Rows of a norm that a program holds at once."""
+MOST_ROWS, MOST_PARTS = 256, 64
+"""Rows of a norm that one program computes; and programs that share the rows of a larger one."""
+MOST_SPLITS = 16
+"""Programs that share the rows of a weight gradient of few numbers."""
 MOST_NUMBERS = 4096
 """Numbers of a tile of the loss."""
 
@@ -85,12 +87,13 @@ def product(
 ) -> None:  # fmt: skip
     """y = x ∗ w (+ x2 ∗ w2) (+ bias)."""
     (x2, w2), rows = second or (x, w), samples * g.out_height * g.out_width
-    bm, bn = 32, _power(g.outputs, 16, 64)
-    bk = _power(g.inputs * g.kernel_height * g.kernel_width, 16, 64 if g.inputs % 64 == 0 and not second else 32)
+    few = rows <= 32
+    bm, bn = 16 if few else 32, _power(g.outputs, 16, 32 if few else 64)
+    bk = _power(g.inputs * g.kernel_height * g.kernel_width, 16, 64 if g.inputs % 64 == 0 else 32)
     products.product[(triton.cdiv(rows, bm), triton.cdiv(g.outputs, bn), tasks)](
         x.numbers, w.numbers, x2.numbers, w2.numbers, _numbers(bias, x), y.numbers, x.step, w.step, x2.step, w2.step,
         _step(bias), y.step, samples, *images, **g.sizes(), PAIRS=1 + (second is not None), BIAS=bias is not None,
-        BM=bm, BN=bn, BK=bk, PRECISION=precision(), num_warps=4, num_stages=3,
+        BM=bm, BN=bn, BK=bk, PRECISION=precision(), num_warps=2 if few else 4, num_stages=3,
     )  # fmt: skip
 
 
@@ -101,7 +104,8 @@ def input_gradient(
     """gx (+)= the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x ∗ w2⟩) by x."""
     gy2, w2 = second or (gy, w)
     rows = samples * triton.cdiv(g.height, g.stride) * triton.cdiv(g.width, g.stride)
-    bm, bn, bk = 32, _power(g.inputs, 16, 64), _power(g.outputs, 16, 64 if g.outputs % 64 == 0 and not second else 32)
+    bm, bn = 64 if rows > 128 else 32, _power(g.inputs, 16, 64)
+    bk = _power(g.outputs, 16, 64 if g.outputs % 64 == 0 and bm == 32 else 32)
     products.input_gradient[(triton.cdiv(rows, bm) * g.stride**2, triton.cdiv(g.inputs, bn), tasks)](
         gy.numbers, w.numbers, gy2.numbers, w2.numbers, gx.numbers, gy.step, w.step, gy2.step, w2.step, gx.step,
         samples, **g.sizes(), PAIRS=1 + (second is not None), ADD=add, BM=bm, BN=bn, BK=bk, PRECISION=precision(),
@@ -115,20 +119,20 @@ def weight_gradient(
 ) -> None:  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w, and gb that of ⟨gy, bias⟩ by the bias."""
     x2, gy2 = second or (x, gy)
-    numbers = g.inputs * g.kernel_height * g.kernel_width
+    numbers, rows = g.inputs * g.kernel_height * g.kernel_width, samples * g.out_height * g.out_width
     bm, bn = _power(numbers, 16, 32), _power(g.outputs, 16, 64)
-    products.weight_gradient[(triton.cdiv(numbers, bm), triton.cdiv(g.outputs, bn), tasks)](
-        x.numbers, gy.numbers, x2.numbers, gy2.numbers, gw.numbers, _numbers(gb, gw), x.step, gy.step, x2.step,
-        gy2.step, gw.step, _step(gb), samples, *images, **g.sizes(), PAIRS=1 + (second is not None),
+    splits = max(1, min(MOST_SPLITS, rows // 256)) if numbers <= bm and gb is None else 1
+    span, size = 32 * triton.cdiv(rows, 32 * splits), numbers * g.outputs
+    to = gw if splits == 1 else Tasks(gw.numbers.new_empty(tasks, splits, size), splits * size)
+    products.weight_gradient[(triton.cdiv(numbers, bm) * splits, triton.cdiv(g.outputs, bn), tasks)](
+        x.numbers, gy.numbers, x2.numbers, gy2.numbers, to.numbers, _numbers(gb, gw), x.step, gy.step, x2.step,
+        gy2.step, to.step, _step(gb), samples, splits, span, *images, **g.sizes(), PAIRS=1 + (second is not None),
         BIAS=gb is not None, BM=bm, BN=bn, BK=32, PRECISION=precision(), num_warps=4, num_stages=3,
     )  # fmt: skip
-
-
-def _columns(rows: int, channels: int) -> dict[str, Any]:
-    """The tiles of a norm: as many rows as a program can hold, of eight channels or more."""
-    br = _power(rows, 16, MOST_ROWS)
-    bc = _power(channels, 8, 8 if br > 256 else 16)
-    return {"C": channels, "BC": bc, "BR": br, "ONE": rows <= br, "num_warps": max(4, min(16, br * bc // 512))}
+    if splits > 1:
+        products.sum_splits[(triton.cdiv(size, 256), tasks)](
+            to.numbers, gw.numbers, gw.step, splits, size, SPLITS=MOST_SPLITS, B=256
+        )  # fmt: skip
 
 
 class NormSizes(NamedTuple):
@@ -139,28 +143,59 @@ class NormSizes(NamedTuple):
     channels: int
 
 
+class _Shares(NamedTuple):
+    """How programs share a norm: the grid of one launch, and the sizes that the kernels know."""
+
+    grid: tuple[int, int, int]
+    stages: tuple[int, ...]
+    sizes: dict[str, int]
+    parts: Tensor
+
+
+def _shares(tasks: int, sizes: "NormSizes", sums: int, like: Tensor) -> _Shares:
+    """One program for all rows of a few channels, or several that share the rows. Nothing depends on the tasks."""
+    rows, _, channels = sizes
+    if rows <= MOST_ROWS:
+        br, bc = _power(rows, 16, MOST_ROWS), _power(channels, 16, 16)
+        tiles = {"C": channels, "SPAN": br, "BC": bc, "BR": br, "PARTS": 1}
+        return _Shares((1, triton.cdiv(channels, bc), tasks), (0,), tiles, like)
+    br, bc = 64, _power(channels, 16, 64)
+    span = br * triton.cdiv(rows, br * MOST_PARTS)
+    count = triton.cdiv(rows, span)
+    tiles = {"C": channels, "SPAN": span, "BC": bc, "BR": br, "PARTS": triton.next_power_of_2(count)}
+    parts = like.new_empty(tasks, count, sums, channels)
+    return _Shares((count, triton.cdiv(channels, bc), tasks), (1, 2), tiles, parts)
+
+
 def norm(
     tasks: int, sizes: NormSizes, epsilon: float, slope: float, *, x: Tasks, scale: Tasks, shift: Tasks, mean: Tasks,
     rstd: Tasks, y: Tasks,
 ) -> None:  # fmt: skip
-    tiles = _columns(sizes.rows, sizes.channels)
-    norms.norm[(triton.cdiv(sizes.channels, tiles["BC"]), tasks)](
-        x.numbers, scale.numbers, shift.numbers, mean.numbers, rstd.numbers, y.numbers, x.step, scale.step, mean.step,
-        y.step, sizes.rows, sizes.measured, epsilon, slope, **tiles,
-    )  # fmt: skip
+    shares = _shares(tasks, sizes, 2, x.numbers)
+    for stage in shares.stages:
+        norms.norm[shares.grid](
+            x.numbers, scale.numbers, shift.numbers, shares.parts, mean.numbers, rstd.numbers, y.numbers, x.step,
+            scale.step, mean.step, y.step, sizes.rows, sizes.measured, epsilon, slope, shares.grid[0], STAGE=stage,
+            **shares.sizes, num_warps=4,
+        )  # fmt: skip
 
 
 def norm_backward(
     tasks: int, sizes: NormSizes, slope: float, *, gy: Tasks, x: Tasks, scale: Tasks, shift: Tasks, mean: Tasks,
     rstd: Tasks, gx: Tasks, g_scale: Tasks, g_shift: Tasks, moved: Tasks | None = None,
+    kept: tuple[Tasks, Tasks] | None = None,
 ) -> None:  # fmt: skip
-    """With `moved`, it is added to gx, and what lies at g_scale to the gradient of γ."""
-    tiles = _columns(sizes.rows, sizes.channels)
-    norms.norm_backward[(triton.cdiv(sizes.channels, tiles["BC"]), tasks)](
-        gy.numbers, x.numbers, scale.numbers, shift.numbers, mean.numbers, rstd.numbers, _numbers(moved, gx),
-        gx.numbers, g_scale.numbers, g_shift.numbers, gy.step, x.step, scale.step, mean.step, _step(moved), gx.step,
-        g_scale.step, sizes.rows, sizes.measured, slope, ADD=moved is not None, **tiles,
-    )  # fmt: skip
+    """With `moved`, it is added to gx, and what lies at g_scale to the gradient of γ. The sums of γ and β are `kept` in
+    a second place, too."""
+    shares, (kept_scale, kept_shift) = _shares(tasks, sizes, 2, x.numbers), kept or (g_scale, g_shift)
+    for stage in shares.stages:
+        norms.norm_backward[shares.grid](
+            gy.numbers, x.numbers, scale.numbers, shift.numbers, mean.numbers, rstd.numbers, _numbers(moved, gx),
+            shares.parts, gx.numbers, g_scale.numbers, g_shift.numbers, kept_scale.numbers, kept_shift.numbers,
+            gy.step, x.step, scale.step, mean.step, _step(moved), gx.step, g_scale.step, kept_scale.step, sizes.rows,
+            sizes.measured, slope, shares.grid[0], ADD=moved is not None, KEEP=kept is not None, STAGE=stage,
+            **shares.sizes, num_warps=4,
+        )  # fmt: skip
 
 
 def norm_second(
@@ -168,13 +203,15 @@ def norm_second(
     scale: Tasks, shift: Tasks, mean: Tasks, rstd: Tasks, scale_gradient: Tasks, shift_gradient: Tasks, ggy: Tasks,
     hx: Tasks, h_scale: Tasks,
 ) -> None:  # fmt: skip
-    tiles = _columns(sizes.rows, sizes.channels)
-    norms.norm_second[(triton.cdiv(sizes.channels, tiles["BC"]), tasks)](
-        x.numbers, gy.numbers, v.numbers, v_scale.numbers, v_shift.numbers, scale.numbers, shift.numbers, mean.numbers,
-        rstd.numbers, scale_gradient.numbers, shift_gradient.numbers, ggy.numbers, hx.numbers, h_scale.numbers, x.step,
-        gy.step, v.step, v_scale.step, scale.step, mean.step, scale_gradient.step, ggy.step, hx.step, h_scale.step,
-        sizes.rows, sizes.measured, slope, **tiles,
-    )  # fmt: skip
+    shares = _shares(tasks, sizes, 3, x.numbers)
+    for stage in shares.stages:
+        norms.norm_second[shares.grid](
+            x.numbers, gy.numbers, v.numbers, v_scale.numbers, v_shift.numbers, scale.numbers, shift.numbers,
+            mean.numbers, rstd.numbers, scale_gradient.numbers, shift_gradient.numbers, shares.parts, ggy.numbers,
+            hx.numbers, h_scale.numbers, x.step, gy.step, v.step, v_scale.step, scale.step, mean.step,
+            scale_gradient.step, ggy.step, hx.step, h_scale.step, sizes.rows, sizes.measured, slope, shares.grid[0],
+            STAGE=stage, **shares.sizes, num_warps=4,
+        )  # fmt: skip
 
 
 class LossSizes(NamedTuple):
@@ -218,3 +255,28 @@ def sum_rows(x: Tensor) -> Tensor:
     block = max(16, min(256, 8192 >> halvings))
     losses.sum_rows[(triton.cdiv(count, block),)](x, y, rows, count, HALVINGS=halvings, B=block, num_warps=4)
     return y
+
+
+def mean(tasks: int, samples: int, count: int, channels: int, x: Tasks, y: Tasks) -> None:
+    """y [samples][channels] = the mean of x over `count` pixels."""
+    pixels.mean[(samples, tasks)](
+        x.numbers, y.numbers, x.step, y.step, count, C=channels, BP=triton.next_power_of_2(count),
+        BC=triton.next_power_of_2(channels),
+    )  # fmt: skip
+
+
+def spread(tasks: int, samples: int, count: int, channels: int, gy: Tasks, gx: Tasks, *, add: bool) -> None:
+    """The backward pass of `mean`."""
+    pixels.spread[(samples, tasks)](
+        gy.numbers, gx.numbers, gy.step, gx.step, count, C=channels, ADD=add, BP=triton.next_power_of_2(count),
+        BC=triton.next_power_of_2(channels),
+    )  # fmt: skip
+
+
+def gather(pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, support: Tensor, query: Tensor) -> None:
+    """The pictures of episodes, [t, n, c, h, w]; see `metalearn.nn.gpu.pictures`."""
+    tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
+    pixels.gather[(ways * per_class, tasks)](
+        pictures, turns, values, numbers, support, query, ways, per_class, support.shape[1] // ways, turns.shape[1],
+        CHANNELS=support.shape[2], B=triton.next_power_of_2(turns.shape[1]),
+    )  # fmt: skip

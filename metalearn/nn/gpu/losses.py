@@ -47,7 +47,8 @@ def loss(
             slope = (p - tl.where(k[None, :] == label[:, None], 1.0, 0.0)) / counted
         else:
             wanted = tl.load(
-                y + (task * counted + row - known)[:, None] * outputs + k[None, :], mask=counts[:, None] & used,
+                y + (task * counted + row - known)[:, None] * outputs + k[None, :],
+                mask=counts[:, None] & used,
                 other=0.0,
             )
             away = values - wanted

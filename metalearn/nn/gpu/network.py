@@ -14,6 +14,7 @@ from torch import Tensor
 
 from metalearn.nn.gpu import launch
 from metalearn.nn.gpu.launch import Images, LossSizes, NormSizes, Tasks, Window
+from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.native import NetworkCall
 
 WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
@@ -200,10 +201,15 @@ class _Sweep:
         if layer.kind == SUM:
             torch.add(given, self.images_of(of(int(layer.other)), int(layer.other)), out=result)
         elif layer.kind == MEAN:
-            result.copy_(given.mean(dim=(2, 3), keepdim=True))
+            launch.mean(self.tasks, *self._averaged(number), of(x), of(v))
         else:
             chosen = self._chosen(number)
             result.copy_(torch.stack(_corners(given)).gather(0, chosen.unsqueeze(0))[0])
+
+    def _averaged(self, number: int) -> tuple[int, int, int]:
+        """Samples, pixels and channels of a mean."""
+        before = self.plan.layers[self.plan.reads(number) - 1]
+        return self.plan.samples, int(before.height * before.width), int(before.channels)
 
     def _chosen(self, number: int) -> Tensor:
         """Which of four pixels is the largest, for every pixel of a pool: the first one of equals."""
@@ -318,11 +324,8 @@ class _Sweep:
             scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
             mean=self.at(place.extra), rstd=self.at(place.extra + channels), gx=gx, g_scale=to_scale, g_shift=to_shift,
             moved=self.at(place.moved) if changes else None,
+            kept=None if changes else tuple(self.at(place.extra + which * channels) for which in (2, 3)),  # type: ignore[arg-type]
         )  # fmt: skip
-        if not changes:  # kept for the product
-            for which, sums in ((2, to_scale), (3, to_shift)):
-                kept = self.at(place.extra + which * channels)
-                kept.numbers[:, :channels].copy_(sums.numbers[:, :channels])
 
     def _activation_backward(self, number: int, of: Any, add: bool, changes: bool) -> None:
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
@@ -339,7 +342,7 @@ class _Sweep:
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
         gy, gx = self.images_of(of(v), v), self.images_of(of(x), x)
         if layer.kind == MEAN:
-            _give(gy.expand_as(gx) / (gx.shape[2] * gx.shape[3]), gx, add)
+            launch.spread(self.tasks, *self._averaged(number), of(v), of(x), add=add)
             return
         if not add:
             gx.zero_()
@@ -433,6 +436,7 @@ class GpuKernels:
 
     lanes = MULTIPLE
     real = ctypes.c_float
+    gathered = staticmethod(gathered)
 
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
         """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""

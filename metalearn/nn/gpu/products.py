@@ -148,21 +148,36 @@ def input_gradient(
 
 @triton.jit
 def weight_gradient(
-    x, gy, x2, gy2, gw, gb, x_step, gy_step, x2_step, gy2_step, gw_step, gb_step, N,
+    x, gy, x2, gy2, gw, gb, x_step, gy_step, x2_step, gy2_step, gw_step, gb_step, N, splits, span,
     SN: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, SC: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w; gb = that of ⟨gy, bias⟩ by the bias, with `BIAS`."""
+    """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w; gb = that of ⟨gy, bias⟩ by the bias, with `BIAS`.
+
+    Where a kernel has few numbers, `splits` programs share the rows, `span` each; `sum_splits` adds up their results.
+    """
     K: tl.constexpr = KH * KW * C
+    ALIKE: tl.constexpr = C % BM == 0  # all numbers of a tile belong to one pixel of the kernels
     task = tl.program_id(2).to(tl.int64)
-    k = tl.program_id(0) * BM + tl.arange(0, BM)
+    block = tl.program_id(0) // splits
+    split = tl.program_id(0) % splits
+    k = block * BM + tl.arange(0, BM)
     co = tl.program_id(1) * BN + tl.arange(0, BN)
-    i = k // C // KW
-    j = k // C % KW
-    offset = i * SH + j * SW + k % C * SC
+    tap = block * BM // C
+    if ALIKE:
+        i = tap // KW
+        j = tap % KW
+        offset = i * SH + j * SW + (block * BM % C + tl.arange(0, BM)) * SC
+    else:
+        i = k // C // KW
+        j = k // C % KW
+        offset = i * SH + j * SW + k % C * SC
     rows = N * OH * OW
+    first = split * span
+    last = tl.minimum(first + span, rows)
+    gw += split * K * CO
     mm = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     total = tl.zeros((BN,), tl.float32)
@@ -173,23 +188,43 @@ def weight_gradient(
         else:
             xt = x2 + task * x2_step
             gt = gy2 + task * gy2_step
-        for first in range(0, rows, BK):
-            m = first + mm
+        for from_ in range(first, last, BK):
+            m = from_ + mm
             height = m // OW % OH * STRIDE - PADDING
             width = m % OW * STRIDE - PADDING
             base = m // (OH * OW) * SN + height * SH + width * SW
-            inside = (m < rows)[:, None] & (k < K)[None, :]
-            if PADDING > 0:
-                down = height[:, None] + i[None, :]
-                right = width[:, None] + j[None, :]
-                inside = inside & (down >= 0) & (down < H) & (right >= 0) & (right < W)
-            a = tl.load(xt + base[:, None] + offset[None, :], mask=inside, other=0.0)
-            grads = tl.load(
-                gt + m[:, None] * CO + co[None, :], mask=(m < rows)[:, None] & (co < CO)[None, :], other=0.0
-            )
+            if ALIKE:
+                there = m < last
+                if PADDING > 0:
+                    there = there & (height + i >= 0) & (height + i < H) & (width + j >= 0) & (width + j < W)
+                a = tl.load(xt + base[:, None] + offset[None, :], mask=there[:, None], other=0.0)
+            else:
+                inside = (m < last)[:, None] & (k < K)[None, :]
+                if PADDING > 0:
+                    down = height[:, None] + i[None, :]
+                    right = width[:, None] + j[None, :]
+                    inside = inside & (down >= 0) & (down < H) & (right >= 0) & (right < W)
+                a = tl.load(xt + base[:, None] + offset[None, :], mask=inside, other=0.0)
+            if CO % BN == 0:
+                grads = tl.load(gt + m[:, None] * CO + co[None, :], mask=(m < last)[:, None], other=0.0)
+            else:
+                grads = tl.load(
+                    gt + m[:, None] * CO + co[None, :], mask=(m < last)[:, None] & (co < CO)[None, :], other=0.0
+                )
             acc = tl.dot(tl.trans(a), grads, acc, input_precision=PRECISION)
             if BIAS and pair == 0:
                 total += tl.sum(grads, axis=0)
     tl.store(gw + task * gw_step + k[:, None] * CO + co[None, :], acc, mask=(k < K)[:, None] & (co < CO)[None, :])
     if BIAS:
         tl.store(gb + task * gb_step + co, total, mask=(co < CO) & (tl.program_id(0) == 0))
+
+
+@triton.jit
+def sum_splits(parts, gw, gw_step, splits, size, SPLITS: tl.constexpr, B: tl.constexpr):
+    """gw = the sum of parts [splits, size]."""
+    task = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    split = tl.arange(0, SPLITS)
+    inside = (split < splits)[:, None] & (at < size)[None, :]
+    values = tl.load(parts + (task * splits + split[:, None]) * size + at[None, :], mask=inside, other=0.0)
+    tl.store(gw + task * gw_step + at, tl.sum(values, axis=0), mask=at < size)

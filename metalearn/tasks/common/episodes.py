@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, enough_classes, true_or_false, whole_number
+from metalearn.tasks.common.draws import TaskDraws, draw_many
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -137,22 +138,6 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
             )
 
 
-def draw_numbers(
-    rng: np.random.Generator,
-    size_of: Callable[[int], int],
-    classes: int,
-    *,
-    ways: int,
-    per_class: int,
-    rotations: bool,
-) -> tuple[list[int], list[int], list[NDArray[np.int64]]]:
-    """Draws the numbers of `ways` different classes of `classes`, the quarter turns of each, and the numbers of
-    `per_class` different pictures of each; a class has `size_of(label)` pictures."""
-    chosen = rng.choice(classes, ways, replace=False).tolist()
-    turns = rng.integers(0, 4, ways).tolist() if rotations else [0] * ways
-    return chosen, turns, [rng.permutation(size_of(label))[:per_class] for label in chosen]
-
-
 def draw_images(
     rng: np.random.Generator,
     class_images: Callable[[int], Images],
@@ -168,14 +153,14 @@ def draw_images(
     `class_images(label)` gives the pictures of a class; there are `classes` of them. With `rotations`, all pictures of
     a drawn class are turned by the same random multiple of 90°.
     """
-    found: dict[int, Images] = {}
-
-    def size_of(label: int) -> int:
-        found[label] = class_images(label)
-        return len(found[label])
-
-    drawn = zip(*draw_numbers(rng, size_of, classes, ways=ways, per_class=per_class, rotations=rotations), strict=True)
-    return np.stack([turned(found[label][numbers], turn) for label, turn, numbers in drawn])
+    chosen = rng.choice(classes, ways, replace=False)
+    turns = rng.integers(0, 4, ways) if rotations else np.zeros(ways, np.int64)
+    drawn = []
+    for label, turn in zip(chosen.tolist(), turns.tolist(), strict=True):
+        pictures = class_images(label)
+        picked = rng.permutation(len(pictures))[:per_class]
+        drawn.append(turned(pictures[picked], turn))
+    return np.stack(drawn)
 
 
 def turned(pictures: Images, quarters: int) -> Images:
@@ -210,11 +195,12 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 class _PictureTasks:
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        generator: TaskGenerator,
+        seeds: Seeds,
     ) -> None:  # fmt: skip
-        self._load, self._shapes, self._rotations, self._generator = load, shapes, rotations, generator
+        self._load, self._shapes, self._rotations, self._seeds = load, shapes, rotations, seeds
+        self._generator = task_generator(seeds)
         self._splits: Mapping[str, Classes] | None = None
-        self._counted: dict[str, list[int]] = {}
+        self._counted: dict[str, NDArray[np.int64]] = {}
 
     def classes(self, split: str) -> int:
         return self._shapes[split].ways
@@ -236,32 +222,25 @@ class _PictureTasks:
     def shots_of(self, split: str) -> int:
         return self._shapes[split].shots
 
-    def _sizes(self, split: str) -> list[int]:
+    def _sizes(self, split: str) -> NDArray[np.int64]:
+        """How many pictures each class has."""
         if split not in self._counted:
             classes = self.classes_of(split)
-            self._counted[split] = [len(classes.pictures(label)) for label in range(len(classes.identities))]
+            self._counted[split] = np.array([len(classes.pictures(label)) for label in range(len(classes.identities))])
         return self._counted[split]
 
     def bytes_of(self, split: str) -> int:
-        return sum(self._sizes(split)) * int(self.classes_of(split).pictures(0)[0].nbytes)
+        return int(self._sizes(split).sum()) * int(self.classes_of(split).pictures(0)[0].nbytes)
 
     def pictures_of(self, split: str) -> Tensor:
         classes = self.classes_of(split)
         return torch.from_numpy(np.concatenate([classes.pictures(label) for label in range(len(classes.identities))]))
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
-        shape, sizes = self._shapes[split], self._sizes(split)
-        firsts, per_class = [0, *np.cumsum(sizes).tolist()], shape.shots + shape.queries
-        result = np.empty((len(indices), shape.ways, 1 + per_class), np.int64)
-        for task, index in enumerate(indices.tolist()):
-            chosen, turns, picked = draw_numbers(
-                self._generator(split, index), sizes.__getitem__, len(sizes), ways=shape.ways, per_class=per_class,
-                rotations=self._rotations,
-            )  # fmt: skip
-            result[task, :, 0] = turns
-            for way, (label, numbers) in enumerate(zip(chosen, picked, strict=True)):
-                result[task, way, 1:] = numbers + firsts[label]
-        return torch.from_numpy(result)
+        ways, shots, queries = self._shapes[split]
+        root = self._seeds.seed if split == "train" else self._seeds.eval_seed
+        draws = TaskDraws(root, SPLITS[split], self._sizes(split), ways, shots + queries, self._rotations)
+        return torch.from_numpy(draw_many(draws, indices.numpy()))
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         shape, classes = self._shapes[split], self.classes_of(split)
@@ -293,4 +272,4 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    return _PictureTasks(load, shapes, rotations, task_generator(seeds))
+    return _PictureTasks(load, shapes, rotations, seeds)

@@ -30,6 +30,7 @@ from metalearn.nn import (
     precision,
     shared_linear,
 )
+from metalearn.storage import compiler
 from tests.kernels import require_kernels
 from tests.runs import ROOT, slow
 
@@ -233,12 +234,12 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels as GCC makes them for this processor, or for one of those for which it keeps products apart from sums;
     these are kept in a cache of their own."""
-    compiler = native._compiler()
-    if request.param == "this" or compiler is None:
+    found = compiler.compiler_of_machine()
+    if request.param == "this" or found is None:
         return
-    if native.GCC not in native._version(compiler):
+    if compiler.GCC not in compiler.version_of(found):
         pytest.skip("this compiler makes the same of a sum for every processor")
-    monkeypatch.setenv("CC", shlex.join([*compiler, "--param=avoid-fma-max-bits=512"]))
+    monkeypatch.setenv("CC", shlex.join([*found, "--param=avoid-fma-max-bits=512"]))
     request.getfixturevalue("fresh_cache")
 
 
@@ -314,10 +315,10 @@ def start_and_compile() -> "subprocess.Popen[bytes]":
 def compiler_for(machine: str) -> list[str]:
     """The command of a C compiler for a kind of processor; skips the test where there is none."""
     if platform.machine() == machine:
-        compiler = native._compiler() or pytest.skip("no C compiler")
-        if "ziglang" in compiler:
+        found = compiler.compiler_of_machine() or pytest.skip("no C compiler")
+        if "ziglang" in found:
             pytest.skip("zig has other names for processors")
-        return compiler
+        return found
     cross = f"{machine.replace('_', '-')}-linux-gnu-gcc"
     if not shutil.which(cross):
         pytest.skip(f"no C compiler for {machine}: apt-get install gcc-{machine.replace('_', '-')}-linux-gnu")
@@ -333,8 +334,8 @@ def compiler_for(machine: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_kernels_compile_for_other_processors_than_this(real: str, machine: str, processor: str) -> None:
-    compiler = compiler_for(machine)
-    words = native._command(compiler, native._version(compiler))
+    found = compiler_for(machine)
+    words = compiler.command_of(found, compiler.version_of(found))
     sources = [str(source) for source in native.SOURCES if source.suffix == ".c"]
     options = [f"-march={processor}", f"-DREAL={real}", "-Wall", "-Wextra", "-fsyntax-only"]
     command = [*(word for word in words if word not in ("-march=native", "-shared")), *options, *sources]
@@ -384,7 +385,7 @@ def test_without_gcc_the_compiler_is_that_of_ziglang_if_it_is_installed(
     monkeypatch.delenv("CC", raising=False)
     for there in (None, object()):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, there=there: there)
-        assert native._compiler() == ([sys.executable, "-m", "ziglang", "cc"] if there else None)
+        assert compiler.compiler_of_machine() == ([sys.executable, "-m", "ziglang", "cc"] if there else None)
 
 
 def test_max_pool2d_takes_the_largest() -> None:
