@@ -260,6 +260,7 @@ def recording(way: GradientWay) -> GradientWay:
         results = way()
 
     def gradient() -> list[Tensor]:
+        assert way  # whose tensors the graph reads
         graph.replay()
         return results
 

@@ -149,6 +149,9 @@ class Algorithm(NamedTuple):
 
     A learner is `transductive` if it predicts the queries of a task together, even if its model is not transductive.
 
+    If it `adds_in_pairs`, and its network is compiled as a whole, the gradients of tasks are added in pairs, so that
+    chunks of 1, 2, 4, … tasks give the bits of a single chunk.
+
     If `evaluated_on_features`, `evaluate` and `adapt` read the parameters of the model's features only. So they may be
     given those of any learner.
     """
@@ -163,6 +166,7 @@ class Algorithm(NamedTuple):
     evaluated_on: Unit = "tasks"
     classify: Apply | None = None
     transductive: bool = False
+    adds_in_pairs: bool = False
     evaluated_on_features: bool = False
 
 

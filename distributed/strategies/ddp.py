@@ -91,6 +91,7 @@ class _Rank(ChunkStrategy):
         self._device = work.device if backend == "nccl" else torch.device("cpu")
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
+        self._form: Flat | None = None
         self._cost: dict[str, float] = {}
         listening = group_listeners()
         end_when_dismissed()
@@ -126,8 +127,9 @@ class _Rank(ChunkStrategy):
         results = ((number, self._work.map(params, chunks[number], step)) for number in runs[self._rank])
         sums = partials_of_terms(results, len(chunks))
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
-        # A rank without chunks computes one nevertheless, to know the form of a result.
-        like = next(iter(flat.values()), None) or flatten(self._work.map(params, chunks[0], step))
+        # A rank without chunks computes one in its first step, to know the form of a result.
+        self._form = next(iter(flat.values()), self._form) or flatten(self._work.map(params, chunks[0], step))
+        like = self._form
         seconds = time.perf_counter() - began
         buffers = {subtree: self._on_device(value.buffers) for subtree, value in flat.items()}
         subtrees = [subtrees_of(run, len(chunks)) for run in runs]

@@ -62,7 +62,8 @@ def boil(
         )
 
     order = 1 if first_order else 2
-    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
+    learner = gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
+    return learner._replace(adds_in_pairs=True)
 
 
 def _rates(params: Params, inner_lr: float, head: Stage) -> Params:

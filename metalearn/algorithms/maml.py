@@ -69,4 +69,5 @@ def maml(
         )
 
     order = 1 if first_order else 2
-    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
+    learner = gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
+    return learner._replace(adds_in_pairs=True)

@@ -43,7 +43,8 @@ def matching(*, model: Model, scale: float) -> Algorithm:
         attention = (scale * cosines(features(x, support.x), known)).log_softmax(dim=2)
         return log_sums(attention, support)
 
-    return comparing_learner(model, compare, without_head(model))
+    learner = comparing_learner(model, compare, without_head(model))
+    return learner._replace(adds_in_pairs=True)
 
 
 def log_sums(attention: Tensor, support: Batch) -> Tensor:

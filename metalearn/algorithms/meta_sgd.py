@@ -68,4 +68,5 @@ def meta_sgd(
         )
 
     order = 1 if first_order else 2
-    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order, init=init)
+    learner = gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order, init=init)
+    return learner._replace(adds_in_pairs=True)

@@ -121,7 +121,8 @@ def reptile(
             grads |= change_of_state(params, ends, inner.decays, tasks, inner_steps, meta_batch)
         return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
-    return Algorithm(init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)
+    evaluated = evaluated_by_descent(model, eval_path, eval_steps)
+    return Algorithm(init, meta_grad, *evaluated, loss=None, adds_in_pairs=True)
 
 
 # The carried state

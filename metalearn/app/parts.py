@@ -1,5 +1,6 @@
 """From a job to the objects that it is made of. Nothing is started or opened here."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ class Parts(NamedTuple):
     connect: Callable[[], Strategy]
     checkpointer: Checkpointer
     open_log: OpenLog
+    workers: int = 1
     updater: Callable[[Run, TrainState], Updater] | None = None
 
     @property
@@ -106,6 +108,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         connect=build(config, "strategy", plan=plan),
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
+        workers=job.workers,
         updater=steps_of(config, plan, algorithm, source),
     )
 
@@ -257,7 +260,7 @@ def first_tasks(parts: Parts) -> Episode:
     if parts.algorithm.trained_on == "tasks":
         return episodes_of(parts.source, "train", torch.tensor([0]))
     settings = parts.settings
-    chunk = chunk_size(settings, parts.model, 1, parts.device)
+    chunk = _chunk_of(parts, 1)
     counts = [settings.meta_batch_size]
     if parts.algorithm.evaluated_on == "samples":
         counts += [settings.val_tasks, settings.test_tasks]
@@ -269,7 +272,23 @@ def training_chunk(parts: Parts) -> int:
     """Tasks, or samples, that are computed together in training."""
     (support, query) = first_tasks(parts)
     images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.trained_on == "tasks" else 1
-    return chunk_size(parts.settings, parts.model, images, parts.device)
+    return _chunk_of(parts, images)
+
+
+def _chunk_of(parts: Parts, images: int) -> int:
+    network = parts.model.network
+    pairs = parts.algorithm.adds_in_pairs and network is not None and network.computes(_on_device(parts))
+    return chunk_size(parts.settings, parts.model, images, parts.device, parts.workers, pairs=pairs)
+
+
+def _on_device(parts: Parts) -> Params:
+    """The first parameters as the device sees them, without their numbers."""
+    return {name: torch.empty_like(value, device=parts.device) for name, value in parts.start.items()}
+
+
+def idle_workers(parts: Parts) -> int:
+    """How many workers get no chunk of a step."""
+    return max(0, parts.workers - math.ceil(parts.settings.meta_batch_size / training_chunk(parts)))
 
 
 def evaluation_chunk(parts: Parts) -> int:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job
 from metalearn.app.outcome import printable
-from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, training_chunk
+from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DivergedError, RunError
@@ -305,6 +305,12 @@ def make_run(
 def log_start(job: Job, parts: Parts, run: Run) -> None:
     """Logs what is about to be trained, and how it is computed."""
     log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, run.settings.steps, job.workers, *run.training)
+    if (idle := idle_workers(parts)) and run.settings.steps:
+        chunks, share = job.workers - idle, math.ceil(run.settings.meta_batch_size / job.workers)
+        log.warning(
+            "%d of %d workers compute nothing, since a step has %d chunks; type trainer.task_chunk=%d, which rounds "
+            "otherwise, or take fewer workers", idle, job.workers, chunks, share,
+        )  # fmt: skip
     dtype = next(iter(parts.start.values())).dtype
     log.info("the layers are computed by %s", describe(parts.device, dtype, not_compiled(parts)))
     if parts.model.note:

@@ -363,10 +363,26 @@ class _RowsToStep(Function):
         return ctx.tasks.product(row, kept, grads[0]), None, None, None
 
 
+_ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
+def one_for_each(losses: Tensor) -> Tensor:
+    """A factor 1 for each of the losses [t]: as `grad_outputs` of `torch.autograd.grad` it stands for their sum, and is
+    known as 1 without a look at its value, for which a GPU would have to be waited for."""
+    key = losses.device, losses.dtype
+    if key not in _ones:
+        _ones[key] = torch.ones((), device=losses.device, dtype=losses.dtype)
+    return _ones[key].expand(losses.shape)
+
+
 def _times(factors: Tensor, gradient: Tensor) -> Tensor:
     """Each task's gradient times its factor; the gradient itself if all factors are one constant 1, as for a sum."""
-    if not factors.requires_grad and not factors.is_cuda and factors.stride(0) == 0 and factors[0].item() == 1:
-        return gradient  # a GPU would have to be waited for
+    if factors.requires_grad or factors.stride(0) != 0:
+        return factors.unsqueeze(1) * gradient
+    one = _ones.get((factors.device, factors.dtype))
+    known = one is not None and one.data_ptr() == factors.data_ptr()
+    if known or (not factors.is_cuda and factors[0].item() == 1):
+        return gradient
     return factors.unsqueeze(1) * gradient
 
 

@@ -195,7 +195,7 @@ def _free(device: torch.device) -> int:
 
 
 class _Ahead:
-    """Draws the tasks of the next steps in a thread; those of a user's source, which may not bear that, in their turn."""
+    """Draws the tasks of the next steps in a thread. A user's source, which may not bear that, is called in turn."""
 
     def __init__(self, feed: Feed, first: int, last: int, device: torch.device) -> None:
         self._drawn, self._steps, self._pinned = feed.drawn, range(first, last + 1), device.type == "cuda"
@@ -368,7 +368,7 @@ class UpdateOnDevice:
 
     def _recorded(self) -> Any:
         """The graph of a step. Before it, steps run that are marked as bad, so that they change nothing."""
-        stream = torch.cuda.Stream(self._work.device)
+        stream = torch.cuda.Stream(self._work.device, priority=-1)  # before what nothing waits for
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         try:
@@ -376,7 +376,7 @@ class UpdateOnDevice:
                 for _ in range(WARM_UP):
                     self._whole_step()
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=stream):
                 self._whole_step()
         except RuntimeError as error:
             raise NotRecordedError(f"it cannot be recorded ({str(error).splitlines()[0]})") from error

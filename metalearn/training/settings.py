@@ -70,19 +70,44 @@ def trainer(
     return TrainerSettings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay)
 
 
-def chunk_size(settings: TrainerSettings, model: Model, images: int, device: torch.device) -> int:
+EVEN = 1.15
+"""How much larger than an equal share the largest worker's share may be."""
+
+
+def chunk_size(
+    settings: TrainerSettings, model: Model, images: int, device: torch.device, workers: int = 1, *, pairs: bool = False
+) -> int:
     """The number of tasks of `images` images in a chunk: at most `tasks_that_fit`, in chunks as even as possible.
 
-    Large tasks come in four chunks or more, which workers can share. If there are few, they come in pairs.
+    Large tasks come in four chunks or more, which workers can share. If there are few, they come in pairs. With
+    `pairs`, tasks are added in pairs, so that chunks of 1, 2, 4, … tasks have the bits of a single one; then chunks are
+    so small that every worker gets an equal share.
     """
     # With `auto`, only the model, the episode, the type of device and constants count: the bits then depend on nothing
-    # else of the machine.
+    # else of the machine, nor on the number of workers.
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
     tasks = settings.meta_batch_size
     shared = max(_small_chunk(model, images, device), tasks // 4, 2)
     chunks = math.ceil(tasks / min(shared, tasks_that_fit(model, images, device)))
-    return math.ceil(tasks / chunks)
+    chunk = math.ceil(tasks / chunks)
+    if pairs and (chunks == 1 or chunk.bit_count() == 1):
+        return _shared_out(chunk, tasks, workers)
+    return chunk
+
+
+def _shared_out(chunk: int, tasks: int, workers: int) -> int:
+    """The chunk, or the largest power of two below it of which all workers get equal shares, as far as that can be."""
+    if _largest_share(chunk, tasks, workers) <= EVEN * tasks / workers:
+        return chunk
+    smaller = [2**power for power in reversed(range(chunk.bit_length())) if 2**power < chunk]
+    even = [size for size in smaller if _largest_share(size, tasks, workers) <= EVEN * tasks / workers]
+    return (even or [1])[0]
+
+
+def _largest_share(chunk: int, tasks: int, workers: int) -> int:
+    """The most tasks of a worker, where each gets the same number of chunks or one more."""
+    return min(tasks, math.ceil(math.ceil(tasks / chunk) / workers) * chunk)
 
 
 def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:

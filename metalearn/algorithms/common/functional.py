@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.nn import laid_out
+from metalearn.nn.network import one_for_each
 from metalearn.nn.packing import is_packed, sum_of_tasks
 from metalearn.types import Batch, ChunkResult, Episode, Metrics, Model, Params
 
@@ -84,7 +85,7 @@ def per_task(params: Params, tasks: int) -> Params:
 
 def summed(values: Metrics) -> Metrics:
     """Per-task values [t], summed over the tasks and without their graph, as float64."""
-    return {name: value.detach().sum().double() for name, value in values.items()}
+    return {name: value.detach().double().sum() for name, value in values.items()}
 
 
 def leaves(params: Params) -> Params:
@@ -104,9 +105,10 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
         theta = leaves(params)
         with torch.enable_grad():
             values = outcome(theta, episode, step)
-            grads = torch.autograd.grad(
-                values["loss"].sum(), list(theta.values()), allow_unused=True, materialize_grads=True
-            )
+            # On a CPU not so: torch imports sympy, for a second, to compare the shapes of losses and factors.
+            losses = values["loss"]
+            total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
+            grads = torch.autograd.grad(total, list(theta.values()), factors, allow_unused=True, materialize_grads=True)
         return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
 
     return meta_grad

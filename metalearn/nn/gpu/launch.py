@@ -33,7 +33,7 @@ class Images(NamedTuple):
     channel: int
 
 
-class Window(NamedTuple):
+class ConvolutionSizes(NamedTuple):
     """A convolution: the images' height, width and channels, those of the result, the kernels' height and width, the
     stride and the padding."""
 
@@ -82,7 +82,7 @@ def _numbers(value: Tasks | None, other: Tasks) -> Tensor:
 
 
 def product(
-    tasks: int, samples: int, g: Window, images: Images, x: Tasks, w: Tasks, y: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, images: Images, x: Tasks, w: Tasks, y: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, bias: Tasks | None = None,
 ) -> None:  # fmt: skip
     """y = x ∗ w (+ x2 ∗ w2) (+ bias)."""
@@ -98,7 +98,7 @@ def product(
 
 
 def input_gradient(
-    tasks: int, samples: int, g: Window, gy: Tasks, w: Tasks, gx: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, gy: Tasks, w: Tasks, gx: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, add: bool = False,
 ) -> None:  # fmt: skip
     """gx (+)= the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x ∗ w2⟩) by x."""
@@ -114,7 +114,7 @@ def input_gradient(
 
 
 def weight_gradient(
-    tasks: int, samples: int, g: Window, images: Images, x: Tasks, gy: Tasks, gw: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, images: Images, x: Tasks, gy: Tasks, gw: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, gb: Tasks | None = None,
 ) -> None:  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w, and gb that of ⟨gy, bias⟩ by the bias."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metalearn.nn.gpu import launch
-from metalearn.nn.gpu.launch import Images, LossSizes, NormSizes, Tasks, Window
+from metalearn.nn.gpu.launch import Images, LossSizes, NormSizes, Tasks, ConvolutionSizes
 from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.native import NetworkCall
 
@@ -27,7 +27,7 @@ MOST_SUMMED = 128
 """Rows that one program adds up."""
 
 
-class _Place:
+class _ValuePlaces:
     """The size of a value of a task, and the places of what belongs to it, as in `kernels/network.c`."""
 
     def __init__(self, size: int) -> None:
@@ -46,7 +46,7 @@ class GpuPlan:
     def __init__(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> None:
         self.layers, self.image, self.parameters, self.samples = list(layers), tuple(image), parameters, samples
         self.address = self
-        self.places = [_Place(0), *(_Place(samples * x.height * x.width * x.channels) for x in self.layers)]
+        self.places = [_ValuePlaces(0), *(_ValuePlaces(samples * x.height * x.width * x.channels) for x in self.layers)]
         self.windows = [self._window(number) for number in range(len(self.layers))]
         self.values = self._lay_out_values()
         self.kept = self._lay_out_gradients(self.values)
@@ -69,23 +69,27 @@ class GpuPlan:
             return Images(channels * height * width, width, 1, height * width)
         return window.dense
 
-    def _window(self, number: int) -> Window:
+    def _window(self, number: int) -> ConvolutionSizes:
         layer = self.layers[number]
         if layer.kind != CONVOLUTION:
-            return Window(*[1] * 8)
+            return ConvolutionSizes(*[1] * 8)
         value = int(getattr(layer, "from"))
         before = self.layers[value - 1] if value else None
         out = (int(layer.height), int(layer.width), int(layer.channels))
         if before is not None and before.kind == WINDOWS:
             channels, height, width = self.image
             kernel = int(before.kernel)
-            return Window(height, width, channels, *out, kernel, kernel, int(before.stride), int(before.padding))
+            return ConvolutionSizes(
+                height, width, channels, *out, kernel, kernel, int(before.stride), int(before.padding)
+            )
         if before is None:
-            return Window(1, 1, self.image[0] * self.image[1] * self.image[2], *out, 1, 1)
+            return ConvolutionSizes(1, 1, self.image[0] * self.image[1] * self.image[2], *out, 1, 1)
         sizes = (int(before.height), int(before.width), int(before.channels))
         if layer.kernel == 0:  # a linear layer: all pixels at once
-            return Window(*sizes, *out, *sizes[:2])
-        return Window(*sizes, *out, int(layer.kernel), int(layer.kernel), int(layer.stride), int(layer.padding))
+            return ConvolutionSizes(*sizes, *out, *sizes[:2])
+        return ConvolutionSizes(
+            *sizes, *out, int(layer.kernel), int(layer.kernel), int(layer.stride), int(layer.padding)
+        )
 
     def _lay_out_values(self) -> int:
         end = 0
@@ -427,7 +431,7 @@ def _side_stream(x: Tensor) -> _Beside:
     if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
         return _Beside(None)
     if x.device not in _streams:
-        _streams[x.device] = torch.cuda.Stream(x.device)
+        _streams[x.device] = torch.cuda.Stream(x.device)  # of the lowest priority
     return _Beside(_streams[x.device])
 
 
@@ -525,10 +529,10 @@ class GpuKernels:
         sweep.backward(call.gradient)
 
 
-def _of(geometry: Any) -> tuple[int, int, Window]:
+def _of(geometry: Any) -> tuple[int, int, ConvolutionSizes]:
     """Tasks, samples and window of a geometry as `metalearn.nn.conv` gives it."""
     tasks, samples, height, width, inputs, *rest = (int(number) for number in geometry)
-    return tasks, samples, Window(height, width, inputs, *rest)
+    return tasks, samples, ConvolutionSizes(height, width, inputs, *rest)
 
 
 def _dense(x: Tensor) -> Tasks:
