@@ -74,15 +74,15 @@ def on_device(
 
 def advance_on_device(run: Run, updater: UpdateOnDevice, first: int, count: int) -> float:
     """Takes `count` steps from number `first` on, reads their figures, and returns the last loss of a task."""
-    batch, results = run.settings.meta_batch_size, []
+    batch, results = run.settings.meta_batch_size, list[ChunkResult]()
     for step in range(first, first + count):
         tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
-        results, _ = updater.advance(tasks, step, RATE)
+        results = list(updater.advance(tasks, step, RATE)[0])
         if (step - first + 1) % updater.every == 0:
             updater.settle()
     if count % updater.every:
         updater.settle()
-    return results[0].metrics["loss"].item() / batch
+    return float(results[0].metrics["loss"]) / batch
 
 
 def train_tasks(episodes: Callable[[Tensor], Episode]) -> Any:

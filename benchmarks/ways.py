@@ -259,8 +259,7 @@ def recording(way: GradientWay) -> GradientWay:
     with torch.cuda.graph(graph):
         results = way()
 
-    def gradient() -> list[Tensor]:
-        assert way  # whose tensors the graph reads
+    def gradient(kept: GradientWay = way) -> list[Tensor]:  # it holds tensors that the graph reads
         graph.replay()
         return results
 

@@ -89,7 +89,7 @@ def _graph_ms(updater: UpdateOnDevice) -> float:
         updater.graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 100
+    return float(start.elapsed_time(end)) / 100
 
 
 def _in_chunks(recipe: Recipe, device: str, short: bool) -> dict[str, Any]:

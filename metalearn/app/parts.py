@@ -109,12 +109,12 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
         workers=job.workers,
-        updater=steps_of(config, plan, algorithm, source),
+        updater=steps_of(config, plan, algorithm, source, pairs=in_pairs(algorithm, model, start, work.device)),
     )
 
 
 def steps_of(
-    config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource
+    config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: bool
 ) -> Callable[[Run, TrainState], Updater] | None:
     """What takes the steps where one process computes on a GPU: they stay there. None: the loop takes them."""
     if plan.work.device.type != "cuda" or plan.workers != 1 or config.strategy.get(TARGET) not in LOCAL:
@@ -125,7 +125,7 @@ def steps_of(
 
     every = config.logger.get("every", 1)
     dtype = type_of(config.precision)
-    return steps_on_device(DeviceWork(algorithm, source, plan.work.device, dtype, join, every, plan.only_adds))
+    return steps_on_device(DeviceWork(algorithm, source, plan.work.device, dtype, join, every, plan.only_adds, pairs))
 
 
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:
@@ -276,14 +276,14 @@ def training_chunk(parts: Parts) -> int:
 
 
 def _chunk_of(parts: Parts, images: int) -> int:
-    network = parts.model.network
-    pairs = parts.algorithm.adds_in_pairs and network is not None and network.computes(_on_device(parts))
+    pairs = in_pairs(parts.algorithm, parts.model, parts.start, parts.device)
     return chunk_size(parts.settings, parts.model, images, parts.device, parts.workers, pairs=pairs)
 
 
-def _on_device(parts: Parts) -> Params:
-    """The first parameters as the device sees them, without their numbers."""
-    return {name: torch.empty_like(value, device=parts.device) for name, value in parts.start.items()}
+def in_pairs(algorithm: Algorithm, model: Model, start: Params, device: torch.device) -> bool:
+    """Whether the gradients of tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of one."""
+    there = {name: torch.empty_like(value, device=device) for name, value in start.items()}
+    return algorithm.adds_in_pairs and model.network is not None and model.network.computes(there)
 
 
 def idle_workers(parts: Parts) -> int:

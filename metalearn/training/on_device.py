@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
 from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
@@ -57,7 +58,8 @@ log = logging.getLogger("metalearn")
 
 class DeviceWork(NamedTuple):
     """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
-    so many steps. `only_adds`: the reducer needs only sums, so all gradients are reduced as one tensor."""
+    so many steps. `only_adds`: the reducer needs only sums, so all gradients are reduced as one tensor. `pairs`: tasks
+    are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk."""
 
     algorithm: Algorithm
     source: TaskSource
@@ -66,6 +68,7 @@ class DeviceWork(NamedTuple):
     join: Join
     every: int
     only_adds: bool = True
+    pairs: bool = False
 
 
 class NotRecordedError(Exception):
@@ -79,15 +82,37 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
     def start(run: Run, learner: TrainState) -> Updater:
         if run.settings.steps == 0:
             return UpdateHere(run, learner)
-        try:
-            updater = UpdateOnDevice(run, learner, work)
-        except NotRecordedError as reason:
-            log.warning("every operation of a step is started by the host, which is slower: %s", reason)
-            return UpdateHere(run, learner)
-        log.info("a step is one CUDA graph; the host reads its figures every %d steps", updater.every)
-        return updater
+        while True:
+            try:
+                updater = UpdateOnDevice(run, learner, work)
+            except NotRecordedError as reason:
+                log.warning("every operation of a step is started by the host, which is slower: %s", reason)
+                return UpdateHere(run, learner)
+            except torch.cuda.OutOfMemoryError as error:
+                run = _in_smaller_chunks(run, work, error)
+            else:
+                log.info("a step is one CUDA graph; the host reads its figures every %d steps", updater.every)
+                return updater
 
     return start
+
+
+def _in_smaller_chunks(run: Run, work: DeviceWork, error: Exception) -> Run:
+    """The run with about half as many tasks at once, where that changes no bit.
+
+    Raises:
+        RunError: it would.
+    """
+    chunk = run.training.chunk
+    smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
+    what = f"{chunk} {run.training.unit} at once do not fit the memory of {work.device}"
+    if not work.pairs or smaller == chunk:
+        advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
+        raise RunError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
+    log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
+    if work.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return run._replace(training=run.training._replace(chunk=smaller))
 
 
 class _NoNumber:
@@ -96,9 +121,9 @@ class _NoNumber:
     def _refuse(self, *_: object) -> NoReturn:
         raise NotRecordedError("the algorithm depends on the number of the step")
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _refuse
-    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __str__ = __format__ = _refuse
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -133,7 +158,8 @@ class PicturesByNumber:
         self._turns = turns.to(work.device)
         # Not a division on the device: it rounds otherwise than that of the host.
         self._values = (torch.arange(256, dtype=torch.float32) / 255).to(work.device, work.dtype)
-        self._gathered = on_gpu().gathered if work.device.type == "cuda" and on_gpu() is not None else None
+        kernels = on_gpu() if work.device.type == "cuda" else None
+        self._gathered = None if kernels is None else kernels.gathered
         first = self.drawn(1)
         self.given = [first[0].to(work.device)]
         ways = first[0].shape[1]
@@ -150,7 +176,7 @@ class PicturesByNumber:
     def episode(self) -> Episode:
         (numbers,) = self.given
         tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
-        if numbers.is_cuda and self._gathered is not None:
+        if self._gathered is not None:
             pictures = self._gathered(
                 self._pictures, self._turns, self._values, numbers, self._shots, self._shape
             )  # fmt: skip
@@ -329,8 +355,8 @@ class UpdateOnDevice:
                 for first in range(0, len(episode.query.x), chunk)
             ]
             results = list(self._work.join(results))
-        except torch.cuda.OutOfMemoryError as error:
-            raise NotRecordedError(f"{chunk} tasks at once do not fit the memory ({error})") from error
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise NotRecordedError(f"it waits for the device ({str(error).splitlines()[0]})") from error
         if self._work.only_adds:
@@ -378,6 +404,8 @@ class UpdateOnDevice:
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph, stream=stream):
                 self._whole_step()
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise NotRecordedError(f"it cannot be recorded ({str(error).splitlines()[0]})") from error
         return graph

@@ -100,7 +100,7 @@ def _shared_out(chunk: int, tasks: int, workers: int) -> int:
     """The chunk, or the largest power of two below it of which all workers get equal shares, as far as that can be."""
     if _largest_share(chunk, tasks, workers) <= EVEN * tasks / workers:
         return chunk
-    smaller = [2**power for power in reversed(range(chunk.bit_length())) if 2**power < chunk]
+    smaller = [1 << power for power in reversed(range(chunk.bit_length())) if 1 << power < chunk]
     even = [size for size in smaller if _largest_share(size, tasks, workers) <= EVEN * tasks / workers]
     return (even or [1])[0]
 

@@ -69,7 +69,7 @@ def precision() -> str:
 
 def _power(count: int, least: int, most: int) -> int:
     """The smallest power of two that is not below `count`, within bounds."""
-    return max(least, min(most, triton.next_power_of_2(count)))
+    return max(least, min(most, int(triton.next_power_of_2(count))))
 
 
 def _step(value: Tasks | None) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metalearn.nn.gpu import launch
-from metalearn.nn.gpu.launch import Images, LossSizes, NormSizes, Tasks, ConvolutionSizes
+from metalearn.nn.gpu.launch import ConvolutionSizes, Images, LossSizes, NormSizes, Tasks
 from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.native import NetworkCall
 
@@ -173,7 +173,8 @@ class _Sweep:
         """A value as images [t, n, h, w, c], a view."""
         layer = self.plan.layers[number - 1]
         shape = (self.plan.samples, int(layer.height), int(layer.width), int(layer.channels))
-        return of.numbers[:, : self.plan.places[number].size].unflatten(1, shape)
+        images: Tensor = of.numbers[:, : self.plan.places[number].size].unflatten(1, shape)
+        return images
 
     def forward(self) -> None:
         """All values."""
@@ -468,7 +469,7 @@ class GpuKernels:
         if name == "norm":
             launch.norm(tasks, of, epsilon, slope, **values)
         elif name == "norm_backward":
-            launch.norm_backward(tasks, of, slope, **values)
+            launch.norm_backward(tasks, of, slope, **values)  # type: ignore[arg-type]
         else:
             launch.norm_second(tasks, of, slope, **values)
 

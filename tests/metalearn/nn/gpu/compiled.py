@@ -1,0 +1,94 @@
+"""Compiles every GPU kernel of a recipe for a compute capability, without a GPU; prints a JSON line of their registers.
+
+python -m tests.metalearn.nn.gpu.compiled 90
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+os.environ["METALEARN_KERNELS"] = "triton"
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, problem
+from metalearn.nn.gpu import launch
+
+TYPES = {torch.float32: "fp32", torch.int64: "i64", torch.uint8: "u8"}
+KINDS = ("STAGE", "PAIRS", "ADD", "CLASSES")
+"""What kernels of one name differ by; one of each kind is compiled."""
+
+
+def calls_of(recipe: Recipe) -> dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """One call of every kind that a meta-gradient makes, and a gathering of pictures. Nothing is computed."""
+    calls: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+
+    def noted(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **options: Any) -> None:
+        kind = ", ".join(f"{name} {options[name]}" for name in KINDS if name in options)
+        calls.setdefault((kernel.__name__, kind), (kernel, args, options))
+
+    JITFunction.run = noted
+    given = problem(recipe, PLAIN[recipe.kind])
+    algorithm_of(recipe, PLAIN[recipe.kind]).meta_grad(given.params, given.episode, 1)
+    numbers = torch.zeros(2, 5, 3, dtype=torch.int64)
+    pictures, turns = torch.zeros(40, 784, dtype=torch.uint8), torch.zeros(4, 784, dtype=torch.int64)
+    launch.gather(pictures, turns, torch.zeros(256), numbers, *torch.zeros(2, 2, 5, 1, 28, 28))
+    return calls
+
+
+def source_of(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ASTSource:
+    """The kernel with the types of its arguments, as Triton specialises it."""
+    given = dict(zip(kernel.arg_names, args, strict=False)) | {
+        k: v for k, v in options.items() if k in kernel.arg_names
+    }
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        name, value = parameter.name, given[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = f"*{TYPES[value.dtype]}"
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+        aligned = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        if signature[name] not in ("constexpr", "fp32") and aligned % 16 == 0:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def resources(ptx: str, capability: int) -> tuple[int, int]:
+    """The registers of a kernel, and the bytes that it spills, by the assembler that Triton brings."""
+    tools = triton.knobs.nvidia
+    tool = (tools.ptxas_blackwell if capability >= 100 else tools.ptxas).path
+    (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [tool, "-v", f"--gpu-name={target}", file.name, "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stderr
+    registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
+    return registers, sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+
+
+def main(capability: int) -> list[dict[str, Any]]:
+    recipe = next(recipe for recipe in RECIPES if recipe.name == "20w1s")._replace(tasks=2)
+    rows = []
+    for (name, kind), (kernel, args, options) in calls_of(recipe).items():
+        sizes = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
+        source, target = source_of(kernel, args, options), GPUTarget("cuda", capability, 32)
+        made = triton.compile(source, target=target, options=sizes)
+        registers, spilled = resources(made.asm["ptx"], capability)
+        rows.append({"kernel": name, "of": kind, "registers": registers, "spilled": spilled})
+    return rows
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]))))

@@ -1,0 +1,56 @@
+"""The GPU's kernels without a GPU: in Triton's interpreter, and compiled for processors that are not here."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.metalearn.nn.gpu.interpreted import CASES
+from tests.runs import ROOT, slow
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+ARCHITECTURES = {80: "A100", 90: "H100", 100: "B200"}
+"""Compute capabilities, and a card of each."""
+
+
+def said_by(module: str, *arguments: str, **variables: str) -> Any:
+    """What a program of these tests prints, in a process of its own: Triton decides at its import who computes."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"} | variables
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("strided", "dense") else pytest.param(name, marks=slow) for name in CASES]
+)
+def test_networks_are_those_of_float64(name: str, tmp_path: Any) -> None:
+    found = said_by(
+        "tests.metalearn.nn.gpu.interpreted", name, TRITON_INTERPRET="1", METALEARN_KERNELS="triton",
+        METALEARN_CACHE=str(tmp_path),
+    )  # fmt: skip
+    assert found["kernels"] == "triton"
+    assert max(found["errors"].values()) < 1e-6, found
+    assert found["errors"] != found["of C"], "the GPU's kernels did not compute"
+    assert all(found["one task alone"].values()), "a task has other bits alone than beside another one"
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_kernels_compile_for_cards_that_are_not_here(capability: int, tmp_path: Any, record_property: Any) -> None:
+    """The registers and spills of every kernel are in the report of the test."""
+    rows = said_by("tests.metalearn.nn.gpu.compiled", str(capability), TRITON_CACHE_DIR=str(tmp_path))
+    kernels = {row["kernel"] for row in rows}
+    assert kernels == {
+        "product", "input_gradient", "weight_gradient", "sum_splits", "norm", "norm_backward", "norm_second", "loss",
+        "loss_change", "sum_rows", "mean", "spread", "gather",
+    }  # fmt: skip
+    for row in rows:
+        record_property(f"{row['kernel']} {row['of']}", f"{row['registers']} registers, {row['spilled']} bytes spilled")
+        assert row["spilled"] <= 128, row

@@ -1,0 +1,262 @@
+"""Steps that stay on a device. The CPU stands for the GPU here: all but the recording of the graph is the same."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.steps import RATE, advance_on_device, on_device, run_of, take_step
+from distributed.tree_sum import tree_sum
+from metalearn.algorithms.maml import maml
+from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.errors import DivergedError, RunError
+from metalearn.models.conv4 import conv4
+from metalearn.models.mlp import mlp
+from metalearn.reporting.logging import RunLog
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.glyphs import glyphs
+from metalearn.tasks.sinusoid import sinusoid
+from metalearn.training import on_device as module
+from metalearn.training.averaging import Average
+from metalearn.training.loop import Progress, Run, TrainState, UpdateHere, fit, new_learner
+from metalearn.training.on_device import DeviceWork, PicturesByNumber, UpdateOnDevice, WholeEpisodes, steps_on_device
+from metalearn.training.optimizers import sgd
+from metalearn.types import Algorithm, Batch, Episode, NotFiniteError, TaskSource
+
+CPU, TASKS = torch.device("cpu"), 4
+
+
+def characters(queries: int = 1) -> TaskSource:
+    return glyphs(
+        episode=EpisodeSpec(3, 1, queries), image_size=12, channels=1, rotations=True, seeds=Seeds(0, 0)
+    )  # fmt: skip
+
+
+def waves() -> TaskSource:
+    return sinusoid(shots=5, queries=5, eval_queries=5, seeds=Seeds(0, 0))
+
+
+def learner_of(source: TaskSource) -> Algorithm:
+    if source.classes("train") is None:
+        model, rate = mlp(inputs=1, outputs=1, hidden=(8,), activation="relu"), 0.01
+    else:
+        model, rate = conv4(ways=3, channels=1, image_size=12, filters=16, activation="relu"), 0.5
+    return maml(model=model, inner_lr=rate, inner_steps=1, eval_steps=1)
+
+
+@pytest.mark.parametrize(("source", "feed"), [(characters, PicturesByNumber), (waves, WholeEpisodes)])
+@pytest.mark.parametrize("chunk", [TASKS, 2])
+def test_steps_are_those_of_the_host(source: Callable[[], TaskSource], feed: type, chunk: int) -> None:
+    algorithm, tasks = learner_of(source()), source()
+    run, here = run_of(algorithm, tasks, TASKS, chunk, CPU)
+    _, learner, updater = on_device(algorithm, tasks, TASKS, chunk, CPU, steps=5, every=5)
+    assert type(updater._feed) is feed
+    taken = []
+    for step in range(1, 6):
+        wanted = take_step(run, here, step)
+        (result,), figures = updater.advance([torch.arange((step - 1) * TASKS, step * TASKS)], step, RATE)
+        taken.append((result.metrics["loss"], figures["gradient_norm"], sum(r.metrics["loss"] for r in wanted)))
+    updater.settle()
+    updater.fetch()
+    for loss, norm, wanted_loss in taken:
+        assert loss.item() == pytest.approx(float(wanted_loss), rel=1e-5) and norm > 0
+    for name, value in here.params.items():
+        torch.testing.assert_close(learner.params[name], value, rtol=1e-4, atol=1e-6)
+    mine, wanted_state = (state.optimizer.state_dict()["state"][0] for state in (learner, here))
+    assert mine.keys() == wanted_state.keys() and mine["step"] == wanted_state["step"] == 5
+    torch.testing.assert_close(mine["exp_avg"], wanted_state["exp_avg"], rtol=0.02, atol=1e-5)  # float32, kinks
+
+
+def test_pictures_by_number_are_the_episodes_of_the_source() -> None:
+    source = characters(queries=2)
+    feed = PicturesByNumber(DeviceWork(learner_of(source), source, CPU, torch.float32, list, 1), TASKS)
+    for step in (1, 7):
+        feed.given = feed.drawn(step)
+        wanted = source.episodes("train", torch.arange((step - 1) * TASKS, step * TASKS))
+        for ours, theirs in zip(feed.episode(), wanted, strict=True):
+            assert ours.x.equal(theirs.x) and ours.y.equal(theirs.y)
+
+
+def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_cut() -> None:
+    source, algorithm = characters(), learner_of(characters())
+    run, whole, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=6, every=6)
+    advance_on_device(run, updater, 1, 6)
+    updater.fetch()
+    run, cut, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=6, every=6)
+    advance_on_device(run, updater, 1, 2)
+    updater.fetch()
+    again = new_learner(cut.params, run.outer.start)
+    again.optimizer.load_state_dict(cut.optimizer.state_dict())
+    further = UpdateOnDevice(run, again, work_of(algorithm, source, every=6))
+    advance_on_device(run, further, 3, 4)
+    further.fetch()
+    assert all(again.params[name].equal(value) for name, value in whole.params.items())
+
+
+def work_of(algorithm: Algorithm, source: TaskSource, every: int = 4, **others: Any) -> DeviceWork:
+    return DeviceWork(algorithm, source, CPU, torch.float32, lambda results: [tree_sum(results)], every, **others)
+
+
+def test_gradient_descent_with_momentum_stays_on_the_device_too() -> None:
+    source, algorithm = waves(), learner_of(waves())
+    outer = sgd(lr=0.1, momentum=0.9, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0)
+    run, _ = run_of(algorithm, source, TASKS, TASKS, CPU)
+    run = run._replace(outer=outer, settings=run.settings._replace(steps=5))
+    start = algorithm.init(torch.Generator().manual_seed(0))
+    here, there = (new_learner(start, outer.start) for _ in range(2))
+    updater = UpdateOnDevice(run, there, work_of(algorithm, source))
+    for step in range(1, 4):
+        tasks = [torch.arange((step - 1) * TASKS, step * TASKS)]
+        UpdateHere(run, here).advance(tasks, step, 0.1)
+        updater.advance(tasks, step, 0.1)
+    updater.settle()
+    updater.fetch()
+    for name, value in here.params.items():
+        torch.testing.assert_close(there.params[name], value, rtol=1e-5, atol=1e-7)
+
+
+class Poisoned:
+    """A source one of whose tasks has a number that is not finite."""
+
+    def __init__(self, source: TaskSource, task: int) -> None:
+        self._source, self._task = source, task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        support, query = self._source.episodes(split, indices)
+        y = torch.where((indices == self._task).view(-1, 1, 1), math.inf, query.y)
+        return Episode(support, Batch(query.x, y))
+
+
+def test_a_step_that_is_not_finite_is_skipped_with_all_later_ones_and_named() -> None:
+    source = Poisoned(waves(), task=9)
+    algorithm = learner_of(waves())
+    run, learner, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=8, every=8)
+    advance_on_device(run, updater, 1, 2)
+    updater.fetch()
+    before = {name: value.clone() for name, value in learner.params.items()}
+    with pytest.raises(NotFiniteError, match="step 3") as raised:
+        advance_on_device(run, updater, 3, 3)
+    updater.fetch()
+    assert raised.value.step == 3
+    assert all(learner.params[name].equal(value) for name, value in before.items())
+    assert learner.optimizer.state_dict()["state"][0]["step"] == 2
+
+
+class Noted(RunLog):
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, dict[str, float]]] = []
+
+    def step(self, step: int, values: Any) -> None:
+        self.steps.append((step, dict(values)))
+
+
+def whole_run(source: TaskSource, steps: int, every: int) -> tuple[Noted, Run, TrainState]:
+    algorithm, log = learner_of(waves()), Noted()
+    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
+    settings = run.settings._replace(steps=steps, val_every=100)
+    updater = steps_on_device(work_of(algorithm, source, every)) if every else None
+    return log, run._replace(settings=settings, log=log, updater=updater), learner
+
+
+def test_the_loop_logs_every_step_in_its_turn() -> None:
+    (log, run, learner), (of_host, there, other) = whole_run(waves(), 7, 3), whole_run(waves(), 7, 0)
+    progress, wanted = fit(run, learner, Progress()), fit(there, other, Progress())
+    assert [step for step, _ in log.steps] == [step for step, _ in of_host.steps] == list(range(1, 8))
+    for (_, ours), (_, theirs) in zip(log.steps, of_host.steps, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
+    assert progress.step == wanted.step == 7
+    assert progress.seconds == pytest.approx(sum(v["step_seconds"] for _, v in log.steps), rel=0.9)
+
+
+def test_the_loop_names_the_task_of_a_step_that_it_reads_later() -> None:
+    log, run, learner = whole_run(Poisoned(waves(), task=9), 8, 8)
+    with pytest.raises(DivergedError, match=r"step 3: task 9, on worker0") as raised:
+        fit(run, learner, Progress())
+    assert raised.value.step == 3 and [step for step, _ in log.steps] == [1, 2]
+
+
+def test_what_depends_on_the_number_of_the_step_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    source = characters()
+    model = conv4(ways=3, channels=1, image_size=12, filters=16, activation="relu")
+    algorithm = maml_pp(
+        model=model, inner_lr=0.5, inner_steps=2, eval_steps=2, multi_step_until=10, first_order_until=5,
+        learned_rates=True, per_step_norm=False,
+    )  # fmt: skip
+    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
+    with caplog.at_level("WARNING", "metalearn"):
+        assert type(steps_on_device(work_of(algorithm, source))(run, learner)) is UpdateHere
+    assert "the algorithm depends on the number of the step" in caplog.text
+
+
+def test_an_average_of_the_parameters_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    source, algorithm = waves(), learner_of(waves())
+    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
+    averaged = learner._replace(average=Average(0.9, learner.params))
+    with caplog.at_level("WARNING", "metalearn"):
+        assert type(steps_on_device(work_of(algorithm, source))(run, averaged)) is UpdateHere
+    assert "trainer.ema_decay" in caplog.text
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_what_does_not_fit_the_memory_is_halved_where_the_bits_stay(
+    pairs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, algorithm = waves(), learner_of(waves())
+    run, learner = run_of(algorithm, source, 6, 6, CPU)
+    tried = []
+
+    class Small(UpdateOnDevice):
+        def __init__(self, run: Run, *others: Any) -> None:
+            tried.append(run.training.chunk)
+            if run.training.chunk > 2:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+            super().__init__(run, *others)
+
+    monkeypatch.setattr(module, "UpdateOnDevice", Small)
+    start = steps_on_device(work_of(algorithm, source, pairs=pairs))
+    if not pairs:
+        with pytest.raises(RunError, match=r"6 tasks at once do not fit .*3\.00 GiB.*type trainer.task_chunk=4"):
+            start(run, learner)
+        return
+    with caplog.at_level("WARNING", "metalearn"):
+        assert isinstance(start(run, learner), Small)
+    assert tried == [6, 4, 2] and "so 2 are computed at once; the parameters stay the same" in caplog.text
+
+
+def test_tasks_of_another_shape_are_refused() -> None:
+    class Growing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(waves(), name)
+
+        def episodes(self, split: str, indices: Tensor) -> Episode:
+            shots = 5 if int(indices[0]) < TASKS else 6
+            return sinusoid(shots=shots, queries=5, eval_queries=5, seeds=Seeds(0, 0)).episodes(split, indices)
+
+    run, _, updater = on_device(learner_of(waves()), Growing(), TASKS, TASKS, CPU, steps=3, every=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"step 2: its tasks have the shape \[4, 6, 1\].*all must be alike"):
+        advance_on_device(run, updater, 1, 2)
+
+
+def test_a_source_that_fails_in_the_thread_fails_in_the_run() -> None:
+    source = characters()
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(source, name)
+
+        def numbers(self, split: str, indices: Tensor) -> Tensor:
+            if int(indices[0]) > 0:
+                raise OSError("the disk is gone")
+            return source.numbers(split, indices)  # type: ignore[attr-defined,no-any-return]
+
+    run, _, updater = on_device(learner_of(source), Failing(), TASKS, TASKS, CPU, steps=3, every=3)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="the disk is gone"):
+        advance_on_device(run, updater, 1, 3)
