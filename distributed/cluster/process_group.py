@@ -57,12 +57,31 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     store = meet(patience).store
     _store = store
     chosen = backend or default_backend(device)
+    rank, size = info.world_rank, info.world_size
     if chosen == "nccl":
         torch.cuda.set_device(info.local_rank)
-    rank, size = info.world_rank, info.world_size
+        check_own_cards(store, rank, size, str(torch.cuda.get_device_properties(info.local_rank).uuid), patience)
     with ended_after(timeout + GOODBYE_SECONDS):
         dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=patience)
     return chosen
+
+
+def check_own_cards(store: dist.Store, rank: int, size: int, card: str, patience: timedelta) -> None:
+    """Raises ValueError on every rank where two ranks, of one host or of two containers, have the same GPU `card`: NCCL
+    would wait for ever, or end in an error that does not say so."""
+    store.set(f"card/{rank}", card)
+    keys = [f"card/{other}" for other in range(size)]
+    store.wait(keys, patience)
+    ranks: dict[str, list[int]] = {}
+    for other, key in enumerate(keys):
+        ranks.setdefault(store.get(key).decode(), []).append(other)
+    for shared, those in ranks.items():
+        if len(those) > 1:
+            names = " and ".join(f"rank {number}" for number in those)
+            raise ValueError(
+                f"strategy=ddp: {names} have the same GPU, {shared}, and NCCL needs one for each rank; type "
+                "strategy=rpc, fewer workers, or give each container a GPU of its own: docker run --gpus device=0"
+            )
 
 
 def missing_ranks(seconds: float) -> list[int]:

@@ -11,8 +11,9 @@ from torch import nn
 
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
+from metalearn.app.devices import check_device
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import Parts, check_device, connect, first_tasks, put_together
+from metalearn.app.parts import Parts, connect, first_tasks, put_together
 from metalearn.app.run import check_finite, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of

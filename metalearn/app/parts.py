@@ -1,7 +1,6 @@
 """From a job to the objects that it is made of. Nothing is started or opened here."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from omegaconf import DictConfig
 
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
+from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN
 from metalearn.config.build import build, import_plugins
@@ -216,24 +216,6 @@ def connect(parts: Parts) -> Strategy:
     if parts.device.type == "cuda":
         torch.cuda.set_device(parts.device)
     return parts.connect()
-
-
-# Devices
-
-
-def check_device(name: str, precision: str) -> None:
-    """Raises ConfigError where the config asks for a GPU, or for what only a GPU can do, and there is none."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: torch sees no GPU here; type device=auto or device=cpu")
-    if precision == "tf32" and own_device(name).type == "cpu":
-        raise ConfigError("precision=tf32: is a mode of NVIDIA GPUs; type precision=float32, or precision=bf16")
-
-
-def own_device(name: str) -> torch.device:
-    """This rank's device. `auto` takes a GPU where there is one, chosen by the local rank."""
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 # Sizes

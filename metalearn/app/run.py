@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from metalearn.app.devices import described
 from metalearn.app.job import Job
 from metalearn.app.outcome import printable
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
@@ -214,6 +215,7 @@ def result_of(job: Job, status: str, progress: Progress) -> Result:
     return {
         "status": status, "experiment": job.experiment, "run": str(job.config.run), "seed": job.config.seed,
         "steps": progress.step, "seconds": round(progress.seconds, 3), "workers": job.workers,
+        "device": described(job.config.device),
         "val": progress.latest if status == PAUSED else progress.best,
     }  # fmt: skip
 
@@ -311,6 +313,8 @@ def log_start(job: Job, parts: Parts, run: Run) -> None:
             "%d of %d workers compute nothing, since a step has %d chunks; type trainer.task_chunk=%d, which rounds "
             "otherwise, or take fewer workers", idle, job.workers, chunks, share,
         )  # fmt: skip
+    if "why" in (device := described(job.config.device)):
+        log.warning("device=auto: the CPU computes, since %s", device["why"])
     dtype = next(iter(parts.start.values())).dtype
     log.info("the layers are computed by %s", describe(parts.device, dtype, not_compiled(parts)))
     if parts.model.note:
