@@ -6,12 +6,16 @@ loss or gradient is not finite is skipped by the GPU, and so is every later one;
 
 import logging
 import queue
+import random
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -220,27 +224,25 @@ def _free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**34
 
 
+Drawn = tuple[int, list[Tensor] | Exception]
+"""A step's number and its tasks, or why there are none."""
+
+
 class _Ahead:
-    """Draws the tasks of the next steps in a thread. A user's source, which may not bear that, is called in turn."""
+    """Draws the tasks of the next steps in a thread, until `stop` is called. A user's source, which may not bear a
+    thread, is called in turn."""
 
     def __init__(self, feed: Feed, first: int, last: int, device: torch.device) -> None:
-        self._drawn, self._steps, self._pinned = feed.drawn, range(first, last + 1), device.type == "cuda"
-        self._ready: queue.Queue[tuple[int, list[Tensor] | Exception]] | None = None
+        def made(step: int) -> list[Tensor]:
+            return [value.pin_memory() if device.type == "cuda" else value for value in feed.drawn(step)]
+
+        self._made, self._stopped = made, threading.Event()
+        self._ready: queue.Queue[Drawn] | None = None
         if isinstance(feed, PicturesByNumber):
             self._ready = queue.Queue(AHEAD)
-            threading.Thread(target=self._draw, args=(self._ready,), name="tasks ahead", daemon=True).start()
-
-    def _draw(self, ready: "queue.Queue[tuple[int, list[Tensor] | Exception]]") -> None:
-        for step in self._steps:
-            try:
-                ready.put((step, self._made(step)))
-            except Exception as error:
-                ready.put((step, error))
-                return
-        ready.put((self._steps.stop, RuntimeError(f"there are no steps after {self._steps.stop - 1}")))
-
-    def _made(self, step: int) -> list[Tensor]:
-        return [value.pin_memory() if self._pinned else value for value in self._drawn(step)]
+            steps = range(first, last + 1)
+            arguments = (made, steps, self._ready, self._stopped)
+            threading.Thread(target=_draw_ahead, args=arguments, name="tasks ahead", daemon=True).start()
 
     def of(self, step: int) -> list[Tensor]:
         if self._ready is None:
@@ -250,6 +252,31 @@ class _Ahead:
             raise tasks
         assert number == step, "steps are taken in order"
         return tasks
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def _draw_ahead(
+    made: Callable[[int], list[Tensor]], steps: range, ready: "queue.Queue[Drawn]", stopped: threading.Event
+) -> None:
+    def put(drawn: Drawn) -> None:
+        waiting = True
+        while waiting and not stopped.is_set():
+            with suppress(queue.Full):
+                ready.put(drawn, timeout=0.2)
+                waiting = False
+
+    step = steps.start
+    try:
+        for step in steps:
+            if stopped.is_set():
+                break
+            put((step, made(step)))
+        else:
+            raise RuntimeError(f"there are no steps after {steps.stop - 1}")
+    except Exception as error:
+        put((step, error))
 
 
 # The step
@@ -289,7 +316,10 @@ class UpdateOnDevice:
         self._first, self._taken, self._waited = 0, 0, 0.0
         self._ahead: _Ahead | None = None
         self._feed = feed_of(work, batch)
+        before = _states_of_chance()
         figures = self._figures_of_step()  # the first one brings constants to the device
+        if _states_of_chance() != before:
+            raise NotRecordedError("the algorithm draws random numbers on the host, and a graph would repeat them")
         with _without_waits(device):
             self._figures_of_step()
         self._metrics = [name for name in figures if name not in ("finite", "norm")]
@@ -345,6 +375,7 @@ class UpdateOnDevice:
         self._slot.zero_()
         self._first = step
         self._ahead = _Ahead(self._feed, step, self._run.last, self._work.device)
+        weakref.finalize(self, self._ahead.stop)  # a run that ends early lets go of its pictures
 
     def _figures_of_step(self) -> dict[str, Tensor]:
         """Computes a step, and changes the parameters unless it is bad."""
@@ -411,6 +442,11 @@ class UpdateOnDevice:
         return graph
 
 
+def _states_of_chance() -> tuple[object, ...]:
+    """The states of the host's generators of random numbers."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())
+
+
 def _part(episode: Episode, first: int, count: int) -> Episode:
     """A chunk of an episode's tasks."""
     return Episode(*(Batch(*(value[first : first + count] for value in batch)) for batch in episode))
@@ -423,7 +459,9 @@ def _without_waits(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it may overlook a wait: then the recording fails
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

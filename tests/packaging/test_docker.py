@@ -133,3 +133,12 @@ def test_every_node_has_a_command_that_can_be_composed(name: str) -> None:
     overrides = shlex.split(NODES[name]["command"].replace("${TRAIN:-}", ""))
     launch = compose_config(overrides)[0].launch
     assert f"node{launch.node_rank}" == name and (launch.nnodes, launch.master_addr) == (len(NODES), "node0")
+
+
+def test_each_node_with_gpus_has_a_card_of_its_own() -> None:
+    services = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text())["services"]
+    assert services.keys() == NODES.keys()
+    devices = [node["deploy"]["resources"]["reservations"]["devices"] for node in services.values()]
+    assert all(device["capabilities"] == ["gpu"] and device["driver"] == "nvidia" for (device,) in devices)
+    cards = [card for (device,) in devices for card in device["device_ids"]]
+    assert len(cards) == len(set(cards)) == len(NODES)

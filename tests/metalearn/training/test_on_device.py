@@ -1,6 +1,9 @@
 """Steps that stay on a device. The CPU stands for the GPU here: all but the recording of the graph is the same."""
 
+import gc
 import math
+import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +27,7 @@ from metalearn.training.averaging import Average
 from metalearn.training.loop import Progress, Run, TrainState, UpdateHere, fit, new_learner
 from metalearn.training.on_device import DeviceWork, PicturesByNumber, UpdateOnDevice, WholeEpisodes, steps_on_device
 from metalearn.training.optimizers import sgd
-from metalearn.types import Algorithm, Batch, Episode, NotFiniteError, TaskSource
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, NotFiniteError, Params, TaskSource
 
 CPU, TASKS = torch.device("cpu"), 4
 
@@ -194,6 +197,33 @@ def test_what_depends_on_the_number_of_the_step_is_computed_by_the_host(caplog: 
     with caplog.at_level("WARNING", "metalearn"):
         assert type(steps_on_device(work_of(algorithm, source))(run, learner)) is UpdateHere
     assert "the algorithm depends on the number of the step" in caplog.text
+
+
+def test_what_draws_random_numbers_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    source = waves()
+    exact = learner_of(source)
+
+    def noisy(params: Params, episode: Episode, step: int) -> ChunkResult:
+        result = exact.meta_grad(params, episode, step)
+        return result._replace(grads={name: g * random.uniform(0.9, 1.1) for name, g in result.grads.items()})
+
+    algorithm = exact._replace(meta_grad=noisy)
+    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
+    with caplog.at_level("WARNING", "metalearn"):
+        assert type(steps_on_device(work_of(algorithm, source))(run, learner)) is UpdateHere
+    assert "draws random numbers on the host" in caplog.text
+
+
+def test_a_run_that_ends_early_ends_its_thread() -> None:
+    source = characters()
+    run, _, updater = on_device(learner_of(source), source, TASKS, TASKS, CPU, steps=10_000, every=2)
+    advance_on_device(run, updater, 1, 2)
+    threads = [thread for thread in threading.enumerate() if thread.name == "tasks ahead"]
+    del updater
+    gc.collect()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_an_average_of_the_parameters_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
