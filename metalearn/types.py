@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Generator, Tensor
 
 Params = dict[str, Tensor]
@@ -67,8 +68,8 @@ class Stage(NamedTuple):
 class Network(Protocol):
     """A network that is compiled as a whole. Its parameters may be packed: one tensor [t, P] in place of many."""
 
-    def computes(self, params: Params) -> bool:
-        """Whether it can compute with these parameters, by their device, type and shapes."""
+    def computes(self, params: Params, device: torch.device | None = None) -> bool:
+        """Whether it can compute with these parameters, by their type and shapes, on their device or another."""
         ...
 
     def refusal(self, params: Params) -> str | None:

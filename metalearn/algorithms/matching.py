@@ -43,8 +43,7 @@ def matching(*, model: Model, scale: float) -> Algorithm:
         attention = (scale * cosines(features(x, support.x), known)).log_softmax(dim=2)
         return log_sums(attention, support)
 
-    learner = comparing_learner(model, compare, without_head(model))
-    return learner._replace(adds_in_pairs=True)
+    return comparing_learner(model, compare, without_head(model))
 
 
 def log_sums(attention: Tensor, support: Batch) -> Tensor:

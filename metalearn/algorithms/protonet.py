@@ -45,5 +45,4 @@ def protonet(*, model: Model) -> Algorithm:
         prototypes = class_means(known, one_hot(support, known.dtype))
         return -squared_distances(features(x, support.x), prototypes)
 
-    learner = comparing_learner(model, compare, without_head(model))
-    return learner._replace(adds_in_pairs=True)
+    return comparing_learner(model, compare, without_head(model))

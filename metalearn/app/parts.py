@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,12 +110,14 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
         workers=job.workers,
-        updater=steps_of(config, plan, algorithm, source, pairs=in_pairs(algorithm, model, start, work.device)),
+        updater=steps_of(
+            config, plan, algorithm, source, pairs=partial(in_pairs, algorithm, model, start, work.device)
+        ),
     )
 
 
 def steps_of(
-    config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: bool
+    config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: Callable[[], bool]
 ) -> Callable[[Run, TrainState], Updater] | None:
     """What takes the steps where one process computes on a GPU: they stay there. None: the loop takes them."""
     if plan.work.device.type != "cuda" or plan.workers != 1 or config.strategy.get(TARGET) not in LOCAL:
@@ -264,8 +267,7 @@ def _chunk_of(parts: Parts, images: int) -> int:
 
 def in_pairs(algorithm: Algorithm, model: Model, start: Params, device: torch.device) -> bool:
     """Whether the gradients of tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of one."""
-    there = {name: torch.empty_like(value, device=device) for name, value in start.items()}
-    return algorithm.adds_in_pairs and model.network is not None and model.network.computes(there)
+    return algorithm.adds_in_pairs and model.network is not None and model.network.computes(start, device)
 
 
 def idle_workers(parts: Parts) -> int:

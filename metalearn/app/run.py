@@ -57,6 +57,9 @@ Result = dict[str, Any]
 DATA = "data"
 """The key of the digest of the data in checkpoints and in result.json."""
 
+CHUNK = "chunk"
+"""What rank zero shares of its chunks, since they may depend on the kernels that a host can compile."""
+
 DONE = b"done"
 """What rank zero shares in place of the learner if there is nothing left to do."""
 
@@ -156,7 +159,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     log_start(job, parts, run)
     try:
         run_log.start(config, first_pictures(parts))
-        strategy.share(to_bytes(snapshot(learner, progress, run.meta, {})))
+        strategy.share(to_bytes(snapshot(learner, progress, run.meta | {CHUNK: run.training.chunk}, {})))
         progress = fit(run, learner, progress)
         check_finite(job.config, "val", progress.best or {}, progress.step)
         best = parts.checkpointer.best()
@@ -230,8 +233,10 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     shared = strategy.share(b"")
     if shared == DONE:
         return
-    learner, progress = restored(from_bytes(shared), parts)
+    begun = from_bytes(shared)
+    learner, progress = restored(begun, parts)
     run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
+    run = run._replace(training=run.training._replace(chunk=begun.meta[CHUNK]))
     fit(run, learner, progress)
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 

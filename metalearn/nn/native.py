@@ -216,9 +216,14 @@ class Kernels:
 
 def compiled_for(x: Tensor) -> "AnyKernels | None":
     """The kernels for the type and device of `x`, or None."""
-    if x.dtype == torch.float32 and (x.is_cuda or _wanted() == "triton"):
+    return kernels_on(x.device, x.dtype)
+
+
+def kernels_on(device: torch.device, dtype: torch.dtype) -> "AnyKernels | None":
+    """The kernels for a type on a device, or None."""
+    if dtype == torch.float32 and (device.type == "cuda" or _wanted() == "triton"):
         return None if _wanted() == "torch" else on_gpu()
-    return compiled(x.dtype) if x.device.type == "cpu" and x.dtype in REALS else None
+    return compiled(dtype) if device.type == "cpu" and dtype in REALS else None
 
 
 def describe(device: torch.device, dtype: torch.dtype, refused: str | None = None) -> str:
@@ -259,14 +264,21 @@ def compiled(dtype: torch.dtype) -> Kernels | None:
 
 @functools.cache
 def on_gpu() -> "GpuKernels | None":
-    """The kernels for a GPU; None without Triton."""
+    """The kernels for a GPU; None where Triton is absent or cannot compile, which a line of the log says."""
     try:
         from metalearn.nn.gpu.network import GpuKernels  # takes a second, and a CPU does not need it
-    except ImportError as error:
-        log.warning("the layers' kernels for the GPU need Triton, which cannot be loaded (%s); type pip install triton "
-                    "for a graph of fewer and faster kernels", error)  # fmt: skip
+
+        kernels = GpuKernels()
+        if torch.cuda.is_available():
+            kernels.sum_rows(torch.ones(2, 16, device="cuda"))
+    except Exception as error:  # Triton raises many types
+        log.warning(
+            "torch's operations compute on the GPU, several times slower than our kernels: Triton cannot make them "
+            "(%s: %s); it comes with torch on Linux, and needs gcc and python3-dev",
+            type(error).__name__, str(error).strip().partition("\n")[0],
+        )  # fmt: skip
         return None
-    return GpuKernels()
+    return kernels
 
 
 def _wanted() -> str:

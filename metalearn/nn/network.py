@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
-from metalearn.nn.native import NetworkCall, compiled_for
+from metalearn.nn.native import NetworkCall, compiled_for, kernels_on
 from metalearn.nn.packing import PACKED, is_packed
 from metalearn.nn.plans import ShapedNetwork, refusal, steps_of
 from metalearn.nn.precision import rounds_products
@@ -37,13 +37,14 @@ class CompiledNetwork:
         self._packed: dict[str, ShapedNetwork] = {}
         self._making = threading.Lock()
 
-    def computes(self, params: Params) -> bool:
-        """Whether the compiled network can compute with these parameters: it needs the kernels, products in
-        full precision, and layers that can be compiled."""
+    def computes(self, params: Params, device: torch.device | None = None) -> bool:
+        """Whether the compiled network can compute with these parameters, on their device or another: it needs the
+        kernels, products in full precision, and layers that can be compiled."""
         values = [params[name] for name in self._names if name in params]
         if len(values) < len(self._names) or not values or rounds_products():
             return False
-        return compiled_for(values[0]) is not None and self._of(values).refused is None
+        there = kernels_on(device or values[0].device, values[0].dtype)
+        return there is not None and self._of(values).refused is None
 
     def refusal(self, params: Params) -> str | None:
         """Why the layers cannot be compiled as one network; None: they can. Of the parameters, some may be missing."""

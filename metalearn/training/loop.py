@@ -250,6 +250,8 @@ class UpdateHere:
         self._run, self._learner = run, learner
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
+        if len(tasks[0]) > self._run.training.chunk:  # they did not fit the memory of a device
+            tasks = torch.cat(list(tasks)).split(self._run.training.chunk)
         with self._run.stops.interruptible():
             results = self._run.strategy.map(self._learner.params, tasks, step)
         began = time.perf_counter()

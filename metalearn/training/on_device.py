@@ -6,7 +6,6 @@ loss or gradient is not finite is skipped by the GPU, and so is every later one;
 
 import logging
 import queue
-import random
 import threading
 import time
 import warnings
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
 from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
-from metalearn.training.loop import Run, TrainState, UpdateHere, meta_gradient
+from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient
 from metalearn.types import (
     STATE,
     Algorithm,
@@ -62,8 +60,8 @@ log = logging.getLogger("metalearn")
 
 class DeviceWork(NamedTuple):
     """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
-    so many steps. `only_adds`: the reducer needs only sums, so all gradients are reduced as one tensor. `pairs`: tasks
-    are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk."""
+    so many steps. `only_adds`: the reducer needs only sums. `pairs()`: tasks are added in pairs, so that chunks of 1,
+    2, 4, … tasks give the bits of a single chunk."""
 
     algorithm: Algorithm
     source: TaskSource
@@ -72,7 +70,7 @@ class DeviceWork(NamedTuple):
     join: Join
     every: int
     only_adds: bool = True
-    pairs: bool = False
+    pairs: Callable[[], bool] = bool
 
 
 class NotRecordedError(Exception):
@@ -93,42 +91,51 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
                 log.warning("every operation of a step is started by the host, which is slower: %s", reason)
                 return UpdateHere(run, learner)
             except torch.cuda.OutOfMemoryError as error:
-                run = _in_smaller_chunks(run, work, error)
+                run = _in_smaller_chunks(run, work, str(error).splitlines()[0])
             else:
-                log.info("a step is one CUDA graph; the host reads its figures every %d steps", updater.every)
+                log.info(
+                    "a step is one CUDA graph; %s; the host reads figures every %d steps",
+                    updater.feed_line,
+                    updater.every,
+                )
                 return updater
+            if work.device.type == "cuda":  # now that nothing refers to what did not fit
+                torch.cuda.empty_cache()
 
     return start
 
 
-def _in_smaller_chunks(run: Run, work: DeviceWork, error: Exception) -> Run:
+def _in_smaller_chunks(run: Run, work: DeviceWork, error: str) -> Run:
     """The run with about half as many tasks at once, where that changes no bit.
 
     Raises:
         RunError: it would.
     """
     chunk = run.training.chunk
+    stays = work.pairs() and (chunk >= run.settings.meta_batch_size or chunk.bit_count() == 1)
     smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
     what = f"{chunk} {run.training.unit} at once do not fit the memory of {work.device}"
-    if not work.pairs or smaller == chunk:
+    if not stays or smaller == chunk:
         advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
-        raise RunError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
+        raise RunError(f"{what} ({error}); {advice}")
     log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
-    if work.device.type == "cuda":
-        torch.cuda.empty_cache()
     return run._replace(training=run.training._replace(chunk=smaller))
 
 
 class _NoNumber:
     """Stands for the number of a step: a graph has none, so whoever computes with it is found out."""
 
-    def _refuse(self, *_: object) -> NoReturn:
-        raise NotRecordedError("the algorithm depends on the number of the step")
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _refuse
-    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __str__ = __format__ = _refuse
-    __hash__ = None  # type: ignore[assignment]
+def _refuse(*_: object) -> NoReturn:
+    raise NotRecordedError("the algorithm depends on the number of the step")
+
+
+OPERATIONS = """bool eq ne lt le gt ge int float index hash str format repr neg abs add radd sub rsub mul rmul
+    floordiv rfloordiv truediv rtruediv mod rmod pow rpow divmod and rand or ror xor rxor lshift rshift getattr"""
+"""What can be done with a number."""
+
+for operation in OPERATIONS.split():
+    setattr(_NoNumber, f"__{operation}__", _refuse)
 
 
 # The tasks
@@ -145,6 +152,10 @@ class Feed(Protocol):
     def episode(self) -> Episode: ...
 
 
+class NotAsNumbersError(Exception):
+    """Why the tasks of a source are not gathered by the numbers of their pictures."""
+
+
 class PicturesByNumber:
     """The pictures of all training classes lie on the device as bytes; a step gets their numbers."""
 
@@ -153,9 +164,10 @@ class PicturesByNumber:
         assert isinstance(source, DrawsByNumber)
         self._source, self._tasks, self._shots = source, tasks, source.shots_of("train")
         pictures = source.pictures_of("train")
-        colours = pictures.shape[3:]
-        side = pictures.shape[1]
-        self._shape = (side, side, *(colours or (1,)))
+        side, width, *colours = pictures.shape[1:]
+        if side != width:
+            raise NotAsNumbersError(f"its pictures have {side}×{width} pixels, and only squares are turned")
+        self._shape = (side, side, colours[0] if colours else 1)
         self._pictures = pictures.flatten(1).to(work.device)
         places = torch.arange(side * side).view(side, side)
         turns = torch.stack([torch.rot90(places, quarters).flatten() for quarters in range(4)])
@@ -173,6 +185,11 @@ class PicturesByNumber:
             labels.expand(tasks, ways, count).flatten(1).contiguous()
             for count in (self._shots, per_class - self._shots)
         ]
+
+        wanted = episodes_of(source, "train", torch.arange(tasks))
+        for ours, theirs in zip(self.episode(), wanted, strict=True):
+            if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
+                raise NotAsNumbersError("its episodes are others than the pictures of its numbers")
 
     def drawn(self, step: int) -> list[Tensor]:
         return [self._source.numbers("train", torch.arange((step - 1) * self._tasks, step * self._tasks))]
@@ -215,13 +232,30 @@ class WholeEpisodes:
 def feed_of(work: DeviceWork, tasks: int) -> Feed:
     """The tasks by the numbers of pictures that lie on the device, where the source has such and they fit."""
     source = work.source
-    if isinstance(source, DrawsByNumber) and source.bytes_of("train") <= SHARE * _free(work.device):
+    if not _draws_by_number(source):
+        return WholeEpisodes(work, tasks)
+    assert isinstance(source, DrawsByNumber)
+    try:
+        if source.bytes_of("train") > SHARE * _free(work.device):
+            raise NotAsNumbersError(f"its pictures take {source.bytes_of('train') / 2**30:.1f} GiB")
         return PicturesByNumber(work, tasks)
-    return WholeEpisodes(work, tasks)
+    except NotAsNumbersError as reason:
+        log.info("the host makes every task and copies it, since of this dataset %s", reason)
+        return WholeEpisodes(work, tasks)
+
+
+def _draws_by_number(source: object) -> bool:
+    """Whether the class that makes a source's episodes also draws their numbers: a class around it may change them."""
+    makes = next((kind for kind in type(source).__mro__ if "episodes" in vars(kind)), None)
+    return makes is not None and "numbers" in vars(makes) and isinstance(source, DrawsByNumber)
 
 
 def _free(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**34
+    """Bytes that are free on a device, or kept by torch for later."""
+    if device.type != "cuda":
+        return 2**34
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 Drawn = tuple[int, list[Tensor] | Exception]
@@ -294,6 +328,8 @@ class UpdateOnDevice:
         """Raises NotRecordedError: a step cannot stay on the device."""
         if learner.average is not None:
             raise NotRecordedError("trainer.ema_decay averages the parameters on the host")
+        if not work.only_adds:
+            raise NotRecordedError("the reducer does more than add, so it gets the gradients on the host")
         if work.dtype == torch.float64:
             raise NotRecordedError("precision=float64 takes its rates in float64, and torch's fused Adam does not")
         if not isinstance(learner.optimizer, FlatOptimizer):
@@ -315,18 +351,25 @@ class UpdateOnDevice:
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._first, self._taken, self._waited = 0, 0, 0.0
         self._ahead: _Ahead | None = None
+        self._varies = False
         self._feed = feed_of(work, batch)
-        before = _states_of_chance()
         figures = self._figures_of_step()  # the first one brings constants to the device
-        if _states_of_chance() != before:
-            raise NotRecordedError("the algorithm draws random numbers on the host, and a graph would repeat them")
+        first = self._grads.clone()
         with _without_waits(device):
             self._figures_of_step()
+        if not first.view(torch.int32).equal(self._grads.view(torch.int32)):
+            raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
         self._metrics = [name for name in figures if name not in ("finite", "norm")]
         self._columns = [*self._metrics, "norm", "finite"]
         self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
         self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
         self.graph = self._recorded() if device.type == "cuda" else None
+
+    @property
+    def feed_line(self) -> str:
+        """Where the tasks come from."""
+        resident = isinstance(self._feed, PicturesByNumber)
+        return "the pictures lie on the device" if resident else "the host makes the tasks"
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
         if self._ahead is None:
@@ -335,24 +378,39 @@ class UpdateOnDevice:
         began = time.perf_counter()
         drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
-        for given, value in zip(self._feed.given, drawn, strict=True):
-            if given.shape != value.shape:
-                raise ValueError(f"step {step}: its tasks have the shape {list(value.shape)}, those of the first step "
-                                 f"{list(given.shape)}; on a GPU all must be alike")  # fmt: skip
-            given.copy_(value, non_blocking=True)
-        if rate != self._rate_was:
-            self._rate.fill_(rate)
-            self._rate_was = self._optimizer.param_groups[0]["lr"] = rate
-        if self.graph is None:
-            self._whole_step()
+        if any(given.shape != value.shape for given, value in zip(self._feed.given, drawn, strict=True)):
+            self._take_otherwise(drawn, rate)
         else:
-            self.graph.replay()
+            for given, value in zip(self._feed.given, drawn, strict=True):
+                given.copy_(value, non_blocking=True)
+            self._take(rate)
         row = self._read[self._taken]
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}
         metrics[DATA_SECONDS] = torch.tensor(waited, dtype=torch.float64)
         result = ChunkResult({}, metrics, self._run.settings.meta_batch_size)
         return [result], {"update_seconds": 0.0, "gradient_norm": row[-2]}  # type: ignore[dict-item]
+
+    def _take(self, rate: float, *, recorded: bool = True) -> None:
+        if rate != self._rate_was:
+            self._rate.fill_(rate)
+            self._rate_was = self._optimizer.param_groups[0]["lr"] = rate
+        if self.graph is None or not recorded:
+            self._whole_step()
+        else:
+            self.graph.replay()
+
+    def _take_otherwise(self, drawn: list[Tensor], rate: float) -> None:
+        """A step whose tasks have other shapes than those of the first one: the host starts its operations."""
+        if not self._varies:
+            log.info("tasks differ in their shapes; the host starts the operations of those that are not as the first")
+            self._varies = True
+        usual = self._feed.given
+        self._feed.given = [value.to(self._work.device) for value in drawn]
+        try:
+            self._take(rate, recorded=False)
+        finally:
+            self._feed.given = usual
 
     def settle(self) -> None:
         taken, self._taken = self._taken, 0
@@ -379,21 +437,17 @@ class UpdateOnDevice:
 
     def _figures_of_step(self) -> dict[str, Tensor]:
         """Computes a step, and changes the parameters unless it is bad."""
+        no_number: Any = _NoNumber()
         try:
-            episode, chunk = self._feed.episode(), self._run.training.chunk
-            results = [
-                self._work.algorithm.meta_grad(self._params, _part(episode, first, chunk), _NoNumber())  # type: ignore[arg-type]
-                for first in range(0, len(episode.query.x), chunk)
-            ]
-            results = list(self._work.join(results))
-        except torch.cuda.OutOfMemoryError:
+            chunks = _chunks_of(self._feed.episode(), self._run.training)
+            parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
+            results = [result._replace(grads=self._as_one(result.grads)) for result in self._work.join(parts)]
+            gradient, change = meta_gradient(self._run.reduce, results)
+        except (NotRecordedError, torch.cuda.OutOfMemoryError):
             raise
-        except RuntimeError as error:
-            raise NotRecordedError(f"it waits for the device ({str(error).splitlines()[0]})") from error
-        if self._work.only_adds:
-            results = [result._replace(grads=self._as_one(result.grads)) for result in results]
-        gradient, change = meta_gradient(self._run.reduce, results)
-        self._grads[: self._flat.numel()] = joined(gradient.values() if ALL in gradient else self._sorted(gradient))
+        except Exception as error:  # whatever it is, the host meets it too, or computes
+            raise NotRecordedError(_in_words(error)) from error
+        self._grads[: self._flat.numel()] = gradient[ALL]
         numbers = self._grads[: self._flat.numel()]
         # In two steps: torch gives a sum of all to few multiprocessors. In float64 nothing finite overflows.
         norm = torch.linalg.vector_norm(self._grads.view(ROWS, -1), dim=1, dtype=torch.float64).square().sum().sqrt()
@@ -408,13 +462,10 @@ class UpdateOnDevice:
         metrics = {name: torch.stack([result.metrics[name] for result in results]).sum() for name in results[0].metrics}
         return metrics | {"norm": norm, "finite": finite}
 
-    def _sorted(self, gradient: Params) -> list[Tensor]:
-        return [gradient[name] for name in self._names]
-
     def _as_one(self, grads: Params) -> Params:
         """Gradients with those of all weights as one."""
         states = {name: value for name, value in grads.items() if name.startswith(STATE)}
-        return {ALL: joined(self._sorted(grads)), **states}
+        return {ALL: joined(grads[name] for name in self._names), **states}
 
     def _whole_step(self) -> None:
         """A step, with its figures in the ring."""
@@ -438,18 +489,28 @@ class UpdateOnDevice:
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise NotRecordedError(f"it cannot be recorded ({str(error).splitlines()[0]})") from error
+            raise NotRecordedError(_in_words(error)) from error
         return graph
 
 
-def _states_of_chance() -> tuple[object, ...]:
-    """The states of the host's generators of random numbers."""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())
+def _chunks_of(episode: Episode, units: Units) -> list[Episode]:
+    """The tasks of an episode in chunks; or its samples, which are the queries of one task without a support set."""
+    along = 0 if units.unit == "tasks" else 1
+
+    def cut(batch: Batch) -> list[Batch]:
+        return [Batch(*part) for part in zip(*(value.split(units.chunk, along) for value in batch), strict=True)]
+
+    queries = cut(episode.query)
+    supports = cut(episode.support) if units.unit == "tasks" else [episode.support] * len(queries)
+    return [Episode(*pair) for pair in zip(supports, queries, strict=True)]
 
 
-def _part(episode: Episode, first: int, count: int) -> Episode:
-    """A chunk of an episode's tasks."""
-    return Episode(*(Batch(*(value[first : first + count] for value in batch)) for batch in episode))
+def _in_words(error: Exception) -> str:
+    """Why a step cannot be recorded."""
+    first = str(error).strip().partition("\n")[0]
+    return (
+        f"the algorithm waits for the device ({first})" if "synchroniz" in first else f"{type(error).__name__}: {first}"
+    )
 
 
 @contextmanager

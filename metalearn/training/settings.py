@@ -98,11 +98,10 @@ def chunk_size(
 
 def _shared_out(chunk: int, tasks: int, workers: int) -> int:
     """The chunk, or the largest power of two below it of which all workers get equal shares, as far as that can be."""
-    if _largest_share(chunk, tasks, workers) <= EVEN * tasks / workers:
-        return chunk
-    smaller = [1 << power for power in reversed(range(chunk.bit_length())) if 1 << power < chunk]
-    even = [size for size in smaller if _largest_share(size, tasks, workers) <= EVEN * tasks / workers]
-    return (even or [1])[0]
+    sizes = [chunk, *(1 << power for power in reversed(range(chunk.bit_length())) if 1 << power < chunk)]
+    shares = {size: _largest_share(size, tasks, workers) for size in sizes}
+    allowed = max(EVEN * tasks / workers, min(shares.values()))
+    return next(size for size, share in shares.items() if share <= allowed)
 
 
 def _largest_share(chunk: int, tasks: int, workers: int) -> int:

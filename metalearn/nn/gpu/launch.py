@@ -259,18 +259,16 @@ def sum_rows(x: Tensor) -> Tensor:
 
 def mean(tasks: int, samples: int, count: int, channels: int, x: Tasks, y: Tasks) -> None:
     """y [samples][channels] = the mean of x over `count` pixels."""
-    pixels.mean[(samples, tasks)](
-        x.numbers, y.numbers, x.step, y.step, count, C=channels, BP=triton.next_power_of_2(count),
-        BC=triton.next_power_of_2(channels),
-    )  # fmt: skip
+    tiles = {"C": channels, "BP": _power(count, 1, 64), "BC": _power(channels, 16, 64)}
+    grid = (samples, triton.cdiv(channels, tiles["BC"]), tasks)
+    pixels.mean[grid](x.numbers, y.numbers, x.step, y.step, count, **tiles)
 
 
 def spread(tasks: int, samples: int, count: int, channels: int, gy: Tasks, gx: Tasks, *, add: bool) -> None:
     """The backward pass of `mean`."""
-    pixels.spread[(samples, tasks)](
-        gy.numbers, gx.numbers, gy.step, gx.step, count, C=channels, ADD=add, BP=triton.next_power_of_2(count),
-        BC=triton.next_power_of_2(channels),
-    )  # fmt: skip
+    tiles = {"C": channels, "BP": _power(count, 1, 64), "BC": _power(channels, 16, 64)}
+    grid = (samples, triton.cdiv(channels, tiles["BC"]), tasks)
+    pixels.spread[grid](gy.numbers, gx.numbers, gy.step, gx.step, count, ADD=add, **tiles)
 
 
 def gather(pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, support: Tensor, query: Tensor) -> None:
@@ -278,5 +276,5 @@ def gather(pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, sup
     tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
     pixels.gather[(ways * per_class, tasks)](
         pictures, turns, values, numbers, support, query, ways, per_class, support.shape[1] // ways, turns.shape[1],
-        CHANNELS=support.shape[2], B=triton.next_power_of_2(turns.shape[1]),
+        CHANNELS=support.shape[2], B=_power(turns.shape[1], 16, 1024),
     )  # fmt: skip

@@ -5,6 +5,7 @@ the first call, nothing waits for the GPU, and no sum depends on the number of t
 """
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,9 @@ LEAKY, SOFTPLUS, TANH = range(3)
 
 MULTIPLE = 16
 """Places begin at multiples of it, so that programs read several numbers at once."""
+
+MOST_NUMBERS = 2**31 - 1
+"""Numbers of a task: within it, kernels count in 32 bits."""
 
 MOST_SUMMED = 128
 """Rows that one program adds up."""
@@ -51,6 +55,12 @@ class GpuPlan:
         self.values = self._lay_out_values()
         self.kept = self._lay_out_gradients(self.values)
         self.scratch = self._lay_out_tangents(self.kept)
+        largest = max(self.scratch, parameters, samples * math.prod(image))
+        if largest > MOST_NUMBERS:
+            raise ValueError(
+                f"{samples} inputs of {list(image)} numbers: a task takes {largest} numbers, and the kernels can count "
+                f"to {MOST_NUMBERS}; METALEARN_KERNELS=torch computes the layers one by one"
+            )
 
     def reads(self, number: int) -> int:
         """The value that a layer reads; the windows of inputs are never gathered."""

@@ -5,12 +5,14 @@ import math
 import random
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_check.learners import training_of
 from benchmarks.steps import RATE, advance_on_device, on_device, run_of, take_step
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.maml import maml
@@ -199,19 +201,109 @@ def test_what_depends_on_the_number_of_the_step_is_computed_by_the_host(caplog: 
     assert "the algorithm depends on the number of the step" in caplog.text
 
 
-def test_what_draws_random_numbers_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    source = waves()
-    exact = learner_of(source)
-
-    def noisy(params: Params, episode: Episode, step: int) -> ChunkResult:
-        result = exact.meta_grad(params, episode, step)
-        return result._replace(grads={name: g * random.uniform(0.9, 1.1) for name, g in result.grads.items()})
-
-    algorithm = exact._replace(meta_grad=noisy)
+def taken_by_host(caplog: pytest.LogCaptureFixture, algorithm: Algorithm, source: TaskSource, **others: Any) -> str:
+    """Why the host takes the steps of a run."""
     run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
     with caplog.at_level("WARNING", "metalearn"):
-        assert type(steps_on_device(work_of(algorithm, source))(run, learner)) is UpdateHere
-    assert "draws random numbers on the host" in caplog.text
+        assert type(steps_on_device(work_of(algorithm, source, **others))(run, learner)) is UpdateHere
+    return caplog.text
+
+
+@pytest.mark.parametrize("generator", [random.Random(0), torch.Generator().manual_seed(0)])
+def test_what_draws_random_numbers_is_computed_by_the_host(generator: Any, caplog: pytest.LogCaptureFixture) -> None:
+    exact = learner_of(waves())
+
+    def noisy(params: Params, episode: Episode, step: int) -> ChunkResult:
+        result, by_torch = exact.meta_grad(params, episode, step), isinstance(generator, torch.Generator)
+        factor = torch.rand((), generator=generator).item() if by_torch else generator.random()
+        return result._replace(grads={name: g * factor for name, g in result.grads.items()})
+
+    said = taken_by_host(caplog, exact._replace(meta_grad=noisy), waves())
+    assert "the same tasks gave another gradient the second time" in said
+
+
+def use_in_a_table(step: int) -> float:
+    return {1: 0.5}.get(step, 1.0)
+
+
+def use_in_bits(step: int) -> float:
+    return 1.0 if step & 1 else 0.5
+
+
+def use_in_a_tensor(step: int) -> Any:
+    return torch.full((), step)
+
+
+@pytest.mark.parametrize("use", [use_in_a_table, use_in_bits, use_in_a_tensor])
+def test_whatever_is_done_with_the_number_of_the_step_is_found(
+    use: Callable[[int], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    exact = learner_of(waves())
+
+    def scaled(params: Params, episode: Episode, step: int) -> ChunkResult:
+        result = exact.meta_grad(params, episode, step)
+        return result._replace(grads={name: g * use(step) for name, g in result.grads.items()})
+
+    assert "started by the host" in taken_by_host(caplog, exact._replace(meta_grad=scaled), waves())
+
+
+def test_a_reducer_that_does_more_than_add_gets_its_gradients_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    assert "the reducer does more than add" in taken_by_host(caplog, learner_of(waves()), waves(), only_adds=False)
+
+
+@pytest.mark.parametrize("chunk", [8, 2])
+def test_samples_come_in_the_micro_batches_of_the_host(chunk: int) -> None:
+    algorithm, source, _ = training_of("supervised")
+    run, here = run_of(algorithm, source, 8, chunk, CPU)
+    _, learner, updater = on_device(algorithm, source, 8, chunk, CPU, steps=2, every=2)
+    for step in (1, 2):
+        take_step(run, here, step)
+    advance_on_device(run, updater, 1, 2)
+    updater.fetch()
+    for name, value in here.params.items():
+        torch.testing.assert_close(learner.params[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_source_around_another_keeps_its_own_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    class Brighter:
+        def __init__(self) -> None:
+            self.inside = characters()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inside, name)
+
+        def episodes(self, split: str, indices: Tensor) -> Episode:
+            return Episode(*(Batch(x + 1, y) for x, y in self.inside.episodes(split, indices)))
+
+    feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS)  # type: ignore[arg-type]
+    assert type(feed) is WholeEpisodes and feed.episode().support.x.min() >= 1
+
+
+@pytest.mark.parametrize(("what", "reason"), [("brighter", "its episodes are others"), ("wide", "12×24 pixels")])
+def test_pictures_that_are_not_those_of_the_episodes_are_not_gathered(
+    what: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = characters()
+
+    class Other:
+        classes = staticmethod(inside.classes)
+        unit = staticmethod(inside.unit)
+        shots_of = staticmethod(inside.shots_of)  # type: ignore[attr-defined]
+        bytes_of = staticmethod(inside.bytes_of)  # type: ignore[attr-defined]
+
+        def numbers(self, split: str, indices: Tensor) -> Tensor:
+            return inside.numbers(split, indices)  # type: ignore[attr-defined,no-any-return]
+
+        def pictures_of(self, split: str) -> Tensor:
+            pictures: Tensor = inside.pictures_of(split)  # type: ignore[attr-defined]
+            return torch.cat([pictures, pictures], dim=2) if what == "wide" else 255 - pictures
+
+        def episodes(self, split: str, indices: Tensor) -> Episode:
+            return inside.episodes(split, indices)
+
+    with caplog.at_level("INFO", "metalearn"):
+        feed = module.feed_of(work_of(learner_of(inside), Other()), TASKS)  # type: ignore[arg-type]
+    assert type(feed) is WholeEpisodes and reason in caplog.text
 
 
 def test_a_run_that_ends_early_ends_its_thread() -> None:
@@ -235,44 +327,75 @@ def test_an_average_of_the_parameters_is_computed_by_the_host(caplog: pytest.Log
     assert "trainer.ema_decay" in caplog.text
 
 
-@pytest.mark.parametrize("pairs", [True, False])
-def test_what_does_not_fit_the_memory_is_halved_where_the_bits_stay(
-    pairs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Small(UpdateOnDevice):
+    """A device that computes two tasks at once, and no more."""
+
+    def __init__(self, run: Run, *others: Any) -> None:
+        if run.training.chunk > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+        super().__init__(run, *others)
+
+
+def test_what_does_not_fit_the_memory_is_halved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, algorithm = waves(), learner_of(waves())
     run, learner = run_of(algorithm, source, 6, 6, CPU)
-    tried = []
-
-    class Small(UpdateOnDevice):
-        def __init__(self, run: Run, *others: Any) -> None:
-            tried.append(run.training.chunk)
-            if run.training.chunk > 2:
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
-            super().__init__(run, *others)
-
     monkeypatch.setattr(module, "UpdateOnDevice", Small)
-    start = steps_on_device(work_of(algorithm, source, pairs=pairs))
-    if not pairs:
-        with pytest.raises(RunError, match=r"6 tasks at once do not fit .*3\.00 GiB.*type trainer.task_chunk=4"):
-            start(run, learner)
-        return
     with caplog.at_level("WARNING", "metalearn"):
-        assert isinstance(start(run, learner), Small)
-    assert tried == [6, 4, 2] and "so 2 are computed at once; the parameters stay the same" in caplog.text
+        updater = steps_on_device(work_of(algorithm, source, pairs=lambda: True))(run, learner)
+    assert isinstance(updater, Small) and updater._run.training.chunk == 2
+    for chunk in (4, 2):
+        assert f"so {chunk} are computed at once; the parameters stay the same" in caplog.text
 
 
-def test_tasks_of_another_shape_are_refused() -> None:
-    class Growing:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(waves(), name)
+@pytest.mark.parametrize(("pairs", "chunk", "advice"), [(False, 6, 4), (True, 3, 2)])
+def test_what_does_not_fit_is_named_where_smaller_chunks_would_change_bits(
+    pairs: bool, chunk: int, advice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, algorithm = waves(), learner_of(waves())
+    run, learner = run_of(algorithm, source, 6, chunk, CPU)
+    monkeypatch.setattr(module, "UpdateOnDevice", Small)
+    start = steps_on_device(work_of(algorithm, source, pairs=lambda: pairs))
+    with pytest.raises(RunError, match=rf"{chunk} tasks at once do not fit .*3\.00 GiB.*trainer.task_chunk={advice}"):
+        start(run, learner)
 
-        def episodes(self, split: str, indices: Tensor) -> Episode:
-            shots = 5 if int(indices[0]) < TASKS else 6
-            return sinusoid(shots=shots, queries=5, eval_queries=5, seeds=Seeds(0, 0)).episodes(split, indices)
 
-    run, _, updater = on_device(learner_of(waves()), Growing(), TASKS, TASKS, CPU, steps=3, every=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"step 2: its tasks have the shape \[4, 6, 1\].*all must be alike"):
-        advance_on_device(run, updater, 1, 2)
+def test_the_host_computes_the_chunks_that_fit_the_device() -> None:
+    source, algorithm = waves(), learner_of(waves())
+    run, learner = run_of(algorithm, source, 6, 6, CPU)
+    counts = []
+    noted = run._replace(
+        strategy=SimpleNamespace(map=lambda params, tasks, step: counts.append([len(t) for t in tasks]) or []),  # type: ignore[arg-type,func-returns-value]
+        training=run.training._replace(chunk=4),
+    )
+    with pytest.raises(IndexError):
+        UpdateHere(noted, learner).advance([torch.arange(6)], 1, 0.1)
+    assert counts == [[4, 2]]
+
+
+class Growing:
+    """Tasks whose support sets grow after the first steps."""
+
+    classes, unit = staticmethod(lambda split: None), staticmethod(lambda split: "tasks")
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        shots = 5 if int(indices[0]) < 2 * TASKS else 6
+        return sinusoid(shots=shots, queries=5, eval_queries=5, seeds=Seeds(0, 0)).episodes(split, indices)
+
+
+def test_tasks_of_another_shape_are_computed_without_the_graph(caplog: pytest.LogCaptureFixture) -> None:
+    algorithm, source = learner_of(waves()), Growing()
+    run, here = run_of(algorithm, source, TASKS, TASKS, CPU)  # type: ignore[arg-type]
+    _, learner, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=4, every=4)  # type: ignore[arg-type]
+    with caplog.at_level("INFO", "metalearn"):
+        advance_on_device(run, updater, 1, 4)
+    updater.fetch()
+    for step in range(1, 5):
+        take_step(run, here, step)
+    for name, value in here.params.items():
+        torch.testing.assert_close(learner.params[name], value, rtol=1e-4, atol=1e-6)
+    assert caplog.text.count("tasks differ in their shapes") == 1
 
 
 def test_a_source_that_fails_in_the_thread_fails_in_the_run() -> None:
@@ -281,6 +404,13 @@ def test_a_source_that_fails_in_the_thread_fails_in_the_run() -> None:
     class Failing:
         def __getattr__(self, name: str) -> Any:
             return getattr(source, name)
+
+        def episodes(self, split: str, indices: Tensor) -> Episode:
+            return source.episodes(split, indices)
+
+        shots_of = staticmethod(source.shots_of)  # type: ignore[attr-defined]
+        bytes_of = staticmethod(source.bytes_of)  # type: ignore[attr-defined]
+        pictures_of = staticmethod(source.pictures_of)  # type: ignore[attr-defined]
 
         def numbers(self, split: str, indices: Tensor) -> Tensor:
             if int(indices[0]) > 0:
