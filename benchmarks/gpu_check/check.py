@@ -28,13 +28,13 @@ PARTS = {
     "machine": CheckPart("machine", 30),
     "layers": CheckPart("agreement", 40),
     "gradients": CheckPart("agreement", 80),
-    "algorithms": CheckPart("training", 90),
-    "resident": CheckPart("resident", 90),
+    "algorithms": CheckPart("training", 60),
+    "resident": CheckPart("resident", 60),
     "speed": CheckPart("speed", 70),
     "recipe": CheckPart("training", 40),
     "worlds": CheckPart("worlds", 90),
 }
-"""All limits together are nine minutes; on an H100, all takes three."""
+"""All limits together are less than eight minutes."""
 
 PACKAGES = {"hydra": "hydra-core"}
 """The packages of modules that have another name."""

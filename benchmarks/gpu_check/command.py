@@ -1,4 +1,4 @@
-"""Checks a GPU machine in less than nine minutes: right results, speed, memory. Writes a table.
+"""Checks a GPU machine in less than eight minutes: right results, speed, memory. Writes a table.
 
     metalearn gpu-check                          all parts on the GPU
     metalearn gpu-check --only layers gradients
