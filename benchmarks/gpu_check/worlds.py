@@ -37,6 +37,9 @@ def worlds(device: str, *, short: bool) -> Iterator[CheckRow]:
             for workers in (1, 2):
                 work = partial(_beside_local, folder, strategy, workers, device, steps)
                 yield row_of("worlds", f"{strategy}, {workers} worker{'s' * (workers > 1)}", work)
+        if device == "cuda" and torch.cuda.is_available():
+            shared = partial(_beside_local, folder, "rpc", 2, "auto", steps)
+            yield row_of("worlds", "rpc, 2 workers on the GPUs that there are", shared)
 
 
 def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps: int) -> dict[str, Any]:

@@ -1,14 +1,21 @@
-"""Ranks that have the same GPU are told so before NCCL waits for ever."""
+"""What a rank does before it starts NCCL, which has no GPU here."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from distributed.cluster.process_group import check_own_cards
+from distributed.cluster import process_group
+from distributed.cluster.process_group import check_own_cards, start_process_group
 
 PATIENCE = timedelta(seconds=20)
+
+
+WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def checked(cards: list[str]) -> list[str]:
@@ -39,3 +46,18 @@ def test_every_rank_is_told_who_shares_a_card() -> None:
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_is_allowed() -> None:
     with pytest.raises(RuntimeError, match=r"(?i)timeout|wait"):
         check_own_cards(dist.HashStore(), 0, 2, "GPU-a", timedelta(seconds=0.2))
+
+
+def test_an_operation_of_nccl_that_takes_too_long_raises_where_it_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    card = SimpleNamespace(uuid="GPU-a")
+    monkeypatch.delenv(WAIT, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(process_group, "meet", lambda patience: SimpleNamespace(store=dist.HashStore()))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: started.append((backend, os.environ[WAIT])))
+    try:
+        assert start_process_group(timeout=10, backend="nccl") == "nccl"
+    finally:
+        os.environ.pop(WAIT, None)
+    assert started == [("nccl", "1")]
