@@ -277,7 +277,11 @@ def idle_workers(parts: Parts) -> int:
 
 def evaluation_chunk(parts: Parts) -> int:
     """Tasks, or samples, that are computed together in validation and test."""
-    return evaluated_at_once(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
+    chunk = evaluated_at_once(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
+    if parts.device.type == "cpu" or isinstance(parts.settings.task_chunk, int):
+        return chunk
+    # On a GPU as many fit as there are; every worker gets a share. No task sees the others of its chunk.
+    return min(chunk, math.ceil(min(parts.settings.val_tasks, parts.settings.test_tasks) / parts.workers))
 
 
 def evaluated_at_once(

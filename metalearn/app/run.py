@@ -117,8 +117,7 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
 def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
     """Raises ConfigError if a run would go on with other data than it was trained on; where `resume` names a
     checkpoint, a line says so instead."""
-    trained_on = begun.meta.get(DATA)
-    if trained_on is None or trained_on == content_of(source):
+    if not content_of(source).is_known_otherwise(begun.meta.get(DATA)):
         return
     what = f"the data of dataset={job.config.dataset._target_} are not those that the checkpoint was trained on"
     if job.config.resume != "auto":
@@ -154,7 +153,10 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     )
     run_log = parts.open_log(job.run_dir, window)
     seen = seen_by(parts, state.snapshot)
-    data = content_of(parts.source)
+    content = content_of(parts.source)
+    data = content.digest
+    for line in filter(None, (content.copies, content.shared) if state.snapshot is None else ()):
+        log.warning("dataset: %s", line)
     run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen, {DATA: data})
     log_start(job, parts, run)
     try:

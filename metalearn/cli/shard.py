@@ -71,10 +71,10 @@ def cut(options: argparse.Namespace) -> int:
 def groups(source: "HoldsClasses", size: int) -> Iterator[Mapping[str, "Images"]]:
     """The classes of a source by their identities, in groups of at most `size` classes of one split."""
     for split in ("train", "val", "test"):
-        identities, _, pictures, _ = source.classes_of(split)
+        classes = source.classes_of(split)
         upright: dict[str, int] = {}
-        for label, name in enumerate(identities):
+        for label, name in enumerate(classes.identities):
             upright.setdefault(name, label)  # the turned copies of a character come after it, with the same identity
         names = list(upright)
         for first in range(0, len(names), size):
-            yield {name: pictures(upright[name]) for name in names[first : first + size]}
+            yield {name: classes.pictures(upright[name]) for name in names[first : first + size]}

@@ -121,7 +121,8 @@ def glyphs(
         drawings = drawings_of(shards, image_size)
 
         def part(split: str) -> Classes:
-            return Classes(identities(split), DRAWINGS, lambda label: drawings(_FIRST[split] + label), DECODER)
+            pictures = lambda label: drawings(_FIRST[split] + label)  # noqa: E731
+            return Classes(identities(split), DRAWINGS, pictures, DECODER, drawn=shards is None)
 
         return {split: part(split) for split in CLASSES}
 

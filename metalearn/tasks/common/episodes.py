@@ -53,12 +53,14 @@ class EpisodeSpec(NamedTuple):
 
 class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
-    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version."""
+    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version.
+    `drawn`: a program draws them, always alike."""
 
     identities: Sequence[str]
     fewest: int
     pictures: Callable[[int], Images]
     decoder: str
+    drawn: bool = False
 
 
 @runtime_checkable

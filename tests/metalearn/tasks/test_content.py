@@ -1,0 +1,91 @@
+"""The digest of what a dataset shows, and the pictures that are there twice."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from metalearn.tasks.common import identities
+from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, picture_tasks, shapes_of
+from metalearn.tasks.common.identities import Content, content_of
+from metalearn.tasks.glyphs import glyphs
+from metalearn.tasks.sinusoid import sinusoid
+from metalearn.types import TaskSource
+
+SPLITS, CLASSES, PICTURES = ("train", "val", "test"), 9, 6
+
+
+def pictures() -> dict[str, Images]:
+    """Of every split [classes, pictures, 8, 8], all of them different."""
+    generator = np.random.default_rng(0)
+    return {split: generator.integers(0, 256, (CLASSES, PICTURES, 8, 8), np.uint8) for split in SPLITS}
+
+
+def source(shown: dict[str, Images], *, drawn: bool = False) -> TaskSource:
+    def load() -> Mapping[str, Classes]:
+        return {
+            split: Classes([f"{split}{n}" for n in range(CLASSES)], PICTURES, values.__getitem__, "v1", drawn)
+            for split, values in shown.items()
+        }
+
+    return picture_tasks(load, shapes_of(EpisodeSpec(2, 1, 1)), rotations=False, seeds=Seeds(0, 0))
+
+
+@pytest.mark.parametrize("place", [("train", 8, 5), ("val", 0, 0), ("test", 7, 3)])
+def test_any_other_picture_is_another_content(place: tuple[str, int, int]) -> None:
+    before = content_of(source(pictures()))
+    changed = pictures()
+    split, label, number = place
+    changed[split][label, number, 7, 7] ^= 1
+    after = content_of(source(changed))
+    assert after.digest != before.digest == content_of(source(pictures())).digest
+    assert before.is_known_otherwise(after.digest) and not before.is_known_otherwise(before.digest)
+    assert (before.copies, before.shared) == ("", "")
+
+
+def test_digests_that_were_made_in_another_way_are_not_compared() -> None:
+    content = Content("2-abc")
+    assert not content.is_known_otherwise(None)
+    assert not content.is_known_otherwise("abd")  # of a version that covered the first tasks only
+
+
+def test_of_many_pictures_the_first_and_the_last_of_each_class_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identities, "_WHOLE", 1000)
+    monkeypatch.setattr(identities, "_FIRST", 0)
+    whole, middle, end = pictures(), pictures(), pictures()
+    middle["test"][8, 3] = 0
+    end["test"][8, PICTURES - 1] = 0
+    digests = [content_of(source(shown)).digest for shown in (whole, middle, end)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_copies_in_a_class_and_in_others_are_named() -> None:
+    shown = pictures()
+    shown["train"][4, 5] = shown["train"][4, 2]
+    shown["test"][3, 0] = shown["train"][6, 1]
+    content = content_of(source(shown))
+    assert "number 5 of class 4 of train is number 2 of class 4 of train" in content.copies
+    assert content.copies.startswith("a picture is the copy of one in its class")
+    assert "number 0 of class 3 of test is number 1 of class 6 of train" in content.shared
+
+
+def test_few_copies_in_a_large_dataset_are_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = pictures()
+    shown["train"][4, 5] = shown["train"][4, 2]
+    monkeypatch.setattr(identities, "FEW", 2 / (3 * CLASSES * PICTURES))
+    assert content_of(source(shown)).copies == ""
+
+
+def test_pictures_that_a_program_draws_are_known_by_their_first_tasks() -> None:
+    shown = pictures()
+    assert content_of(source(shown, drawn=True)).digest != content_of(source(shown)).digest
+    characters = glyphs(
+        episode=EpisodeSpec(2, 1, 1), image_size=12, channels=1, rotations=True, seeds=Seeds(0, 0)
+    )  # fmt: skip
+    assert characters.classes_of("train").drawn  # type: ignore[attr-defined]
+
+
+def test_curves_have_a_content_too() -> None:
+    waves = [sinusoid(shots=5, queries=5, eval_queries=5, seeds=Seeds(seed, 0)) for seed in (0, 0, 1)]
+    digests = [content_of(wave).digest for wave in waves]
+    assert digests[0] == digests[1] != digests[2]
