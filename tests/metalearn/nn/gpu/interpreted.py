@@ -23,6 +23,7 @@ from metalearn.nn.layers import (
     Norm,
     Residual,
 )
+from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.network import CompiledNetwork
 
 TASKS, KNOWN = 2, 2
@@ -147,6 +148,27 @@ def main(name: str) -> dict[str, Any]:
     return {"kernels": kernels, "errors": errors(ours), "of C": errors(on_cpu), "one task alone": alone}
 
 
+def pictures_alike(side: int, channels: int) -> bool:
+    """Whether the pictures of an episode are those that the host turns and divides."""
+    generator = Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (9, side * side * channels), dtype=torch.uint8, generator=generator)
+    places = torch.arange(side * side).view(side, side)
+    turns = torch.stack([torch.rot90(places, quarters).flatten() for quarters in range(4)])
+    numbers = torch.tensor([[[1, 3, 5, 7], [2, 0, 1, 8]], [[0, 4, 4, 6], [3, 2, 2, 1]]])
+    support, query = gathered(pictures, turns, torch.arange(256) / 255, numbers, 1, (side, side, channels))
+
+    def turned(number: int, quarters: int) -> Tensor:
+        picture = pictures[number].view(side, side, channels)
+        return torch.rot90(picture, quarters, (0, 1)).permute(2, 0, 1).float() / 255
+
+    wanted = torch.stack([
+        torch.stack([torch.stack([turned(number, quarters) for number in rest]) for quarters, *rest in task])
+        for task in numbers.tolist()
+    ])  # fmt: skip
+    return support.equal(wanted[:, :, 0]) and query.equal(wanted[:, :, 1:].flatten(1, 2))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(main(sys.argv[1])))
+    found = main(sys.argv[1]) if sys.argv[1] != "pictures" else [pictures_alike(12, 1), pictures_alike(36, 3)]
+    print(json.dumps(found))

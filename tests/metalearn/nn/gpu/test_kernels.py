@@ -42,6 +42,10 @@ def test_networks_are_those_of_float64(name: str, tmp_path: Any) -> None:
     assert all(found["one task alone"].values()), "a task has other bits alone than beside another one"
 
 
+def test_pictures_are_gathered_as_the_host_turns_them() -> None:
+    assert said_by("tests.metalearn.nn.gpu.interpreted", "pictures", TRITON_INTERPRET="1") == [True, True]
+
+
 @pytest.mark.parametrize("capability", ARCHITECTURES)
 def test_kernels_compile_for_cards_that_are_not_here(capability: int, tmp_path: Any, record_property: Any) -> None:
     """The registers and spills of every kernel are in the report of the test."""
