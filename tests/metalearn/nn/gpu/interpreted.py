@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.layers import (
     Activation,
     ChannelsLast,
@@ -23,7 +24,6 @@ from metalearn.nn.layers import (
     Norm,
     Residual,
 )
-from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.network import CompiledNetwork
 
 TASKS, KNOWN = 2, 2
