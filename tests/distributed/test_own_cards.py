@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distributed.cluster import process_group
+from distributed.cluster.info import WorldInfo
 from distributed.cluster.process_group import check_own_cards, start_process_group
 
 PATIENCE = timedelta(seconds=20)
@@ -52,6 +53,8 @@ def test_an_operation_of_nccl_that_takes_too_long_raises_where_it_was_called(mon
     started = []
     card = SimpleNamespace(uuid="GPU-a")
     monkeypatch.delenv(WAIT, raising=False)
+    monkeypatch.setattr(process_group, "get_world_info", lambda: WorldInfo(0, 1, 0, 1))  # whatever world there is
+    monkeypatch.setattr(process_group, "_store", None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(process_group, "meet", lambda patience: SimpleNamespace(store=dist.HashStore()))
