@@ -68,7 +68,7 @@ def on_device(
     `every` so many."""
     run, learner = run_of(algorithm, source, tasks, chunk, device)
     run = run._replace(settings=run.settings._replace(steps=steps))
-    work = DeviceWork(algorithm, source, device, torch.float32, lambda results: [tree_sum(results)], every)
+    work = DeviceWork(algorithm, source, device, torch.float32, tree_sum, every)
     return run, learner, UpdateOnDevice(run, learner, work)
 
 

@@ -12,7 +12,7 @@ from benchmarks.machine import finish
 from benchmarks.steps import advance_on_device, on_device
 from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, character_source
 from metalearn.training.loop import Run, TrainState
-from metalearn.training.on_device import UpdateOnDevice
+from metalearn.training.on_device import UpdateOnDevice, without_waits
 from metalearn.types import Params
 
 MEASURED = ("5w1s", "5w1s-5steps", "20w1s", "20w1s-5steps")
@@ -37,15 +37,10 @@ def _measured(recipe: Recipe, device: str, steps: int) -> dict[str, Any]:
     finish(device)
     first = _params(learner, updater)
     began = time.perf_counter()
-    if device == "cuda":
-        torch.cuda.set_sync_debug_mode("error")  # a wait between two readings of figures raises
-    try:
-        batch = recipe.tasks
+    batch = recipe.tasks
+    with without_waits(torch.device(device)):  # between two readings of figures
         for step in range(steps + 1, steps + 1 + updater.every):
             updater.advance([torch.arange((step - 1) * batch, step * batch)], step, 0.001)
-    finally:
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
     updater.settle()
     whole = (time.perf_counter() - began) / updater.every
     again, other, twin = _started(recipe, device, recipe.tasks, steps)

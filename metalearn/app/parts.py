@@ -1,7 +1,7 @@
 """From a job to the objects that it is made of. Nothing is started or opened here."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from metalearn.training.loop import Reduce, Run, TrainState
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
-from metalearn.types import Algorithm, ChunkResult, Episode, Model, Params, Strategy, TaskSource, Updater
+from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource, Updater
 
 TARGET = "_target_"
 LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
@@ -123,12 +123,11 @@ def steps_of(
     if plan.work.device.type != "cuda" or plan.workers != 1 or config.strategy.get(TARGET) not in LOCAL:
         return None
 
-    def join(results: Sequence[ChunkResult]) -> Sequence[ChunkResult]:
-        return [tree_sum(results)] if plan.only_adds else results
-
     every = config.logger.get("every", 1)
     dtype = type_of(config.precision)
-    return steps_on_device(DeviceWork(algorithm, source, plan.work.device, dtype, join, every, plan.only_adds, pairs))
+    return steps_on_device(
+        DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs)
+    )
 
 
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:

@@ -63,7 +63,7 @@ class Layout:
         self._count = sum(self._numbers)
         self._to_row, self._to_parameters = self._orders()
         self._tiles = self._tiles_of_places()
-        self._at: dict[tuple[str, ...], Tensor] = {}
+        self._at: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
         self._moved: dict[tuple[str, torch.device], Tensor] = {}
 
     def _add(self, layers: Sequence[Layer], channels: int | None) -> int | None:
@@ -138,11 +138,12 @@ class Layout:
     def replaced(self, row: Tensor, values: Params) -> Tensor:
         """Rows [t, P] with other values of some parameters: [*shape], which all tasks share, or [t, *shape]."""
         names = tuple(name for name in self.places if name in values)
-        if names not in self._at:
+        at = names, row.device
+        if at not in self._at:
             numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
-            self._at[names] = torch.cat([numbers[name] for name in names])
+            self._at[at] = torch.cat([numbers[name] for name in names]).to(row.device)
         flat = torch.cat([self._of_tasks(values[name], name, len(row)) for name in names], dim=1)
-        return row.index_copy(1, self._at[names].to(row.device), flat)
+        return row.index_copy(1, self._at[at], flat)
 
     def _of_tasks(self, value: Tensor, name: str, tasks: int) -> Tensor:
         """A parameter [*shape] or [t, *shape] as [t, numbers]."""
@@ -169,10 +170,15 @@ def sum_of_tasks(values: Tensor) -> Tensor:
     if kernels is not None:
         return kernels.sum_rows(values.reshape(len(values), -1)).view(values.shape[1:])
     while len(values) > 1:
-        even = len(values) // 2 * 2
-        pairs = values[0:even:2] + values[1:even:2]
-        values = pairs if even == len(values) else torch.cat([pairs, values[even:]])
+        values = in_pairs(values)
     return values[0]
+
+
+def in_pairs(values: Tensor) -> Tensor:
+    """The sums of neighbours; of an odd number, the last one as it is."""
+    even = len(values) // 2 * 2
+    pairs = values[0:even:2] + values[1:even:2]
+    return pairs if even == len(values) else torch.cat([pairs, values[even:]])
 
 
 def _kernels_for(values: Tensor) -> "AnyKernels | None":

@@ -52,22 +52,19 @@ ROWS = 256
 WARM_UP = 2
 """Steps before the graph is recorded: kernels are compiled, and libraries take their memory."""
 
-Join = Callable[[Sequence[ChunkResult]], Sequence[ChunkResult]]
-"""Adds up the results of chunks as the strategy does."""
-
 log = logging.getLogger("metalearn")
 
 
 class DeviceWork(NamedTuple):
     """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
-    so many steps. `only_adds`: the reducer needs only sums. `pairs()`: tasks are added in pairs, so that chunks of 1,
-    2, 4, … tasks give the bits of a single chunk."""
+    so many steps. `add` adds up the results of chunks as the strategy does; `only_adds`: the reducer needs only such
+    sums. `pairs()`: tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk."""
 
     algorithm: Algorithm
     source: TaskSource
     device: torch.device
     dtype: torch.dtype
-    join: Join
+    add: Callable[[Sequence[ChunkResult]], ChunkResult]
     every: int
     only_adds: bool = True
     pairs: Callable[[], bool] = bool
@@ -349,13 +346,13 @@ class UpdateOnDevice:
         self._rate, self._rate_was = torch.zeros((), device=device), 0.0
         self._bad = torch.ones((), device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self._first, self._taken, self._waited = 0, 0, 0.0
+        self._first, self._taken = 0, 0
         self._ahead: _Ahead | None = None
         self._varies = False
         self._feed = feed_of(work, batch)
         figures = self._figures_of_step()  # the first one brings constants to the device
         first = self._grads.clone()
-        with _without_waits(device):
+        with without_waits(device):
             self._figures_of_step()
         if not first.view(torch.int32).equal(self._grads.view(torch.int32)):
             raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
@@ -441,8 +438,8 @@ class UpdateOnDevice:
         try:
             chunks = _chunks_of(self._feed.episode(), self._run.training)
             parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
-            results = [result._replace(grads=self._as_one(result.grads)) for result in self._work.join(parts)]
-            gradient, change = meta_gradient(self._run.reduce, results)
+            result = self._work.add(parts)
+            gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])
         except (NotRecordedError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:  # whatever it is, the host meets it too, or computes
@@ -451,16 +448,14 @@ class UpdateOnDevice:
         numbers = self._grads[: self._flat.numel()]
         # In two steps: torch gives a sum of all to few multiprocessors. In float64 nothing finite overflows.
         norm = torch.linalg.vector_norm(self._grads.view(ROWS, -1), dim=1, dtype=torch.float64).square().sum().sqrt()
-        losses = torch.stack([result.metrics["loss"] for result in results]).sum()
-        finite = (norm + losses).isfinite()
+        finite = (norm + result.metrics["loss"]).isfinite()
         for value in change.values():
             finite = finite & value.isfinite().all()
         self._bad.copy_(torch.where(finite, self._bad, 1.0))
         self._optimizer.step_of_device(self._flat, numbers, self._rate, self._bad)  # type: ignore[attr-defined]
         for name, value in change.items():
             self._params[name].sub_(torch.where(self._bad > 0, 0.0, value))
-        metrics = {name: torch.stack([result.metrics[name] for result in results]).sum() for name in results[0].metrics}
-        return metrics | {"norm": norm, "finite": finite}
+        return result.metrics | {"norm": norm, "finite": finite}
 
     def _as_one(self, grads: Params) -> Params:
         """Gradients with those of all weights as one."""
@@ -514,7 +509,7 @@ def _in_words(error: Exception) -> str:
 
 
 @contextmanager
-def _without_waits(device: torch.device) -> Iterator[None]:
+def without_waits(device: torch.device) -> Iterator[None]:
     """Inside, whatever makes the host wait for the device raises RuntimeError."""
     if device.type != "cuda":
         yield

@@ -17,12 +17,8 @@ from metalearn.nn.gpu import launch
 from metalearn.nn.gpu.launch import ConvolutionSizes, Images, LossSizes, NormSizes, Tasks
 from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.native import NetworkCall
-
-WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
-LEAKY, SOFTPLUS, TANH = range(3)
-
-MULTIPLE = 16
-"""Places begin at multiples of it, so that programs read several numbers at once."""
+from metalearn.nn.packing import MULTIPLE, filled, in_pairs
+from metalearn.nn.plans import ACTIVATIONS, Kind
 
 MOST_NUMBERS = 2**31 - 1
 """Numbers of a task: within it, kernels count in 32 bits."""
@@ -65,28 +61,28 @@ class GpuPlan:
     def reads(self, number: int) -> int:
         """The value that a layer reads; the windows of inputs are never gathered."""
         value = int(getattr(self.layers[number], "from"))
-        return 0 if value and self.layers[value - 1].kind == WINDOWS else value
+        return 0 if value and self.layers[value - 1].kind == Kind.WINDOWS else value
 
     def differs(self, value: int) -> bool:
         """Whether a value has a derivative."""
-        return value > 0 and self.layers[value - 1].kind != WINDOWS
+        return value > 0 and self.layers[value - 1].kind != Kind.WINDOWS
 
     def images(self, number: int) -> Images:
         """How the images lie that a convolution reads: inputs are [channel][row][column]."""
         window, value = self.windows[number], int(getattr(self.layers[number], "from"))
-        if value and self.layers[value - 1].kind == WINDOWS:
+        if value and self.layers[value - 1].kind == Kind.WINDOWS:
             channels, height, width = self.image
             return Images(channels * height * width, width, 1, height * width)
         return window.dense
 
     def _window(self, number: int) -> ConvolutionSizes:
         layer = self.layers[number]
-        if layer.kind != CONVOLUTION:
+        if layer.kind != Kind.CONVOLUTION:
             return ConvolutionSizes(*[1] * 8)
         value = int(getattr(layer, "from"))
         before = self.layers[value - 1] if value else None
         out = (int(layer.height), int(layer.width), int(layer.channels))
-        if before is not None and before.kind == WINDOWS:
+        if before is not None and before.kind == Kind.WINDOWS:
             channels, height, width = self.image
             kernel = int(before.kernel)
             return ConvolutionSizes(
@@ -104,25 +100,25 @@ class GpuPlan:
     def _lay_out_values(self) -> int:
         end = 0
         for place, layer in zip(self.places[1:], self.layers, strict=True):
-            if layer.kind == WINDOWS:
+            if layer.kind == Kind.WINDOWS:
                 continue
-            place.value, end = end, end + _filled(place.size)
-            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == NORM else 0)
+            place.value, end = end, end + filled(place.size)
+            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == Kind.NORM else 0)
         return end
 
     def _lay_out_gradients(self, end: int) -> int:
         readers = [0] * len(self.places)
         for number, layer in enumerate(self.layers):
             readers[self.reads(number)] += 1
-            if layer.kind == SUM:
+            if layer.kind == Kind.SUM:
                 readers[layer.other] += 1
         for value in range(len(self.layers), 0, -1):
             place, layer = self.places[value], self.layers[value - 1]
-            if layer.kind == WINDOWS:
+            if layer.kind == Kind.WINDOWS:
                 continue
             if place.gradient < 0:
-                place.gradient, end = end, end + _filled(place.size)
-            if layer.kind == SUM:  # both parts of a sum have its gradient
+                place.gradient, end = end, end + filled(place.size)
+            if layer.kind == Kind.SUM:  # both parts of a sum have its gradient
                 for part in (self.reads(value - 1), int(layer.other)):
                     if part and readers[part] == 1:
                         self.places[part].gradient = place.gradient
@@ -130,17 +126,13 @@ class GpuPlan:
 
     def _lay_out_tangents(self, end: int) -> int:
         for number, (place, layer) in enumerate(zip(self.places[1:], self.layers, strict=True)):
-            if layer.kind == WINDOWS:
+            if layer.kind == Kind.WINDOWS:
                 continue
-            place.tangent, end = end, end + _filled(place.size)
-            place.change, end = end, end + _filled(place.size)
-            if layer.kind == NORM:
-                place.moved, end = end, end + _filled(self.places[self.reads(number)].size)
+            place.tangent, end = end, end + filled(place.size)
+            place.change, end = end, end + filled(place.size)
+            if layer.kind == Kind.NORM:
+                place.moved, end = end, end + filled(self.places[self.reads(number)].size)
         return end
-
-
-def _filled(count: int) -> int:
-    return -(-count // MULTIPLE) * MULTIPLE
 
 
 class _Sweep:
@@ -191,31 +183,31 @@ class _Sweep:
         for number, layer in enumerate(self.plan.layers):
             v, x = number + 1, self.plan.reads(number)
             match layer.kind:
-                case 1:
+                case Kind.CONVOLUTION:
                     launch.product(
                         self.tasks, self.plan.samples, self.plan.windows[number], self.plan.images(number),
                         self.value(x), _from(self.parameters, layer.weight), self.value(v),
                         bias=_from(self.parameters, layer.bias) if layer.bias >= 0 else None,
                     )  # fmt: skip
-                case 2:
+                case Kind.NORM:
                     extra, channels = self.plan.places[v].extra, int(layer.channels)
                     launch.norm(
                         self.tasks, self._norm_sizes(number), layer.epsilon, layer.slope, x=self.value(x),
                         scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
                         mean=self.at(extra), rstd=self.at(extra + channels), y=self.value(v),
                     )  # fmt: skip
-                case 3:
+                case Kind.ACTIVATION:
                     _activate(layer, self.images_of(self.value(x), x), self.images_of(self.value(v), v))
-                case 4 | 5 | 6:
+                case Kind.POOL | Kind.MEAN | Kind.SUM:
                     self._linear(number, self.value)
 
     def _linear(self, number: int, of: Any) -> None:
         """A layer that computes tangents as it does values: a pool (by the maxima of the values), a mean or a sum."""
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
         given, result = self.images_of(of(x), x), self.images_of(of(v), v)
-        if layer.kind == SUM:
+        if layer.kind == Kind.SUM:
             torch.add(given, self.images_of(of(int(layer.other)), int(layer.other)), out=result)
-        elif layer.kind == MEAN:
+        elif layer.kind == Kind.MEAN:
             launch.mean(self.tasks, *self._averaged(number), of(x), of(v))
         else:
             chosen = self._chosen(number)
@@ -240,7 +232,7 @@ class _Sweep:
 
     def backward(self, gradients: Tensor) -> None:
         """The gradients of all values, and those of the parameters [t, P]."""
-        self._backward(self.gradient, Tasks(gradients, gradients.stride(0)), changes=False)
+        self._backward(self.gradient, Tasks(gradients, gradients.stride(0)), None)
 
     def forward_tangents(self, direction: Tasks, product: Tasks) -> None:
         """The tangents of all values along the direction."""
@@ -248,14 +240,14 @@ class _Sweep:
             v, x = number + 1, self.plan.reads(number)
             tangent = self.tangent(x) if self.plan.differs(x) else None
             match layer.kind:
-                case 1:
+                case Kind.CONVOLUTION:
                     moves = None if tangent is None else (tangent, _from(self.parameters, layer.weight))
                     launch.product(
                         self.tasks, self.plan.samples, self.plan.windows[number], self.plan.images(number),
                         self.value(x), _from(direction, layer.weight), self.tangent(v), second=moves,
                         bias=_from(direction, layer.bias) if layer.bias >= 0 else None,
                     )  # fmt: skip
-                case 2:
+                case Kind.NORM:
                     assert tangent is not None
                     place, channels = self.plan.places[v], int(layer.channels)
                     launch.norm_second(
@@ -267,11 +259,11 @@ class _Sweep:
                         shift_gradient=self.at(place.extra + 3 * channels), ggy=self.tangent(v),
                         hx=self.at(place.moved), h_scale=_from(product, layer.weight),
                     )  # fmt: skip
-                case 3:
+                case Kind.ACTIVATION:
                     given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
                     result = self.images_of(self.tangent(v), v)
                     torch.mul(_steepness(layer, given, value), self.images_of(self.tangent(x), x), out=result)
-                case 4 | 5 | 6:
+                case Kind.POOL | Kind.MEAN | Kind.SUM:
                     self._linear(number, self.tangent)
 
     def loss_change(self) -> None:
@@ -282,29 +274,31 @@ class _Sweep:
 
     def backward_changes(self, direction: Tasks, product: Tensor) -> None:
         """The tangents of the gradients of all values; and those of the parameters', which are the product."""
-        self._backward(self.change, Tasks(product, product.stride(0)), changes=True, direction=direction)
+        self._backward(self.change, Tasks(product, product.stride(0)), direction)
 
-    def _backward(self, of: Any, parameters: Tasks, *, changes: bool, direction: Tasks | None = None) -> None:
+    def _backward(self, of: Any, parameters: Tasks, direction: Tasks | None) -> None:
+        """With a `direction`, changes are computed."""
+        changes = direction is not None
         written: set[int] = set()
         with self._beside.joined():
             for number in reversed(range(len(self.plan.layers))):
                 layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
-                if layer.kind == WINDOWS:
+                if layer.kind == Kind.WINDOWS:
                     continue
                 gx = of(x) if self.plan.differs(x) else None
                 add = x in written
                 written.add(x)
                 match layer.kind:
-                    case 1:
+                    case Kind.CONVOLUTION:
                         self._convolution_backward(number, of(v), gx, parameters, add, direction)
-                    case 2:
+                    case Kind.NORM:
                         assert gx is not None
                         self._norm_backward(number, of(v), gx, parameters, changes)
-                    case 3:
+                    case Kind.ACTIVATION:
                         self._activation_backward(number, of, add, changes)
-                    case 4 | 5:
+                    case Kind.POOL | Kind.MEAN:
                         self._spread(number, of, add)
-                    case 6:
+                    case Kind.SUM:
                         _give(self.images_of(of(v), v), self.images_of(of(x), x), add)
                         other = int(layer.other)
                         _give(self.images_of(of(v), v), self.images_of(of(other), other), other in written)
@@ -347,8 +341,9 @@ class _Sweep:
         given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
         steep = _steepness(layer, given, value)
         result = steep * self.images_of(of(v), v)
-        if changes and layer.activation != LEAKY:
-            bend = (1 - value * value) * -2 * value if layer.activation == TANH else steep * (1 - steep)
+        name = ACTIVATIONS[layer.activation]
+        if changes and name != "leaky_relu":
+            bend = (1 - value * value) * -2 * value if name == "tanh" else steep * (1 - steep)
             result += bend * self.images_of(self.tangent(x), x) * self.images_of(self.gradient(v), v)
         _give(result, self.images_of(of(x), x), add)
 
@@ -356,7 +351,7 @@ class _Sweep:
         """The backward pass of a pool or a mean."""
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
         gy, gx = self.images_of(of(v), v), self.images_of(of(x), x)
-        if layer.kind == MEAN:
+        if layer.kind == Kind.MEAN:
             launch.spread(self.tasks, *self._averaged(number), of(v), of(x), add=add)
             return
         if not add:
@@ -392,10 +387,10 @@ def _corners(images: Tensor) -> list[Tensor]:
 
 
 def _activate(layer: Any, x: Tensor, y: Tensor) -> None:
-    match layer.activation:
-        case 0:
+    match ACTIVATIONS[layer.activation]:
+        case "leaky_relu":
             y.copy_(torch.where(x > 0, x, layer.slope * x))
-        case 1:
+        case "softplus":
             y.copy_(torch.nn.functional.softplus(x))
         case _:
             torch.tanh(x, out=y)
@@ -403,10 +398,10 @@ def _activate(layer: Any, x: Tensor, y: Tensor) -> None:
 
 def _steepness(layer: Any, x: Tensor, y: Tensor) -> Tensor:
     """The derivative of an activation at x, where it is y."""
-    match layer.activation:
-        case 0:
+    match ACTIVATIONS[layer.activation]:
+        case "leaky_relu":
             return torch.where(x > 0, 1.0, layer.slope)
-        case 1:
+        case "softplus":
             return torch.sigmoid(x)
         case _:
             return 1 - y * y
@@ -486,9 +481,7 @@ class GpuKernels:
     def sum_rows(self, x: Tensor) -> Tensor:
         """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""
         while len(x) > MOST_SUMMED:
-            even = len(x) // 2 * 2
-            pairs = x[0:even:2] + x[1:even:2]
-            x = pairs if even == len(x) else torch.cat([pairs, x[even:]])
+            x = in_pairs(x)
         return launch.sum_rows(x)
 
     def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> GpuPlan:
@@ -497,10 +490,8 @@ class GpuKernels:
 
     def network_loss(self, plan: GpuPlan, call: NetworkCall) -> None:
         """Losses and gradients of all tasks."""
-        kept, scratch = call.kept, None
-        if kept is None:
-            kept = call.x.new_empty(len(call.x), plan.kept)
-        sweep = _Sweep(plan, call, kept, scratch, plan.kept)
+        kept = call.x.new_empty(len(call.x), plan.kept) if call.kept is None else call.kept
+        sweep = _Sweep(plan, call, kept, None, plan.kept)
         sweep.forward()
         sweep.loss()
         if call.gradient is None:

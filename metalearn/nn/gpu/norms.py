@@ -31,6 +31,23 @@ def _steep(z, slope):
 
 
 @triton.jit
+def _statistics(scale, shift, mean, rstd, task, c, some, scale_step, stat_step):
+    """Of some channels the mean, 1 / the deviation, γ / the deviation, and β."""
+    center = tl.load(mean + task * stat_step + c, mask=some, other=0.0)
+    root = tl.load(rstd + task * stat_step + c, mask=some, other=0.0)
+    slant = tl.load(scale + task * scale_step + c, mask=some, other=0.0) * root
+    return center, root, slant, tl.load(shift + task * scale_step + c, mask=some, other=0.0)
+
+
+@triton.jit
+def _slopes(x, gy, at, inside, center, slant, beta, slope):
+    """Of a tile x − mean, the slope of the activation, and gy times that slope."""
+    away = tl.load(x + at, mask=inside, other=0.0) - center[None, :]
+    steep = _steep(away * slant[None, :] + beta[None, :], slope)
+    return away, steep, tl.load(gy + at, mask=inside, other=0.0) * steep
+
+
+@triton.jit
 def norm(
     x, scale, shift, parts, mean, rstd, y, x_step, scale_step, stat_step, y_step, rows, measured, epsilon, slope, count,
     C: tl.constexpr, STAGE: tl.constexpr, SPAN: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PARTS: tl.constexpr,
@@ -98,17 +115,13 @@ def norm_backward(
     gx += task * gx_step
     moved += task * moved_step
     parts += task * count * 2 * C
-    center = tl.load(mean + task * stat_step + c, mask=some, other=0.0)
-    root = tl.load(rstd + task * stat_step + c, mask=some, other=0.0)
-    slant = tl.load(scale + task * scale_step + c, mask=some, other=0.0) * root
-    beta = tl.load(shift + task * scale_step + c, mask=some, other=0.0)
+    center, root, slant, beta = _statistics(scale, shift, mean, rstd, task, c, some, scale_step, stat_step)
     if STAGE < 2:
         sums = tl.zeros((BR, BC), tl.float32)
         sums_d = tl.zeros((BR, BC), tl.float32)
         for from_ in range(first, first + SPAN, BR):
             at, inside = _tile(from_, r, c, rows, C)
-            away = tl.load(x + at, mask=inside, other=0.0) - center[None, :]
-            g = tl.load(gy + at, mask=inside, other=0.0) * _steep(away * slant[None, :] + beta[None, :], slope)
+            away, _, g = _slopes(x, gy, at, inside, center, slant, beta, slope)
             sums += g
             sums_d += g * away
         total = tl.sum(sums, axis=0)
@@ -135,8 +148,7 @@ def norm_backward(
         total = total / measured
         for from_ in range(first, first + SPAN, BR):
             at, inside = _tile(from_, r, c, rows, C)
-            away = tl.load(x + at, mask=inside, other=0.0) - center[None, :]
-            g = tl.load(gy + at, mask=inside, other=0.0) * _steep(away * slant[None, :] + beta[None, :], slope)
+            away, _, g = _slopes(x, gy, at, inside, center, slant, beta, slope)
             counts = (from_ + r < measured)[:, None]
             result = slant[None, :] * tl.where(counts, g - total[None, :] - away * along[None, :], g)
             if ADD:
@@ -162,19 +174,15 @@ def norm_second(
     ggy += task * ggy_step
     hx += task * hx_step
     parts += task * count * 3 * C
-    center = tl.load(mean + task * stat_step + c, mask=some, other=0.0)
-    root = tl.load(rstd + task * stat_step + c, mask=some, other=0.0)
-    slant = tl.load(scale + task * scale_step + c, mask=some, other=0.0) * root
-    beta = tl.load(shift + task * scale_step + c, mask=some, other=0.0)
+    center, root, slant, beta = _statistics(scale, shift, mean, rstd, task, c, some, scale_step, stat_step)
     if STAGE < 2:
         sums = tl.zeros((BR, BC), tl.float32)
         sums_d = tl.zeros((BR, BC), tl.float32)
         sums_g = tl.zeros((BR, BC), tl.float32)
         for from_ in range(first, first + SPAN, BR):
             at, inside = _tile(from_, r, c, rows, C)
-            away = tl.load(x + at, mask=inside, other=0.0) - center[None, :]
+            away, _, g = _slopes(x, gy, at, inside, center, slant, beta, slope)
             w = tl.load(v + at, mask=inside, other=0.0)
-            g = tl.load(gy + at, mask=inside, other=0.0) * _steep(away * slant[None, :] + beta[None, :], slope)
             of_measured = tl.where((from_ + r < measured)[:, None], w, 0.0)
             sums += of_measured
             sums_d += of_measured * away
@@ -208,10 +216,8 @@ def norm_second(
         h_1 = root * (by_g * G - by_v * V)
         for from_ in range(first, first + SPAN, BR):
             at, inside = _tile(from_, r, c, rows, C)
-            away = tl.load(x + at, mask=inside, other=0.0) - center[None, :]
+            away, steep, g = _slopes(x, gy, at, inside, center, slant, beta, slope)
             w = tl.load(v + at, mask=inside, other=0.0)
-            steep = _steep(away * slant[None, :] + beta[None, :], slope)
-            g = tl.load(gy + at, mask=inside, other=0.0) * steep
             counts = (from_ + r < measured)[:, None]
             tl.store(ggy + at, steep * (slant[None, :] * w + g_d[None, :] * away + g_1[None, :]), mask=inside)
             pull = tl.where(counts, h_v[None, :] * w + h_d[None, :] * away + h_1[None, :], 0.0)

@@ -77,7 +77,7 @@ def test_steps_are_those_of_the_host(source: Callable[[], TaskSource], feed: typ
 
 def test_pictures_by_number_are_the_episodes_of_the_source() -> None:
     source = characters(queries=2)
-    feed = PicturesByNumber(DeviceWork(learner_of(source), source, CPU, torch.float32, list, 1), TASKS)
+    feed = PicturesByNumber(DeviceWork(learner_of(source), source, CPU, torch.float32, tree_sum, 1), TASKS)
     for step in (1, 7):
         feed.given = feed.drawn(step)
         wanted = source.episodes("train", torch.arange((step - 1) * TASKS, step * TASKS))
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_cut() -> None:
 
 
 def work_of(algorithm: Algorithm, source: TaskSource, every: int = 4, **others: Any) -> DeviceWork:
-    return DeviceWork(algorithm, source, CPU, torch.float32, lambda results: [tree_sum(results)], every, **others)
+    return DeviceWork(algorithm, source, CPU, torch.float32, tree_sum, every, **others)
 
 
 def test_gradient_descent_with_momentum_stays_on_the_device_too() -> None:
