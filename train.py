@@ -3,10 +3,7 @@
 import sys
 from pathlib import Path
 
-from metalearn.app.job import script
-from metalearn.cli.train import main
-
-PROGRAM = script(Path(__file__))
+from metalearn.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], PROGRAM))
+    sys.exit(run("metalearn.cli.train", sys.argv[1:], Path(__file__)))

@@ -3,11 +3,9 @@
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).resolve()
-sys.path.insert(0, str(PROGRAM.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from metalearn.app.job import script  # noqa: E402
-from metalearn.cli.evaluate import main  # noqa: E402 (the path comes first)
+from metalearn.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], script(PROGRAM)))
+    sys.exit(run("metalearn.cli.evaluate", sys.argv[1:], Path(__file__)))

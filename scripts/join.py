@@ -6,8 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from metalearn.app.job import script  # noqa: E402
-from metalearn.cli.join import main  # noqa: E402 (the path comes first)
+from metalearn.cli import run  # noqa: E402 (the path comes first)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], script(ROOT / "train.py")))
+    sys.exit(run("metalearn.cli.join", sys.argv[1:], ROOT / "train.py"))

@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from distributed.cluster.isolation import CannotIsolateError, new_network
+from metalearn.app.job import script
 from tests import forks
 
 ROOT = Path(__file__).resolve().parent.parent
+
+PROGRAM = script(ROOT / "train.py")
 
 slow = pytest.mark.slow
 """Marks the further cases of a table; at least one case of it is not marked. ./scripts/test.sh --slow runs all."""

@@ -68,7 +68,11 @@ def _listener(family: int, address: str, port: str) -> Listener:
 
 
 def own_listeners() -> list[Listener]:
-    return listeners(os.getpid())
+    """Those of this process; empty where the kernel does not tell, as where /proc is not mounted."""
+    try:
+        return listeners(os.getpid())
+    except OSError:
+        return []
 
 
 def started_by_torchrun() -> bool:
@@ -111,6 +115,8 @@ def _torchrun_listeners() -> dict[str, list[Listener]]:
 
 def listening_line(by_worker: dict[str, list[Listener]]) -> str:
     """A line for the log: the addresses of each worker, whether others can connect, and how to prevent that."""
+    if not any(by_worker.values()):
+        return "listening: not known, since this system does not tell: others may be able to connect and run code here"
     line = "; ".join(f"{name} on {_summary(addresses)}" for name, addresses in by_worker.items() if addresses)
     open_to_others = [name for name, addresses in by_worker.items() if not all(address.closed for address in addresses)]
     obstacle = why_not_isolated()

@@ -1,8 +1,9 @@
 """How the program ends: exit codes, and errors that need no traceback."""
 
-import io
+import errno
 import logging
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
 """Exit codes. A run that has diverged does so again: launchers do not repeat it."""
 
 _OWN_RANK_SECONDS = 10.0
+_NO_MEMORY = ("can't allocate memory", "out of memory", "failed to map segment")
+"""How torch, and the loader of shared libraries, say it."""
 
 log = logging.getLogger("metalearn")
 
@@ -33,11 +36,7 @@ def exit_code_of(run: Callable[[], int]) -> int:
 
 
 def exit_code_of_process(run: Callable[[], int]) -> int:
-    """As `exit_code_of`, for all that a process does: it may be interrupted at any moment. Signs that the terminal's
-    encoding lacks are written as escapes."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    """As `exit_code_of`, for all that a process does: it may be interrupted at any moment."""
     try:
         return exit_code_of(run)
     except KeyboardInterrupt:
@@ -68,17 +67,21 @@ def report_error(error: BaseException, code: int) -> int:
     return code
 
 
+def without_memory(error: Exception) -> str | None:
+    """What to report of an error that is a lack of memory; None for another one."""
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    lacks = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    if not lacks and not any(sign in line for sign in _NO_MEMORY):
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return f"the memory is not enough: {line}; type a smaller trainer.task_chunk, or fewer workers"
+    return f"ulimit -v {limit // 1024} leaves too little memory: {line}; type a larger one, or ulimit -v unlimited"
+
+
 def printable(text: str) -> str:
     """The text with its control characters written out: those of a file could change the terminal."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
-
-
-def print_to_pipe(text: str) -> None:
-    """Prints to a reader who may leave early, as `head` does."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more when it exits
 
 
 def versions() -> str:

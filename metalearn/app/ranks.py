@@ -17,7 +17,7 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, printable, report_error
+from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, printable, report_error, without_memory
 from metalearn.app.parts import Parts, connect
 from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
@@ -210,7 +210,9 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
         return stop.exit_code
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
         return report_error(error, FAILED)
-    except Exception:
+    except Exception as error:
+        if (why := without_memory(error)) is not None:
+            return report_error(RunError(why), FAILED)
         log.exception("the run failed")
         return FAILED
     finally:

@@ -1,1 +1,88 @@
-"""The commands: a file each. Its `main(argv)` runs the command line and returns the exit code."""
+"""The commands, one file each. Here one of them becomes what a process does, on whatever machine that is.
+
+This file needs only Python's own library, from 3.7 on, so that it can say what else is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+NEEDS = ("torch", "numpy", "hydra", "omegaconf", "rich", "safetensors")
+"""What every command imports."""
+
+_FAILED, _BAD_USAGE = 1, 2
+
+
+def run(command: str, arguments: Sequence[str], started: Path | None = None) -> int:
+    """Runs a command, for which this process was started; returns the exit code.
+
+    Output that cannot be written does not end it.
+
+    Args:
+        command: the name of its module below `metalearn`, or in the checkout.
+        arguments: what was typed after it.
+        started: the script in a checkout that the command's processes start with; None: the installed command.
+    """
+    unfit = _unfit()
+    if unfit:
+        sys.stderr.write(f"error: {unfit}\n")
+        return _BAD_USAGE
+    from metalearn.errors import ForeignPackageError
+
+    try:
+        from metalearn.app import streams
+    except ForeignPackageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _BAD_USAGE
+    streams.set_up()
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a parent's choice: then nobody learns how a rank ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        main = importlib.import_module(command).main
+        code: int = main(arguments, *_program(started))
+    except (ImportError, MemoryError, OSError) as error:
+        from metalearn.app.outcome import without_memory
+
+        if (why := without_memory(error)) is None:
+            raise
+        sys.stderr.write(f"error: {why}\n")
+        code = _FAILED
+    failure = streams.lost()
+    if failure is not None:
+        sys.stderr.write(f"warning: stdout: {failure.strerror}: it has not got all of the output\n")
+    return code
+
+
+def _program(started: Path | None) -> tuple[object, ...]:
+    if started is None:
+        return ()
+    from metalearn.app.job import script
+
+    return (script(started),)
+
+
+def _unfit() -> str:
+    """Why no command can run in this process; empty if it can."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036 (an older one comes as far as here)
+        return f"{sys.executable} is Python {version}: type that of Python 3.11 or later, or ./scripts/train.sh"
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+        checkout = os.path.isfile(os.path.join(root, "scripts", "setup.sh"))  # noqa: PTH113, PTH118
+        typed = ".venv/bin/python after ./scripts/train.sh has made it" if checkout else "pip install metalearn-train"
+        return f"{sys.executable} (Python {version}) has no {', '.join(missing)}: type {typed}"
+    try:
+        os.getcwd()  # noqa: PTH109 (Hydra asks for it too)
+    except OSError as error:
+        return f"the working folder cannot be used ({error.strerror}): go to another one by cd"
+    return ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
 from metalearn.app.process import end_with_starter
+from metalearn.app.streams import print_all
 from metalearn.cli.arguments import command_name, real, whole
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
         return 1
     if report is None:
         return 0
-    print(as_json(report) if options.json else as_text(report))
-    return 0 if report.ok else 1
+    code = print_all(as_json(report) if options.json else as_text(report))
+    return code if report.ok else 1
 
 
 def as_json(report: "Report") -> str:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
-from metalearn.app.outcome import BAD_CONFIG, OK, exit_code_of_process, print_to_pipe
+from metalearn.app.outcome import BAD_CONFIG, exit_code_of_process
 from metalearn.app.process import end_with_starter, set_up_process
+from metalearn.app.streams import print_all
 from metalearn.config.names import folder_name
 from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
@@ -47,8 +48,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
     end_with_starter()
     if not arguments or {"-h", "--help"} & set(arguments):
-        print_to_pipe(str(__doc__))
-        return OK if arguments else BAD_CONFIG
+        return print_all(str(__doc__)) if arguments else BAD_CONFIG
     return exit_code_of_process(lambda: evaluate(arguments, program or installed("evaluate")))
 
 

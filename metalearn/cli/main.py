@@ -5,7 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from metalearn.errors import ConfigError, ForeignPackageError
+from metalearn.cli import run
+from metalearn.errors import ConfigError
 
 COMMANDS = {
     "train": "train a meta-learner as its config says: KEY=VALUE and GROUP=OPTION",
@@ -26,12 +27,14 @@ COMMANDS = {
 }
 """The sub-commands. Each but `sweep` is the `main(argv)` of its module in metalearn/cli."""
 
-_OK, _BAD_USAGE = 0, 2
+_BAD_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line, by default that of this process; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Runs the command line; returns the exit code. Without one, runs that of this process, in `run`."""
+    if argv is None:
+        return run("metalearn.cli.main", sys.argv[1:])
+    arguments = list(argv)
     first = arguments[0] if arguments else ""
     if first in ("-h", "--help"):
         return _print(overview())
@@ -47,11 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return explain(arguments)
     if command == "sweep":
         command, arguments = "train", sweeping(arguments)
-    try:
-        module = importlib.import_module(f"metalearn.cli.{command.replace('-', '_')}")
-    except ForeignPackageError as error:
-        return _refuse(str(error))
-    code: int = module.main(arguments)
+    code: int = importlib.import_module(f"metalearn.cli.{command.replace('-', '_')}").main(arguments)
     return code
 
 
@@ -93,10 +92,9 @@ def explain(topics: Sequence[str]) -> int:
 
 
 def _print(text: str) -> int:
-    from metalearn.app.outcome import print_to_pipe
+    from metalearn.app.streams import print_all
 
-    print_to_pipe(text)
-    return _OK
+    return print_all(text)
 
 
 def _print_versions() -> int:

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.outcome import OK, exit_code_of_process, print_to_pipe, versions
+from metalearn.app.outcome import exit_code_of_process, versions
 from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
+from metalearn.app.streams import all_printed, print_all
 from metalearn.app.sweep import run_sweep
 from metalearn.app.with_hydra import show_by_hydra
 from metalearn.config.compose import as_path, compose_config
@@ -25,8 +26,7 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     from hydra._internal.utils import get_args_parser
 
     if "--version" in argv:
-        print_to_pipe(versions())
-        return OK
+        return print_all(versions())
     # Flags may stand between overrides.
     arguments = get_args_parser().parse_intermixed_args(argv)
     for flag, value in (("--config-path", arguments.config_path), ("--config-name", arguments.config_name)):
@@ -41,18 +41,17 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         )
     search(arguments.config_dir)
     if arguments.help:
-        print_to_pipe(help_text())
-        return OK
+        return print_all(help_text())
     overrides = [as_path(text) for text in arguments.overrides]
     flags = [word for word in argv if word not in arguments.overrides]
     sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
     if arguments.shell_completion:  # install=bash and the like are no keys
-        return show_by_hydra()
+        return show_by_hydra() or all_printed()
     if arguments.multirun:
         return run_sweep(program, overrides, run_job)
     composed = compose_config(overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info:
-        return show_by_hydra()
+        return show_by_hydra() or all_printed()
     return run_job(to_job(*composed, program, [*search_flags(), *overrides]))
 
 

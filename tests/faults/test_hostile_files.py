@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from hydra_async_sweeper.settings import _recorded as recorded_rounds
 from hydra_async_sweeper.space import Number, SpaceError
 from metalearn.api.export import export
-from metalearn.cli import compare
+from metalearn.cli import compare, evaluate
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
@@ -28,7 +28,6 @@ from metalearn.errors import ConfigError, RunError
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import run_log
 from metalearn.runs import folder
-from scripts import evaluate
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from metalearn.app import evaluation
 from metalearn.app.evaluation import Member, pinned
 from metalearn.app.parts import Parts, connect, other_algorithm
+from metalearn.cli import evaluate
 from metalearn.config.compose import compose_config, parsed
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
@@ -25,7 +26,6 @@ from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode, Strategy
-from scripts import evaluate
 from tests.runs import ROOT, Outcome, Program, slow
 from tests.saved import saved_run
 

@@ -16,7 +16,7 @@ from metalearn.config.options import search, search_flags
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
-from tests.runs import ROOT, Program, slow
+from tests.runs import PROGRAM, ROOT, Program, slow
 
 FILE = re.compile(r"^`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -120,11 +120,11 @@ def test_they_are_options_with_keys_and_defaults(found: Path) -> None:
 def test_wrong_ones_end_with_what_to_type(
     found: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import train
+    from metalearn.cli import train
 
     monkeypatch.chdir(found)
     own = [] if arguments[0].startswith("--") else ["--config-dir=my_conf"]
-    assert train.main([*own, *arguments, "run=wrong"], train.PROGRAM) == 2
+    assert train.main([*own, *arguments, "run=wrong"], PROGRAM) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not list(found.glob("outputs/*/wrong"))
 

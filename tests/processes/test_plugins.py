@@ -12,11 +12,11 @@ from PIL import Image
 import metalearn
 from metalearn.api.export import export
 from metalearn.api.learner import Classification, Prediction
+from metalearn.cli import adapt, evaluate
+from metalearn.cli import export as export_script
 from metalearn.config.options import search
 from metalearn.errors import ConfigError
 from metalearn.tasks.glyphs import character
-from scripts import adapt, evaluate
-from scripts import export as export_script
 from tests.saved import saved_run
 
 PACKAGE = '''

@@ -12,11 +12,10 @@ from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
 import metalearn
-import train
 from benchmarks import reproduce
 from metalearn.api.export import export as publish
-from metalearn.cli import cache, compare
-from scripts import adapt, evaluate, export, join, leave
+from metalearn.cli import adapt, cache, compare, evaluate, export, join, leave, train
+from tests.runs import PROGRAM
 from tests.saved import saved_run
 
 Main = Callable[[list[str]], int]
@@ -57,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def training(arguments: list[str]) -> int:
-    return train.main(["run=wrong", *arguments], train.PROGRAM)
+    return train.main(["run=wrong", *arguments], PROGRAM)
 
 
 def adapting(arguments: list[str]) -> int:

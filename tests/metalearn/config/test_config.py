@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-import train
 from distributed.strategies.common.work import WorkPlan
 from metalearn.app.job import Job
 from metalearn.app.parts import assemble, make_work
+from metalearn.cli import train
 from metalearn.config import check, options
 from metalearn.config import compose as configs
 from metalearn.config.build import build
 from metalearn.config.help import help_text
 from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError
-from tests.runs import ROOT, Start
+from tests.runs import PROGRAM, ROOT, Start
 
 OPTIONS = [(group, option) for group, options in options.groups().items() for option in options]
 SUPERVISED = ["experiment=supervised_glyphs"]
@@ -67,7 +67,7 @@ def test_every_yaml_composes_and_builds_and_is_explained_by_help(group: str, opt
     overrides = [*SUITABLE.get((group, option), []), f"{group}={option}"]
     composed = configs.compose_config(overrides)
     check.check_top_level(composed.config)
-    parts = assemble(Job(*composed, train.PROGRAM, overrides, 1))
+    parts = assemble(Job(*composed, PROGRAM, overrides, 1))
     assert parts.settings.steps == composed.config.trainer.steps
     assert f"\n    {option} " in explained
     if group not in ("experiment", "sweep"):  # which change keys of the other groups
@@ -100,7 +100,7 @@ WRONG_NAMES = [
 @pytest.mark.parametrize(("override", "named"), WRONG_NAMES)
 def test_wrong_keys_and_choices_are_reported_before_torch(override: str, named: str, tmp_path: Path) -> None:
     program = (
-        "import sys, train; code = train.main(sys.argv[1:]); "
+        "import sys; from metalearn.cli import train; code = train.main(sys.argv[1:]); "
         "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')"
     )
     done = subprocess.run(
@@ -321,7 +321,7 @@ def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert train.main(["--multirun", "seed=1,2"], train.PROGRAM) == 2
+    assert train.main(["--multirun", "seed=1,2"], PROGRAM) == 2
     assert "python train.py --multirun workers=2 seed=1,2" in capsys.readouterr().err
 
 
@@ -373,7 +373,7 @@ def test_no_experiment_has_the_folder_of_another_run() -> None:
 def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     overrides = ["strategy=rpc_autograd", "workers=2"]
     composed = configs.compose_config(overrides)
-    parts = assemble(Job(*composed, train.PROGRAM, overrides, 2))
+    parts = assemble(Job(*composed, PROGRAM, overrides, 2))
     algorithm = parts.algorithm._replace(loss=None, outcome=None)
     work = make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
     plan = WorkPlan(work, 2, build(composed.config, "partitioner"), parts.reduce)

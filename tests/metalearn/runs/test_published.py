@@ -20,11 +20,11 @@ import metalearn
 from metalearn.api.export import export
 from metalearn.api.learner import Prediction
 from metalearn.api.results import accuracy
+from metalearn.cli import adapt, evaluate
+from metalearn.cli import export as export_script
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError
 from metalearn.tasks.glyphs import character
-from scripts import adapt, evaluate
-from scripts import export as export_script
 from tests.runs import ROOT, Outcome, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
