@@ -4,8 +4,9 @@ import logging
 import math
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +37,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import main_metric, summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
+from metalearn.storage.files import real
 from metalearn.tasks.common.identities import content_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
@@ -54,8 +56,13 @@ from metalearn.types import Batch, Episode, Metrics, Params, Strategy, TaskSourc
 
 Result = dict[str, Any]
 
+Commands = list[tuple[int, list[str]]]
+
 DATA = "data"
 """The key of the digest of the data in checkpoints and in result.json."""
+
+COMMANDS = "commands"
+"""The key of the commands that have made a run, in its checkpoints: pairs of the step from which on, and the words."""
 
 CHUNK = "chunk"
 """What rank zero shares of its chunks, since they may depend on the kernels that a host can compile."""
@@ -157,7 +164,9 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     data = content.digest
     for line in filter(None, (content.copies, content.shared) if state.snapshot is None else ()):
         log.warning("dataset: %s", line)
-    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen, {DATA: data})
+    commands = commands_of(job, state.snapshot)
+    noted = {DATA: data, COMMANDS: commands}
+    run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen, noted)
     log_start(job, parts, run)
     try:
         run_log.start(config, first_pictures(parts))
@@ -182,7 +191,8 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     finally:
         run_log.close()
     write_result(job.run_dir, result)
-    for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, draw_report)):
+    shown = partial(draw_report, commands)
+    for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, shown)):
         if wanted:
             try:
                 draw(job, parts, tested, result)
@@ -284,6 +294,32 @@ def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
     return seen.joined(from_meta(begun.meta)) if begun else seen
 
 
+def commands_of(job: Job, begun: Snapshot | None) -> Commands:
+    """The commands that have made the run so far, in order. One that changes no number of the run replaces the last."""
+    own = [*job.program.name.split(), *(word for word in job.arguments if not _is_free(word, job))]
+    saved = begun.meta.get(COMMANDS) if begun else None
+    earlier = [(step, words) for step, words in saved] if _are_commands(saved) else []
+    if begun is None or not earlier:
+        return [(0, own)]
+    return earlier if earlier[-1][1] == own else [*earlier, (begun.meta["step"], own)]
+
+
+def _is_free(word: str, job: Job) -> bool:
+    """Whether an argument only says how, or how long, this process runs."""
+    key, _, value = word.partition("=")
+    if key == "resume":
+        return value in ("auto", "never") or real(Path(job.config.resume)).is_relative_to(real(job.run_dir))
+    return key in ("pause_after", "workers", "checkpoint.every")
+
+
+def _are_commands(saved: object) -> TypeGuard[list[tuple[int, list[str]]]]:
+    """Whether a checkpoint, which may be of any origin, has commands."""
+    return isinstance(saved, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and isinstance(pair[1], list)
+        and all(isinstance(word, str) for word in pair[1]) for pair in saved
+    )  # fmt: skip
+
+
 def make_run(
     job: Job,
     parts: Parts,
@@ -354,15 +390,16 @@ def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
         adaptation(job.run_dir, parts.algorithm.adapt, in_float32(params), episode)
 
 
-def draw_report(job: Job, parts: Parts, params: Params, result: Result) -> None:
+def draw_report(commands: Commands, job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The page report.html."""
-    command = f"python {job.program.name} {shlex.join(job.arguments)}".strip()
+    ends = [*([f"pause_after={step}"] for step, _ in commands[1:]), []]
+    lines = [shlex.join(["python", *words, *end]) for (_, words), end in zip(commands, ends, strict=True)]
     learned = ShownLearner(parts.algorithm.adapt, in_float32(params))
     if parts.algorithm.evaluated_on == "samples":
         tasks = [shown_samples(parts, learned)]
     else:
         tasks = [shown_task(parts, learned, number) for number in range(SHOWN_TASKS)]
-    write_report(job.run_dir, command, to_container(job.config), result, tasks, learned)
+    write_report(job.run_dir, "\n".join(lines), to_container(job.config), result, tasks, learned)
 
 
 def shown_task(parts: Parts, learned: ShownLearner, number: int) -> ShownTask:

@@ -58,7 +58,7 @@ def write_report(
 
     Args:
         run_dir: its folder, with metrics.jsonl.
-        command: what repeats it.
+        command: what repeats it; several lines where it was made by several commands.
         config: the whole config.
         result: the fields of result.json.
         tasks: the test tasks to show.

@@ -1,6 +1,9 @@
 """Runs that pause after a step, and runs that begin from the checkpoint of another one."""
 
+import html
 import json
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,8 +12,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-import train
-from tests.runs import Start, metrics, slow, train_in
+from metalearn.cli import train
+from tests.runs import PROGRAM, Start, metrics, slow, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -72,6 +75,24 @@ def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
     assert params_of(folder) == params_of(whole)
     assert result_of(folder)["test"] == result_of(whole)["test"] and result_of(folder)["status"] == "completed"
     assert losses_of(folder) == losses_of(whole)  # the line of step 40 covers the steps before the pause too
+
+
+def test_the_report_names_the_commands_that_make_the_run(tmp_path: Path) -> None:
+    """The rates of the first 20 steps fall towards step 40, and those of the others towards step 60: no single command
+    makes this run. A pause and another number of workers change nothing, and are not named."""
+    folder, again = tmp_path / "run", tmp_path / "again"
+    shown = ("optimizer.schedule=cosine", "trainer.val_every=20", "logger.report=true")
+    run(folder, *shown, "trainer.steps=40", "pause_after=20")
+    run(folder, *shown, "trainer.steps=60", "workers=2")
+    page = re.search("<pre>(.*?)</pre>", (folder / "report.html").read_text(), re.DOTALL)
+    assert page is not None
+    commands = [shlex.split(line) for line in html.unescape(page[1]).splitlines()]
+    assert [command[-1] for command in commands][:-1] == ["pause_after=20"] and len(commands) == 2
+    for python, program, *arguments in commands:
+        assert (python, program) == ("python", "train.py")
+        assert train.main([argument.replace(str(folder), str(again)) for argument in arguments], PROGRAM) == 0
+    assert params_of(again) == params_of(folder)
+    assert result_of(again)["test"] == result_of(folder)["test"]
 
 
 def test_the_validation_of_a_pause_is_no_candidate_for_the_best(tmp_path: Path) -> None:
