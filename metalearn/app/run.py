@@ -97,6 +97,7 @@ def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
     done = report_if_done(job.run_dir, job.config, state)
     if done is not None and state.snapshot is not None:
         check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
+        warn_of_other_data(job, parts.source, state.snapshot)
     if state.result is not None:
         hand_out(job)
     return FoundInFolder(state, done)
@@ -134,6 +135,19 @@ def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
         f"dataset: {what}: their content has changed; bring the data back, or type run=NAME for another run, or "
         f"run=NAME resume={job.run_dir}/checkpoints/last to go on with these"
     )
+
+
+def warn_of_other_data(job: Job, source: TaskSource, saved: Snapshot) -> None:
+    """Logs a line where a run, of which only the result is reported, was trained on other data than those now."""
+    try:
+        changed = content_of(source).is_known_otherwise(saved.meta.get(DATA))
+    except (ConfigError, DataError):
+        return  # they are not here any more, which makes the result no other
+    if changed:
+        log.warning(
+            "dataset: the data of dataset=%s have changed since this run: what follows is its result with those of "
+            "then; type run=NAME for a run with these", job.config.dataset._target_,
+        )  # fmt: skip
 
 
 # The run

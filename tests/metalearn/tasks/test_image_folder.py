@@ -603,6 +603,10 @@ def test_a_run_does_not_go_on_with_other_pictures_unless_it_is_told_to(tmp_path:
     assert told.code == 0 and "are not those that the checkpoint was trained on" in told.text, told.text
     result = json.loads((folder.parent / "second/result.json").read_text())
     assert len(result["data"].removeprefix("2-")) == 64
+    for path in root.rglob("*.png"):
+        Image.new("RGB", (SIZE, SIZE), "white").save(path)
+    reported = start(*own, "run=second").wait()
+    assert reported.code == 0 and "have changed since this run: what follows is its result" in reported.text
 
 
 @pytest.mark.thorough
