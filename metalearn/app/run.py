@@ -17,7 +17,7 @@ from metalearn.app.outcome import printable
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.nn.native import describe
 from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window

@@ -47,12 +47,17 @@ ABSENT = {
 
 OWN_PART = "docs/how-to/extend.md shows how to write a part of your own"
 
-NEEDS = {
-    "optimizer.decay": ("optimizer.schedule", ("step",)),
-    "optimizer.decay_every": ("optimizer.schedule", ("step",)),
-    "optimizer.min_lr": ("optimizer.schedule", ("cosine", "linear", "step")),
+NEEDS: dict[str, dict[str, tuple[object, ...]]] = {
+    "optimizer.decay": {"optimizer.schedule": ("step",)},
+    "optimizer.decay_every": {"optimizer.schedule": ("step",)},
+    "optimizer.min_lr": {"optimizer.schedule": ("cosine", "linear", "step")},
+    "logger.project": {"logger.wandb": (True,), "logger.mlflow": (True,)},
+    "logger.wandb_mode": {"logger.wandb": (True,)},
+    "logger.mlflow_uri": {"logger.mlflow": (True,)},
+    "init_strict": {"init_from": ()},
+    "model.input_size": {"model.weights": ()},
 }
-"""Keys that have an effect only if another key has one of these values."""
+"""Keys that have an effect only if one of some other keys has one of these values, or, without values, any but null."""
 
 PROVIDER = "command-line"
 """Hydra's name for a folder that `--config-dir` has named."""
@@ -292,14 +297,20 @@ def _check_key_of_experiment(key: str, known: set[str], experiment: str) -> None
 
 def _check_effects(config: DictConfig, typed: Collection[str]) -> None:
     """Raises ConfigError for a key that was typed and has no effect."""
+    present = keys_of(config)
     for key in sorted(NEEDS.keys() & typed):
-        other, values = NEEDS[key]
-        present = OmegaConf.select(config, other)
-        if present is not None and present not in values:
+        others = {other: (OmegaConf.select(config, other), NEEDS[key][other]) for other in NEEDS[key].keys() & present}
+        if others and not any(value in allowed if allowed else value is not None for value, allowed in others.values()):
+            other, (value, allowed) = min(others.items())
             raise ConfigError(
-                f"{key}={OmegaConf.select(config, key)}: has no effect with {other}={present}; type "
-                f"{other}={values[0]}, or leave {key} out"
+                f"{key}={_typed(OmegaConf.select(config, key))}: has no effect with {other}={_typed(value)}; type "
+                f"{other}={_typed(allowed[0]) if allowed else 'PATH'}, or leave {key} out"
             )
+
+
+def _typed(value: object) -> str:
+    """A value as one types it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_plugins(config: DictConfig, typed: Collection[str]) -> None:

@@ -20,7 +20,7 @@ TINY = (
 COMMANDS = {
     "train": f"train.py {TINY} run=$RUN",
     "workers": f"train.py {TINY} run=$RUN workers=2",
-    "evaluate": "scripts/evaluate.py checkpoint=$FOLDER/saved output=$FOLDER/evaluated/$RUN trainer.test_tasks=4",
+    "evaluate": "scripts/evaluate.py checkpoint=$SAVED output=$FOLDER/evaluated/$RUN trainer.test_tasks=4",
     "help": "train.py --help",
     "wrong": "train.py trainer.step=2",
 }
@@ -95,7 +95,8 @@ def ended(name: str, command: str, folder: Path) -> str:
     """What is wrong with a command's end in an environment; empty: nothing."""
     line, codes = ENVIRONMENTS[name]
     run = f"{list(ENVIRONMENTS).index(name)}_{command}"
-    arguments = COMMANDS[command].replace("$FOLDER", str(folder)).replace("$RUN", run)
+    arguments = COMMANDS[command].replace("$SAVED", "$FOLDER/saved/checkpoints/best")
+    arguments = arguments.replace("$FOLDER", str(folder)).replace("$RUN", run)
     script, *rest = arguments.split(" ", 1)
     arguments = " ".join([str(ROOT / script), *rest])
     for variable, value in (
@@ -103,7 +104,7 @@ def ended(name: str, command: str, folder: Path) -> str:
         ("$FOLDER", str(folder)), ("$RUN", run),
     ):  # fmt: skip
         line = line.replace(variable, value)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "METALEARN_CACHE": str(folder / "cache")}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", "-c", line], cwd=ROOT, env=environment, capture_output=True, timeout=240, check=False,
         stdin=subprocess.DEVNULL,
