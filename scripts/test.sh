@@ -21,7 +21,7 @@ case "${1:-}" in
         ;;
     --faults)
         shift
-        exec "${pytest[@]}" tests/faults "${together[@]}" "$@"
+        exec "${pytest[@]}" tests/faults tests/cases "${together[@]}" "$@"
         ;;
 esac
 if [[ $# -gt 0 ]]; then
