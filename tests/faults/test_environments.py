@@ -41,7 +41,6 @@ ENVIRONMENTS = {
     "stdout read by head": ("$C | head -c 1; exit ${PIPESTATUS[0]}", {}),
     "both read by nobody": ("$C 2>&1 | true; exit ${PIPESTATUS[0]}", {}),
     "stdout only readable": ("$C 1</dev/null", {"help": 1}),
-    "stderr is a directory": ("$C 2</", {}),
     "working folder gone": (
         "mkdir $FOLDER/gone.$RUN && cd $FOLDER/gone.$RUN && rmdir $FOLDER/gone.$RUN && $C",
         REFUSED,
@@ -51,7 +50,7 @@ ENVIRONMENTS = {
     "ulimit -v 2 GB": ("ulimit -v 2000000; $C", NO_MEMORY),
     "ulimit -n 64": ("ulimit -n 64; $C", {}),
     "ulimit -s 256 kB": ("ulimit -s 256; $C", {}),
-    "ulimit -f 8 kB": ("ulimit -f 8; $C", NO_MEMORY),
+    "ulimit -f 8 kB": ("ulimit -f 8; $C", {"train": 1, "workers": 1}),
     "ulimit -c 0, umask 077": ("ulimit -c 0; umask 077; $C", {}),
     "umask 000": ("umask 000; $C", {}),
     "one processor": ("taskset -c 0 $C", {}),
@@ -82,7 +81,11 @@ ENVIRONMENTS = {
     "CUDA_VISIBLE_DEVICES=7": ("CUDA_VISIBLE_DEVICES=7 $C", {}),
     "/proc not mounted": ("unshare -m bash -c 'mount -t tmpfs none /proc && $C'", {}),
     "/dev/shm of 4 kB": ("unshare -m bash -c 'mount -t tmpfs -o size=4k none /dev/shm && $C'", {}),
-    "/tmp read-only": ("unshare -m bash -c 'mount -o bind,ro /tmp /tmp && mount -o bind,rw $FOLDER $FOLDER; $C'", {}),
+    "/tmp read-only": (
+        "unshare -m bash -c 'mount --bind /tmp /tmp && mount --bind $FOLDER $FOLDER && "
+        "mount -o remount,bind,ro /tmp && $C'",
+        {},
+    ),
     "sh": ('sh -c "$C"', {}),
     "dash": ('dash -c "$C"', {}),
     "zsh": ('zsh -c "$C"', {}),
