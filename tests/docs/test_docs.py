@@ -40,7 +40,8 @@ def tracked() -> list[Path]:
     """The files of the repository that may name a page, as text."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     text = (".cfg", ".ipynb", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ".sbatch", "Dockerfile")
-    paths = [ROOT / name for name in listed if name.endswith(text) and not name.startswith("results/")]
+    others = ("results/", "tests/cases/")  # records of runs, and programs as their users wrote them
+    paths = [ROOT / name for name in listed if name.endswith(text) and not name.startswith(others)]
     return [path for path in paths if path.is_file() and path != Path(__file__)]
 
 

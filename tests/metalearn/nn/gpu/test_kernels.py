@@ -32,12 +32,15 @@ def said_by(module: str, *arguments: str, **variables: str) -> Any:
     "name", [name if name in ("strided", "dense") else pytest.param(name, marks=slow) for name in CASES]
 )
 def test_networks_are_those_of_float64(name: str, tmp_path: Any) -> None:
+    """A maximum turns with float32's rounding, so some networks have no figure to 1e-6 in float32. There the C kernels,
+    which compute in float32 too, say how much of float64 is left: the GPU's may lose three times that."""
     found = said_by(
         "tests.metalearn.nn.gpu.interpreted", name, TRITON_INTERPRET="1", METALEARN_KERNELS="triton",
         METALEARN_CACHE=str(tmp_path),
     )  # fmt: skip
     assert found["kernels"] == "triton"
-    assert max(found["errors"].values()) < 1e-6, found
+    for figure, error in found["errors"].items():
+        assert error < max(1e-6, 3 * found["of C"][figure]), (figure, found)
     assert found["errors"] != found["of C"], "the GPU's kernels did not compute"
     assert all(found["one task alone"].values()), "a task has other bits alone than beside another one"
 
