@@ -9,6 +9,12 @@ Values = tuple[float, ...]
 
 Direction = Literal["minimize", "maximize"]
 
+
+def printable(text: str) -> str:
+    """The text with its control characters written out: those of a file could change the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
 COMPLETED, PRUNED, DIVERGED, FAILED = "completed", "pruned", "diverged", "failed"
 """How a trial can end."""
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from hydra_async_sweeper.disk import write_atomically
 from hydra_async_sweeper.population import lineage
 from hydra_async_sweeper.ranking import OUTCOMES, FinishedTrials
 from hydra_async_sweeper.settings import RESULTS, read_yaml
@@ -37,14 +37,14 @@ def write_tables(
         name: of the sweeper.
         folder_of: from a trial's number to its folder in the sweep's.
     """
-    _write_atomically(folder / "trials.csv", _csv(ended))
+    write_atomically(folder / "trials.csv", _csv(ended))
     results = {"name": name, **_results(ended, folder_of)}
     results["command"] = command
     results["objectives"] = dict(zip(ended.objectives, ended.directions, strict=True))
     counts = Counter(trial.outcome for trial in ended.trials)
     results["trials"] = {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}}
     text = yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf)
-    _write_atomically(folder / RESULTS, text)
+    write_atomically(folder / RESULTS, text)
 
 
 def _csv(ended: FinishedTrials) -> str:
@@ -118,9 +118,3 @@ def best_command(folder: Path, number: int) -> str | None:
     best = results["best_trial"] if "best_trial" in results else solutions[0].get("trial")
     command = results.get("command") if best == number else None
     return command if isinstance(command, str) else None
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
