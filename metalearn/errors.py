@@ -25,6 +25,10 @@ class RunError(RuntimeError):
     """A run that cannot continue: exit code 1."""
 
 
+class DiskError(RunError):
+    """The disk is full or has failed, or the run folder is gone; the same command goes on when it is mended."""
+
+
 class DivergedError(RunError):
     """A run whose loss or gradient is not finite; `step` was not applied."""
 

@@ -7,13 +7,19 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.config.check import started_by_launcher
+from metalearn.errors import ConfigError, DataError, DiskError, RunError
 from metalearn.runs.signals import INTERRUPTED
+from metalearn.storage.files import is_disk_fault, unwritten
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
 """Exit codes. A run that has diverged does so again: launchers do not repeat it."""
+
+DISK = os.EX_IOERR
+"""The exit code of a rank, or of a trial, whose disk has failed. The program itself ends with `FAILED`."""
 
 _OWN_RANK_SECONDS = 10.0
 
@@ -39,7 +45,8 @@ def exit_code_of_process(run: Callable[[], int]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return exit_code_of(run)
+        code = exit_code_of(run)
+        return FAILED if code == DISK and not started_by_launcher() else code
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -51,7 +58,12 @@ def ending_of(run: Callable[[], int]) -> Ending:
     except (ConfigError, DataError) as error:
         return Ending(report_error(error, BAD_CONFIG), str(error))
     except RunError as error:
-        return Ending(report_error(error, FAILED), str(error))
+        return Ending(report_error(error, DISK if isinstance(error, DiskError) else FAILED), str(error))
+    except OSError as error:
+        if not is_disk_fault(error):
+            raise
+        told = unwritten(Path(os.fsdecode(error.filename or Path.cwd())), error, "used")
+        return Ending(report_error(told, DISK), str(told))
 
 
 def report_error(error: BaseException, code: int) -> int:

@@ -24,11 +24,12 @@ from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folde
 from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
-from metalearn.errors import ConfigError, DataError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
+from metalearn.storage.files import is_disk_fault
 from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
 
@@ -208,9 +209,14 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
     except Interrupted:
         log.info("stopped before the workers had met")
         return stop.exit_code
+    except DiskError as error:
+        log.debug("ended by DiskError: %s", error)  # for train.log
+        raise
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
         return report_error(error, FAILED)
-    except Exception:
+    except Exception as error:
+        if is_disk_fault(error):
+            raise
         log.exception("the run failed")
         return FAILED
     finally:

@@ -4,6 +4,7 @@ import logging
 import math
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import main_metric, summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
+from metalearn.storage.files import is_disk_fault
 from metalearn.tasks.common.identities import content_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
@@ -187,6 +189,10 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
             try:
                 draw(job, parts, tested, result)
             except Exception as error:  # whatever fails in the drawing, the run is complete
+                if is_disk_fault(error):  # but for the disk: the same command tests again, and draws
+                    with suppress(OSError):
+                        (job.run_dir / "result.json").unlink()
+                    raise
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
     return result

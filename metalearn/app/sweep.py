@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of, printable
+from metalearn.app.outcome import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of, printable
 from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import started_as_rank
@@ -192,7 +192,7 @@ def reason_in(path: Path) -> str:
 def _status(ending: Ending, result: Mapping[str, Any]) -> str:
     if ending.code in STOPPED:
         return "stopped"
-    if ending.code == FAILED:
+    if ending.code in (FAILED, DISK):
         return "failed"
     return "refused" if ending.code == BAD_CONFIG else str(result.get("status", "failed"))
 

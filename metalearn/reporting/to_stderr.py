@@ -8,6 +8,11 @@ from typing import TextIO
 class ToStderr(logging.StreamHandler[TextIO]):
     """Writes to what stderr is now: a notebook, or a redirection, may have replaced it since an earlier call."""
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        """A terminal, pipe or file that takes no more: nobody could read of it there."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
