@@ -98,7 +98,7 @@ class SweepController:
         """Stops the trials under way, which save as far as they can; those that have ended are told, likewise."""
         self._stop = self._stop or signal.SIGTERM
         self._slots.signal(signal.SIGTERM)
-        while self._running:
+        while self._slots.running:
             for ended in self._slots.wait(LOOK_SECONDS):
                 with contextlib.suppress(OSError, PausedError):
                     self._end(ended)
@@ -149,9 +149,9 @@ class SweepController:
         self._told(trial.number)
 
     def _start(self, trial: StartedTrial) -> None:
-        slot = self._free.popleft()
-        self._running[trial.number] = trial, slot
-        self._slots.start(trial.number, self._overrides_of(trial), slot)
+        overrides, slot = self._overrides_of(trial), self._free[0]
+        self._slots.start(trial.number, overrides, slot)
+        self._running[trial.number] = trial, self._free.popleft()
         if self._stop:  # the signal's handler may have missed this trial
             self._slots.signal(signal.SIGTERM, [trial.number])
         if self._watch is not None:
