@@ -20,7 +20,7 @@ from hydra_async_sweeper.disk import PausedError, fault_at, fault_in, line_of, r
 from hydra_async_sweeper.plan import SweepPlan, TaskTraits, plan_of
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots
-from hydra_async_sweeper.space import SpaceError, to_plain
+from hydra_async_sweeper.space import SpaceError, size, to_plain
 from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial, printable
 from hydra_async_sweeper.trial import gpus_of, job_return, run_trial, trial_folders
 
@@ -56,7 +56,7 @@ def sweep(
     try:
         plan = plan_of(arguments, settings["params"], partial(_options, loader))
         chosen = settings_of(settings, plan.space, task.objective)
-        if chosen.objective:
+        if chosen.objective or (chosen.n_trials or size(plan.space) or 1) > 1:
             _check_subdir(config)
         refuse_links([folder / "logs", folder / "plots"])
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
@@ -187,11 +187,23 @@ def _open_study(
     except StudyError as error:
         raise SpaceError(str(error)) from error
     write_atomically(folder / "multirun.yaml", OmegaConf.to_yaml(config))
+    log.addFilter(_with_escapes)
     if chosen.sampler == "grid":
         study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
     else:
         study.enqueue(chosen.n_trials or 0)
+    if chosen.n_trials is not None and study.count() > chosen.n_trials:
+        log.warning(
+            "hydra.sweeper.n_trials=%d: %d trials have begun already, and all of them count; type another "
+            "hydra.sweeper.study_name=NAME for fewer", chosen.n_trials, study.count(),
+        )  # fmt: skip
     return study
+
+
+def _with_escapes(record: logging.LogRecord) -> bool:
+    """Writes out the control characters of a message: names and reasons may come from files of others."""
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
 
 
 @contextmanager

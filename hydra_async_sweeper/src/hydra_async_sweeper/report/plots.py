@@ -19,6 +19,7 @@ from hydra_async_sweeper.islands import Exchange
 from hydra_async_sweeper.ranking import FinishedTrials
 from hydra_async_sweeper.report.populations import is_wide, islands_plot, population_plot, scale
 from hydra_async_sweeper.space import Space
+from hydra_async_sweeper.terms import printable
 
 if TYPE_CHECKING:
     import optuna
@@ -63,7 +64,7 @@ def draw(
         except Exception as error:  # the parameters of an application may have any names and values
             if fault_in(error):
                 raise
-            log.warning("no plot %s: %s: %s", path.name, type(error).__name__, error)
+            log.warning("no plot %s: %s: %s", path.name, type(error).__name__, printable(str(error)))
         else:
             written.append(path)
     return written

@@ -16,6 +16,7 @@ from hydra_async_sweeper.population import lineage
 from hydra_async_sweeper.ranking import OUTCOMES, FinishedTrials
 from hydra_async_sweeper.settings import RESULTS, read_yaml
 from hydra_async_sweeper.space import Params
+from hydra_async_sweeper.terms import printable
 
 
 def write_tables(
@@ -53,14 +54,27 @@ def _csv(ended: FinishedTrials) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     lane = [*ended.lanes.place_of(0), *(["parent"] if ended.lanes.by_round else [])]
-    writer.writerow(["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params])
+    writer.writerow(
+        [
+            "number",
+            "told",
+            "outcome",
+            *lane,
+            *ended.objectives,
+            "seconds",
+            "same_as",
+            "failure",
+            *map(printable, params),
+        ]
+    )
     for trial in ordered:
-        writer.writerow([
+        row = [
             trial.number, trial.told, trial.outcome, *ended.lanes.place_of(trial.number).values(),
             *([trial.parent] if ended.lanes.by_round else []),
             *(trial.values or [""] * len(ended.objectives)), trial.seconds, trial.same_as,
             " ".join(trial.failure.split()), *(trial.params.get(key, "") for key in params),
-        ])  # fmt: skip
+        ]  # fmt: skip
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
 
 
