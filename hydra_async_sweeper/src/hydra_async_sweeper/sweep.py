@@ -95,6 +95,13 @@ def _run(
     folder_of = trial_folders(config, folder)
     overrides_of = _overrides_of(plan, chosen, task, folder_of)
 
+    if chosen.pruner != "none" and (folder_of is None or not chosen.objective):
+        raise SpaceError(
+            f"hydra.sweeper.pruner={chosen.pruner}: reads a field of metrics.jsonl in the folder of each trial, so it "
+            "needs a hydra.sweeper.objective, and a hydra.sweep.subdir that follows from the trial's number alone; "
+            "type them, or hydra.sweeper.pruner=none"
+        )
+
     def start_with(trial: StartedTrial) -> list[str]:
         if folder_of is not None:
             refuse_links(_written_in(folder, folder_of(trial.number)))

@@ -54,19 +54,8 @@ def _csv(ended: FinishedTrials) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     lane = [*ended.lanes.place_of(0), *(["parent"] if ended.lanes.by_round else [])]
-    writer.writerow(
-        [
-            "number",
-            "told",
-            "outcome",
-            *lane,
-            *ended.objectives,
-            "seconds",
-            "same_as",
-            "failure",
-            *map(printable, params),
-        ]
-    )
+    head = ["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params]
+    writer.writerow(map(printable, head))
     for trial in ordered:
         row = [
             trial.number, trial.told, trial.outcome, *ended.lanes.place_of(trial.number).values(),
