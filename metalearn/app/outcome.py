@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.config.check import started_by_launcher
-from metalearn.errors import ConfigError, DataError, DiskError, RunError
+from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
 from metalearn.runs.signals import INTERRUPTED
 from metalearn.storage.files import is_disk_fault, unwritten
 
@@ -78,11 +78,6 @@ def report_error(error: BaseException, code: int) -> int:
         number = os.environ.get("RANK", "?").zfill(len(os.environ.get("WORLD_SIZE", "")))
         print(f"error: worker{number}: {printable(str(error))}", file=sys.stderr)
     return code
-
-
-def printable(text: str) -> str:
-    """The text with its control characters written out: those of a file could change the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def print_to_pipe(text: str) -> None:

@@ -17,14 +17,14 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, printable, report_error
+from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.parts import Parts, connect
 from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
 from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
-from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
@@ -255,7 +255,7 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
         folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
         raise
     hand_out(job)
-    print(folder.run_report(job.run_dir, result))
+    print(printable(folder.run_report(job.run_dir, result)))
     return OK
 
 

@@ -194,7 +194,6 @@ def _open_study(
     except StudyError as error:
         raise SpaceError(str(error)) from error
     write_atomically(folder / "multirun.yaml", OmegaConf.to_yaml(config))
-    log.addFilter(_with_escapes)
     if chosen.sampler == "grid":
         study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
     else:
@@ -205,12 +204,6 @@ def _open_study(
             "hydra.sweeper.study_name=NAME for fewer", chosen.n_trials, study.count(),
         )  # fmt: skip
     return study
-
-
-def _with_escapes(record: logging.LogRecord) -> bool:
-    """Writes out the control characters of a message: names and reasons may come from files of others."""
-    record.msg, record.args = printable(record.getMessage()), ()
-    return True
 
 
 @contextmanager
