@@ -15,13 +15,15 @@ from optuna.samplers import RandomSampler
 
 from hydra_async_sweeper.controller import SweepController, TrialLimits
 from hydra_async_sweeper.disk import PausedError, fault_at, fault_in, line_of
+from hydra_async_sweeper.plan import SweepPlan, TaskTraits
 from hydra_async_sweeper.report import SweepView
 from hydra_async_sweeper.samplers import ParamChoice, SearchMethod, search_of
 from hydra_async_sweeper.settings import PACKAGES, settings_of
 from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Category, Number, Space
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import COMPLETED
+from hydra_async_sweeper.sweep import _overrides_of
+from hydra_async_sweeper.terms import COMPLETED, StartedTrial
 
 SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b", "c")), "width": Number(0.0, 1.0)}
 
@@ -209,3 +211,23 @@ def test_faults_are_those_of_disks(tmp_path: Path) -> None:
     assert fault_at([tmp_path]) is None and not list(tmp_path.iterdir())
     missing = fault_at([tmp_path, tmp_path / "gone"])
     assert missing is not None and missing.filename == str(tmp_path / "gone")
+
+
+def test_a_round_whose_parent_is_gone_is_not_started(tmp_path: Path) -> None:
+    keys = {
+        "n_jobs": 1, "objective": None, "direction": None, "seed": 0, "study_name": "pbt", "storage": None,
+        "max_failure_rate": 0.0, "max_retries": 0, "warm": True, "plots": True, "preload": [], "members": 2,
+        "rounds": 2, "quantile": 0.25, "factors": [0.8], "resample": 0.25, "replay": None,
+    }  # fmt: skip
+
+    def task(config: Any) -> float:
+        return 0.0
+
+    task.segment = lambda round_, rounds, parent, names: [f"from={parent}"]  # type: ignore[attr-defined]
+    overrides_of = _overrides_of(
+        SweepPlan({}, [], []), settings_of(keys, SPACE), TaskTraits.of(task), lambda number: tmp_path / str(number)
+    )
+    with pytest.raises(FileNotFoundError, match="trial 2 goes on from its checkpoint"):
+        overrides_of(StartedTrial(2, {}, parent=0))
+    (tmp_path / "0").mkdir()
+    assert overrides_of(StartedTrial(2, {}, parent=0)) == [f"from={(tmp_path / '0').resolve()}"]
