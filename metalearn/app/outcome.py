@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +47,13 @@ def exit_code_of_process(run: Callable[[], int]) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = exit_code_of(run)
+        sys.stdout.flush()
         return FAILED if code == DISK and not started_by_launcher() else code
+    except OSError as error:
+        if not is_disk_fault(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more when it exits
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -62,7 +69,7 @@ def ending_of(run: Callable[[], int]) -> Ending:
     except OSError as error:
         if not is_disk_fault(error):
             raise
-        told = unwritten(Path(os.fsdecode(error.filename or Path.cwd())), error, "used")
+        told = unwritten(Path(os.fsdecode(error.filename or "a file")), error, "used")
         return Ending(report_error(told, DISK), str(told))
 
 
@@ -70,7 +77,8 @@ def report_error(error: BaseException, code: int) -> int:
     """Prints what is wrong, once for all ranks of a host; returns `code`."""
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
+        with suppress(OSError):  # stderr may be a file on the same full disk
+            print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
+from omegaconf import DictConfig
 
 from distributed.cluster import on_ray
 from distributed.cluster.ending import StoppedByLeader, wish_to_leave
@@ -17,7 +18,7 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, report_error
+from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of, exit_code_of_process, report_error
 from metalearn.app.parts import Parts, connect
 from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
@@ -178,7 +179,11 @@ def lead(job: Job, parts: Parts) -> int:
         if job.in_sweep:
             return _train_and_close(job, parts, state)
         assert job.whole is not None
-        return run_by_hydra(lambda config: _train_and_close(job, parts, state), job.whole, job.run_dir)
+
+        def task(config: DictConfig) -> int:
+            return exit_code_of(lambda: _train_and_close(job, parts, state))  # Hydra would report an error too
+
+        return run_by_hydra(task, job.whole, job.run_dir)
 
 
 def _report(job: Job, parts: Parts, done: str) -> int:

@@ -210,18 +210,20 @@ def unwritten(path: Path, error: OSError, verb: str = "written") -> RunError:
     """The error for a file of a run that could not be written. Where a disk is to blame, it says how much is free."""
     reason = f"{path}: cannot be {verb}: {error.strerror or error}"
     if is_disk_fault(error) or error.errno == errno.ENOENT:  # its folder is gone
-        advice = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend the disk"
-        return DiskError(f"{reason} ({room_at(path)}); {advice}; {STANDS}")
+        advice = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.ENOENT: "bring its folder back"}
+        todo = advice.get(error.errno or 0, "mend the disk")
+        return DiskError(f"{reason} ({room_at(path)}); {todo}; {STANDS}")
     return RunError(f"{reason}; {STANDS}")
 
 
 def room_at(path: Path) -> str:
     """How much room there is where a file is, or would be."""
-    place = next(folder for folder in (*path.absolute().parents, Path("/")) if folder.is_dir())
     try:
+        folders = path.absolute().parents
+        place = next(folder for folder in folders if os.path.isdir(folder))  # noqa: PTH112 (Path's may raise)
         return f"{shutil.disk_usage(place).free // 1024:,} KiB are free in {place}"
     except OSError as error:
-        return f"{place}: {error.strerror}"
+        return f"how much is free is not known: {error.strerror}"
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:

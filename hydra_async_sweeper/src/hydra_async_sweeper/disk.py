@@ -10,11 +10,12 @@ from pathlib import Path
 DISK_FAULT = os.EX_IOERR
 """The exit code of a trial's process, or of a task that returns its exit code, which such a fault has ended."""
 
-_ADVICE = {
+ADVICE = {
     errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EROFS: "make it writable", errno.EIO: "check the disk",
     errno.ESTALE: "mount it again", errno.ENOTCONN: "mount it again", errno.ENOENT: "bring it back",
     errno.ELOOP: "nothing is written through links: remove it",
 }  # fmt: skip
+"""What to do, for each number of an error that says that a disk or a folder is not as it was."""
 
 _ALWAYS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 """These come from a disk wherever they are met. What else a task meets may be its own fault: a file that it wants and
@@ -61,19 +62,20 @@ def line_of(fault: OSError, folder: Path) -> str:
         folder: stands where the fault names no file.
     """
     place = os.fsdecode(fault.filename or folder)
-    advice = _ADVICE.get(fault.errno or 0, "mend it")
+    advice = ADVICE.get(fault.errno or 0, "mend it")
     return f"{place}: {fault.strerror or fault} ({room_at(Path(place))}); {advice}, and the same command goes on"
 
 
 def room_at(path: Path) -> str:
     """How much room there is where a file or folder is, or would be."""
-    place = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
     with suppress(OSError):
+        folders = (path, *path.absolute().parents)
+        place = next(folder for folder in folders if os.path.isdir(folder))  # noqa: PTH112 (Path's may raise)
         status = os.statvfs(place)
         if status.f_files and not status.f_favail:
             return f"no inode is free in {place}"
         return f"{shutil.disk_usage(place).free // 1024:,} KiB are free in {place}"
-    return f"{place} does not say how much is free"
+    return "it does not say how much is free"
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

@@ -27,7 +27,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
 from hydra_async_sweeper import islands
-from hydra_async_sweeper.disk import fault_in, refuse_links
+from hydra_async_sweeper.disk import ADVICE, refuse_links
 from hydra_async_sweeper.ranking import results_of
 from hydra_async_sweeper.space import Category, Dimension, Number, Params, Space, steps_of, value_at
 from hydra_async_sweeper.terms import (
@@ -332,7 +332,7 @@ def _hold(journal: Path) -> TextIO:
             "hydra.sweeper.study_name=NAME"
         ) from None
     except OSError as error:
-        if fault_in(error):
+        if error.errno in ADVICE:
             raise
         raise StudyError(f"{path} cannot be locked ({error.strerror}); type another hydra.sweep.dir=/path") from error
     return file

@@ -16,7 +16,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from hydra_async_sweeper.disk import PausedError, fault_at, fault_in, line_of, refuse_links, write_atomically
+from hydra_async_sweeper.disk import ADVICE, PausedError, fault_at, fault_in, line_of, refuse_links, write_atomically
 from hydra_async_sweeper.plan import SweepPlan, TaskTraits, plan_of
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots
@@ -212,7 +212,7 @@ def _creating(key: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if fault_in(error):
+        if error.errno in ADVICE:
             raise
         reason = error.strerror or error
         raise SpaceError(f"{key}={path}: cannot be written: {reason}; type {key}=PATH, where you may write") from error
