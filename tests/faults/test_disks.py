@@ -167,7 +167,7 @@ def when(folder: Path, moment: str) -> Callable[[], bool]:
 
 FAULTS = [
     *(("size=24k", ""), ("size=60k", ""), ("size=120k", ""), ("size=200k", ""), ("size=260k", ""), ("size=320k", "")),
-    *(("size=380k", ""), ("size=440k", PLOTS), ("size=600k", PLOTS), ("size=700k", PLOTS)),
+    *(("size=380k", ""), ("size=420k", PLOTS), ("size=500k", PLOTS), ("size=540k", PLOTS)),
     *(("size=5m,nr_inodes=12", ""), ("size=5m,nr_inodes=50", "")),
     *(("read-only", "logs"), ("read-only", "trial_0001/metrics.jsonl"), ("read-only", "trial_0002/checkpoints/last")),
     *(("unmounted", "trial_0001/metrics.jsonl"), ("unmounted", "trial_0003/.hydra")),
@@ -178,7 +178,7 @@ FAULTS = [
 
 
 @slow
-@pytest.mark.parametrize(("fault", "more"), FAULTS, ids=" ".join)
+@pytest.mark.parametrize(("fault", "more"), FAULTS, ids=[" ".join(case).strip() for case in FAULTS])
 def test_a_sweep_on_a_disk_that_fails_ends_with_every_trial_when_it_is_mended(
     disk: Disk, undisturbed: Path, fault: str, more: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
