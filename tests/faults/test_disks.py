@@ -1,5 +1,7 @@
 """Disks that are full, gone or read-only: a run ends and a sweep pauses with one line; the same command goes on."""
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+from distributed.cluster.launch import FINAL, LAUNCHER
+from metalearn.app.outcome import DISK, FAILED, ending_of, exit_code_of_process
+from metalearn.errors import DiskError, RunError
+from metalearn.storage.files import unwritten, writing
 from tests.runs import ROOT, Program, assert_same_bytes, metrics, slow, train_in, until
 from tests.sweeps.programs import PLOTS, completed, params, rows, sweep
 
@@ -76,6 +82,25 @@ def test_a_run_whose_folder_is_removed_says_so(tmp_path: Path) -> None:
     outcome = program.wait()
     assert outcome.code == 1
     assert_one_line(outcome.text, "error: ", str(run))
+
+
+def test_output_that_goes_to_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert exit_code_of_process(lambda: print("a result") or 0) == FAILED
+
+
+def test_only_a_launcher_and_a_sweep_hear_that_it_was_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run() -> int:
+        with writing(tmp_path):
+            (tmp_path / "gone/file").touch()
+        return 0
+
+    assert exit_code_of_process(run) == FAILED and ending_of(run).code == DISK
+    monkeypatch.setenv(LAUNCHER, "1")
+    assert exit_code_of_process(run) == DISK and DISK in FINAL
+    for number, kind in ((errno.EROFS, DiskError), (errno.EFBIG, RunError), (errno.EACCES, RunError)):
+        assert type(unwritten(tmp_path, OSError(number, os.strerror(number)))) is kind
 
 
 # Sweeps
