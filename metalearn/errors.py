@@ -25,6 +25,10 @@ class RunError(RuntimeError):
     """A run that cannot continue: exit code 1."""
 
 
+class DiskError(RunError):
+    """The disk is full or has failed, or the run folder is gone; the same command goes on when it is mended."""
+
+
 class DivergedError(RunError):
     """A run whose loss or gradient is not finite; `step` was not applied."""
 
@@ -41,3 +45,8 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """A hint that asks for the nearest of the names; empty if none is near."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def printable(text: str) -> str:
+    """The text with its control characters written out: those of a file could change the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)

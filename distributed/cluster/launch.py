@@ -30,8 +30,9 @@ LEAVE_SECONDS = 10.0
 END_SECONDS = 1.0
 """Time limit for ranks to end at SIGTERM."""
 
-FINAL = (2, 3, 130, 143)
-"""Exit codes of a first rank that is not started again: bad config, numbers that are not finite, stopped."""
+FINAL = (2, 3, os.EX_IOERR, 130, 143)
+"""Exit codes of a first rank that is not started again: bad config, numbers that are not finite, a disk that has
+failed, stopped."""
 
 SAME_REQUEST_SECONDS = 2.0
 """Signals within this time are one request: a terminal, or a supervisor, may signal more than once."""

@@ -3,6 +3,7 @@
 import csv
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,31 @@ def test_the_wheel_holds_the_sources_and_nothing_else(lone_python: Path) -> None
         }
         assert installed == {path for path in ours if path.is_relative_to(top)}
     assert not (packages / "hydra_plugins/__init__.py").exists(), "it is a namespace of all plugins"
+
+
+def test_what_a_sweep_leaves_out_or_cannot_use_is_said(tmp_path: Path) -> None:
+    def swept(*overrides: str) -> tuple[int, str]:
+        command = [sys.executable, str(HERE / "foreign_app.py"), "-m", *OVERRIDES, "hydra.sweeper.sampler=random",
+                   "hydra.sweep.dir=sweep", "x=interval(-5,5)", *overrides]  # fmt: skip
+        env = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    for refused, line in (
+        ("hydra.sweep.subdir=one", "error: hydra.sweep.subdir=one: all trials would share this folder; leave it out"),
+        ("hydra.sweeper.pruner=median", "error: hydra.sweeper.pruner=median: reads a field of metrics.jsonl"),
+    ):
+        code, text = swept("hydra.sweeper.n_trials=3", refused)
+        assert code == 2 and line in text and "Traceback" not in text, text
+    assert swept("hydra.sweeper.n_trials=1", "hydra.sweep.subdir=one", "hydra.sweep.dir=other")[0] == 0
+    assert swept("hydra.sweeper.n_trials=3")[0] == 0
+    (tmp_path / "sweep/1").rename(tmp_path / "elsewhere")
+    code, text = swept("hydra.sweeper.n_trials=2")
+    assert code == 0 and "hydra.sweeper.n_trials=2: 3 trials have begun already, and all of them count" in text, text
+    assert "sweep/1: 1 of the trials that have ended have no folder any more" in text, text
+    (tmp_path / "sweep/trials.csv").unlink()
+    (tmp_path / "sweep/3").symlink_to(tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
+    code, text = swept("hydra.sweeper.n_trials=4")
+    assert code == 1 and "paused: sweep/3: is a link" in text and "Traceback" not in text, text
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before

@@ -429,6 +429,29 @@ def test_the_view_logs_neither_a_best_trial_nor_a_time_that_there_is_not(caplog:
     ]
 
 
+def test_no_control_character_of_a_trial_reaches_a_terminal_or_a_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, terminal: Callable[[int], "Terminal"]
+) -> None:
+    hostile = "\x1b[2J\x9b2J\u202e"
+    trial = ended(0, None, "failed", params={f"key{hostile}": f"choice{hostile}"}, failure=f"reason{hostile}")
+    caplog.set_level(logging.INFO, "hydra_async_sweeper")
+    view = SweepView(2, ["a"], ["minimize"], 2, stream=io.StringIO())
+    view.start(StartedTrial(0, trial.params))
+    view.end(trial)
+    table = SweepView(2, ["a"], ["minimize"], 2, stream=terminal(24))
+    table.start(StartedTrial(0, trial.params))
+    table.end(trial)
+    table.refresh()
+    shown = "".join(table._live.console.file.last_screen())
+    table.close()
+    tables(tmp_path, [trial], ["a"], ["minimize"], total=2, command=f"python {hostile}")
+    written = [(tmp_path / name).read_text() for name in ("trials.csv", "optimization_results.yaml")]
+    for text in (*caplog.messages, shown, *written):
+        assert not {"\x1b", "\x9b"} & set(text), ascii(text)
+    assert all("reason\\x1b[2J\\x9b2J\\u202e" in text for text in (caplog.messages[-1], shown, written[0]))
+    assert "key\\x1b[2J\\x9b2J\\u202e" in written[0].partition("\n")[0]
+
+
 class Terminal(io.StringIO):
     """A stream that says that it is a terminal."""
 

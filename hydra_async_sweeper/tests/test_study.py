@@ -270,6 +270,7 @@ def test_a_watch_reads_the_file_of_a_resumed_trial_from_its_start(tmp_path: Path
     fresh.replace(file)
     watch.look([0])
     with file.open("a") as more:
+        more.write('[]\n{"split": "val"}\n\x1b\n{"step": 4, "split": "val", "accuracy": [1]}\n')  # of another program
         more.write(json.dumps({"step": 4, "split": "val", "accuracy": 0.4, "note": "long" * 200}) + "\n")
     watch.look([0])
     study.close()

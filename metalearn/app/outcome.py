@@ -7,14 +7,21 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.config.check import started_by_launcher
+from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
 from metalearn.runs.signals import INTERRUPTED
+from metalearn.storage.files import is_disk_fault, unwritten
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
 """Exit codes. A run that has diverged does so again: launchers do not repeat it."""
+
+DISK = os.EX_IOERR
+"""The exit code of a rank, or of a trial, whose disk has failed. The program itself ends with `FAILED`."""
 
 _OWN_RANK_SECONDS = 10.0
 _NO_MEMORY = ("can't allocate memory", "out of memory", "failed to map segment")
@@ -38,7 +45,8 @@ def exit_code_of(run: Callable[[], int]) -> int:
 def exit_code_of_process(run: Callable[[], int]) -> int:
     """As `exit_code_of`, for all that a process does: it may be interrupted at any moment."""
     try:
-        return exit_code_of(run)
+        code = exit_code_of(run)
+        return FAILED if code == DISK and not started_by_launcher() else code
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -50,14 +58,20 @@ def ending_of(run: Callable[[], int]) -> Ending:
     except (ConfigError, DataError) as error:
         return Ending(report_error(error, BAD_CONFIG), str(error))
     except RunError as error:
-        return Ending(report_error(error, FAILED), str(error))
+        return Ending(report_error(error, DISK if isinstance(error, DiskError) else FAILED), str(error))
+    except OSError as error:
+        if not is_disk_fault(error):
+            raise
+        told = unwritten(Path(os.fsdecode(error.filename or "a file")), error, "used")
+        return Ending(report_error(told, DISK), str(told))
 
 
 def report_error(error: BaseException, code: int) -> int:
     """Prints what is wrong, once for all ranks of a host; returns `code`."""
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
+        with suppress(OSError):  # stderr may be a file on the same full disk
+            print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
@@ -77,11 +91,6 @@ def without_memory(error: Exception) -> str | None:
     if limit == resource.RLIM_INFINITY:
         return f"the memory is not enough: {line}; type a smaller trainer.task_chunk, or fewer workers"
     return f"ulimit -v {limit // 1024} leaves too little memory: {line}; type a larger one, or ulimit -v unlimited"
-
-
-def printable(text: str) -> str:
-    """The text with its control characters written out: those of a file could change the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def versions() -> str:

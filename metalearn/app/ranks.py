@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
+from omegaconf import DictConfig
 
 from distributed.cluster import on_ray
 from distributed.cluster.ending import StoppedByLeader, wish_to_leave
@@ -17,18 +18,19 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, printable, report_error, without_memory
+from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of, exit_code_of_process, report_error, without_memory
 from metalearn.app.parts import Parts, connect
 from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
 from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
-from metalearn.errors import ConfigError, DataError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
+from metalearn.storage.files import is_disk_fault
 from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
 
@@ -177,7 +179,11 @@ def lead(job: Job, parts: Parts) -> int:
         if job.in_sweep:
             return _train_and_close(job, parts, state)
         assert job.whole is not None
-        return run_by_hydra(lambda config: _train_and_close(job, parts, state), job.whole, job.run_dir)
+
+        def task(config: DictConfig) -> int:
+            return exit_code_of(lambda: _train_and_close(job, parts, state))  # Hydra would report an error too
+
+        return run_by_hydra(task, job.whole, job.run_dir)
 
 
 def _report(job: Job, parts: Parts, done: str) -> int:
@@ -208,11 +214,16 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
     except Interrupted:
         log.info("stopped before the workers had met")
         return stop.exit_code
+    except DiskError as error:
+        log.debug("ended by DiskError: %s", error)  # for train.log
+        raise
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
         return report_error(error, FAILED)
     except Exception as error:
         if (why := without_memory(error)) is not None:
             return report_error(RunError(why), FAILED)
+        if is_disk_fault(error):
+            raise
         log.exception("the run failed")
         return FAILED
     finally:
@@ -251,7 +262,7 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
         folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
         raise
     hand_out(job)
-    print(folder.run_report(job.run_dir, result))
+    print(printable(folder.run_report(job.run_dir, result)))
     return OK
 
 

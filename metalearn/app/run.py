@@ -4,6 +4,7 @@ import logging
 import math
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -13,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.devices import described
 from metalearn.app.job import Job
-from metalearn.app.outcome import printable
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
 from metalearn.config.values import to_container
@@ -37,7 +37,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import main_metric, summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
-from metalearn.storage.files import real
+from metalearn.storage.files import is_disk_fault, real
 from metalearn.tasks.common.identities import content_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
@@ -129,7 +129,7 @@ def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
         return
     what = f"the data of dataset={job.config.dataset._target_} are not those that the checkpoint was trained on"
     if job.config.resume != "auto":
-        log.warning("resume=%s: %s", printable(str(job.config.resume)), what)
+        log.warning("resume=%s: %s", job.config.resume, what)
         return
     raise ConfigError(
         f"dataset: {what}: their content has changed; bring the data back, or type run=NAME for another run, or "
@@ -211,6 +211,10 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
             try:
                 draw(job, parts, tested, result)
             except Exception as error:  # whatever fails in the drawing, the run is complete
+                if is_disk_fault(error):  # but for the disk: the same command tests again, and draws
+                    with suppress(OSError):
+                        (job.run_dir / "result.json").unlink()
+                    raise
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
     return result
@@ -288,7 +292,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
     if state.snapshot is None:
         parts.checkpointer.settle(0, None)
         for note in parts.start_notes:
-            log.warning("%s", printable(note))
+            log.warning("%s", note)
         return new_learner(parts.start, parts.outer.start, parts.settings.ema_decay), Progress()
     learner, progress = restored(state.snapshot, parts)
     if state.rewinds:
@@ -296,7 +300,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
     if not parts.checkpointer.settle(progress.step, progress.best["step"] if progress.best else None):
         progress = progress._replace(best=None)  # it belonged to another folder, or to steps that are gone
     if job.config.resume not in ("auto", "never") and not from_meta(state.snapshot.meta).complete:
-        log.warning("resume=%s: %s", printable(str(job.config.resume)), UNKNOWN)
+        log.warning("resume=%s: %s", job.config.resume, UNKNOWN)
     log.info("going on after step %d", progress.step)
     return learner, progress
 

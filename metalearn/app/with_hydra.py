@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, read_write
 
-from metalearn.app.outcome import OK
+from metalearn.app.outcome import DISK, FAILED, OK
 from metalearn.config.options import CONF
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import writing
@@ -49,15 +49,15 @@ def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: 
 def run_grid_by_hydra(task: Callable[[DictConfig], int]) -> int:
     """Lets one of Hydra's own sweepers call `task` for each job of a multirun; returns the largest exit code.
 
-    A job that was stopped ends the multirun.
+    A job that was stopped, or whose disk has failed, ends the multirun.
     """
     codes: list[int] = []
     controller = os.getpid()
 
     def job(config: DictConfig) -> None:
         codes.append(task(config))
-        if codes[-1] in STOPPED:
-            raise SystemExit(codes[-1])  # ends the sweep, where an Exception would only fail this job
+        if codes[-1] in (*STOPPED, DISK):  # ends the sweep, where an Exception would only fail this job
+            raise SystemExit(FAILED if codes[-1] == DISK else codes[-1])
         if codes[-1] != OK and os.getpid() != controller:  # only an error tells another process
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
 

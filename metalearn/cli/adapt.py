@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, printable, report_error
+from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
 from metalearn.checks import whole_number
 from metalearn.cli.arguments import command_name, names, whole
 from metalearn.config.check import MOST_THREADS
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating, refuse_used
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
     try:
-        return exit_code_of(lambda: adapt(options))
+        return exit_code_of_process(lambda: adapt(options))
     except ValueError as error:  # a picture, or a number of classes, that the learner does not take
         return report_error(error, BAD_CONFIG)
     except OSError as error:

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.outcome import OK, exit_code_of
+from metalearn.app.outcome import OK, exit_code_of_process
 from metalearn.app.process import set_up_process
 from metalearn.cli.arguments import command_name, names
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
     )
     options = parser.parse_args(arguments)
-    return exit_code_of(lambda: publish(options))
+    return exit_code_of_process(lambda: publish(options))
 
 
 def publish(options: argparse.Namespace) -> int:

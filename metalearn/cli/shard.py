@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.outcome import OK, exit_code_of
+from metalearn.app.outcome import OK, exit_code_of_process
 from metalearn.app.process import set_up_process
 from metalearn.cli.arguments import command_name, whole
 from metalearn.config.build import build
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         "--classes", default=CLASSES, type=whole(1), metavar="N", help=f"of a shard (default {CLASSES})"
     )
     options = parser.parse_args(arguments)
-    return exit_code_of(lambda: cut(options))
+    return exit_code_of_process(lambda: cut(options))
 
 
 def cut(options: argparse.Namespace) -> int:

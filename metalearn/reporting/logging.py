@@ -23,9 +23,9 @@ from metalearn.reporting.loggers.to_csv import csv_logger
 from metalearn.reporting.loggers.to_mlflow import mlflow_logger
 from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
 from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
-from metalearn.reporting.to_stderr import ToStderr
+from metalearn.reporting.to_stderr import Printable, ToStderr
 from metalearn.runs.metrics import describe, jsonable
-from metalearn.storage.files import logged_lines, write_atomically, writing
+from metalearn.storage.files import is_disk_fault, logged_lines, unwritten, write_atomically, writing
 
 _PACKAGES = ("metalearn", "distributed")
 
@@ -147,6 +147,7 @@ class _LogOutputs(RunLog):
             logger.start(config, pictures)
 
     def step(self, step: int, values: Values) -> None:
+        _check_log_files()
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + value, count + 1
@@ -173,6 +174,7 @@ class _LogOutputs(RunLog):
         log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
 
     def result(self, config: Config, figures: Values) -> None:
+        _check_log_files()
         for logger in self._loggers:
             logger.result(config, figures)
 
@@ -296,6 +298,7 @@ def log_to_terminal(level: int = logging.INFO) -> None:
     if handler is None:
         if _console.is_terminal:
             handler = _ToTerminal(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
+            handler.setFormatter(Printable())
         else:
             handler = ToStderr()
         _attach(handler)
@@ -303,15 +306,28 @@ def log_to_terminal(level: int = logging.INFO) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """Reports once that the file cannot be written, where `logging` prints a traceback for each message."""
+    """Reports once that the file cannot be written, where `logging` prints a traceback for each message. A fault of the
+    disk ends the run at its next step."""
+
+    fault: OSError | None = None
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
             return
+        if is_disk_fault(error):
+            self.fault = error  # what could not be written is tried again with the next message
+            return
         detach(self)
         log.warning("%s: cannot be written: %s; the next messages are not in it", self.baseFilename, error.strerror)
+
+
+def _check_log_files() -> None:
+    """Raises RunError if a message could not be written, since the disk has failed."""
+    for handler in log.handlers:
+        if isinstance(handler, _LogFile) and handler.fault is not None:
+            raise unwritten(Path(handler.baseFilename), handler.fault) from handler.fault
 
 
 def log_to_file(path: Path) -> logging.Handler:
@@ -322,7 +338,7 @@ def log_to_file(path: Path) -> logging.Handler:
     """
     with writing(path):
         handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)-7s  %(message)s"))
+    handler.setFormatter(Printable("%(asctime)s  %(levelname)-7s  %(message)s"))
     _attach(handler)
     return handler
 

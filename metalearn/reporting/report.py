@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from metalearn.config.values import Config
+from metalearn.errors import printable
 from metalearn.reporting import episode_pictures, figures
 from metalearn.reporting.loggers.protocol import as_yaml
 from metalearn.runs.metrics import describe, main_metric
@@ -194,4 +195,4 @@ def _image(png: bytes, meaning: str, more: str = "") -> str:
 
 
 def _text(value: object) -> str:
-    return html.escape(str(value))
+    return html.escape(printable(str(value)))

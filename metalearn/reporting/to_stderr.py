@@ -1,12 +1,30 @@
-"""A handler for log messages on the terminal."""
+"""A handler and a formatter for log messages on the terminal."""
 
 import logging
 import sys
 from typing import TextIO
 
+from metalearn.errors import printable
+
+
+class Printable(logging.Formatter):
+    """Writes out the control characters of a message: names and reasons may come from files of others."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
 
 class ToStderr(logging.StreamHandler[TextIO]):
     """Writes to what stderr is now: a notebook, or a redirection, may have replaced it since an earlier call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(Printable())
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        """A terminal, pipe or file that takes no more: nobody could read of it there."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -27,11 +27,21 @@ from safetensors.torch import load_file, save_file
 
 from metalearn.checks import whole_number
 from metalearn.config.check import job_id, restarted
-from metalearn.errors import ConfigError, RunError
+from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, main_metric
 from metalearn.runs.state import is_validation, load_state
 from metalearn.storage import locks
-from metalearn.storage.files import LARGEST_JSON, STANDS, check_header, open_regular, read_object, real, writing
+from metalearn.storage.files import (
+    LARGEST_JSON,
+    STANDS,
+    check_header,
+    open_regular,
+    read_object,
+    real,
+    room_at,
+    unwritten,
+    writing,
+)
 from metalearn.types import Params
 
 log = logging.getLogger(__name__)
@@ -149,7 +159,10 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     final = folder / _name(snapshot.meta["step"])
     temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
     if not folder.parent.is_dir():
-        raise RunError(f"{folder.parent}: is not there any more; move it back, and the same command resumes the run")
+        raise DiskError(
+            f"{folder.parent}: is not there any more ({room_at(folder.parent)}); move it back, and the same command "
+            "resumes the run"
+        )
     with _saving(final, temporary):
         folder.mkdir(exist_ok=True)
         _remove(temporary)
@@ -173,10 +186,19 @@ def _saving(final: Path, temporary: Path) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
             _remove(temporary)
-        # safetensors and torch wrap the error of the disk, whose text says more.
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(cause).splitlines()[0]
-        raise RunError(f"{final}: cannot be saved: {reason}; {STANDS}") from error
+        cause = _behind(error)
+        if cause is not None:
+            raise unwritten(final, OSError(cause.errno, cause.strerror), "saved") from error
+        raise RunError(f"{final}: cannot be saved: {str(error).splitlines()[0]}; {STANDS}") from error
+
+
+def _behind(error: Exception) -> OSError | None:
+    """The error of the disk, which torch wraps, and of which safetensors has the number in its text."""
+    for one in (error, error.__context__):
+        if isinstance(one, OSError):
+            return one
+    number = re.search(r"\(os error ([0-9]+)\)", str(error))
+    return None if number is None else OSError(int(number[1]), os.strerror(int(number[1])))
 
 
 def _fill(temporary: Path, snapshot: Snapshot) -> None:

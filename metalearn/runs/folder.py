@@ -22,11 +22,13 @@ from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
     creating,
+    is_disk_fault,
     links_out_of,
     read_json,
     real,
     refuse_nameless,
     shared_files,
+    unwritten,
     waiting_files,
     write_atomically,
 )
@@ -273,6 +275,8 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
         run_dir.mkdir(parents=True, exist_ok=True)
         file = _open_lock(run_dir / LOCK)
     except OSError as error:
+        if is_disk_fault(error):
+            raise unwritten(run_dir / LOCK, error) from error
         raise ConfigError(
             f"{run_dir}: cannot be written: {error.strerror} ({error.filename}); start in a folder that you may write, "
             "or type hydra.run.dir=FOLDER"

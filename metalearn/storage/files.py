@@ -4,8 +4,10 @@ What lies in a folder may be somebody else's. So nothing here waits for a named 
 through a link.
 """
 
+import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +15,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from metalearn.errors import ConfigError, RunError
+from metalearn.errors import ConfigError, DiskError, RunError
 
 STANDS = "what was saved before stands, and the same command resumes the run"
+
+_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN}
+"""What a disk that is full or fails answers, or one that is not mounted any more."""
 
 LARGEST_JSON = 4 * 2**20
 """Bytes of a JSON file: result.json, meta.json, manifest.json."""
@@ -193,8 +198,32 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = os.fsdecode(error.filename or path)
-        raise RunError(f"{name}: cannot be written: {error.strerror or error}; {STANDS}") from error
+        raise unwritten(Path(os.fsdecode(error.filename or path)), error) from error
+
+
+def is_disk_fault(error: BaseException | None) -> bool:
+    """Whether a disk is to blame, and not who has called it."""
+    return isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FAULTS)
+
+
+def unwritten(path: Path, error: OSError, verb: str = "written") -> RunError:
+    """The error for a file of a run that could not be written. Where a disk is to blame, it says how much is free."""
+    reason = f"{path}: cannot be {verb}: {error.strerror or error}"
+    if is_disk_fault(error) or error.errno == errno.ENOENT:  # its folder is gone
+        advice = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.ENOENT: "bring its folder back"}
+        todo = advice.get(error.errno or 0, "mend the disk")
+        return DiskError(f"{reason} ({room_at(path)}); {todo}; {STANDS}")
+    return RunError(f"{reason}; {STANDS}")
+
+
+def room_at(path: Path) -> str:
+    """How much room there is where a file is, or would be."""
+    try:
+        folders = path.absolute().parents
+        place = next(folder for folder in folders if os.path.isdir(folder))  # noqa: PTH112 (Path's may raise)
+        return f"{shutil.disk_usage(place).free // 1024:,} KiB are free in {place}"
+    except OSError as error:
+        return f"how much is free is not known: {error.strerror}"
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -26,7 +27,8 @@ from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.reporting.loggers.protocol import Window
-from metalearn.reporting.logging import run_log
+from metalearn.reporting.logging import detach, log_to_file, log_to_terminal, run_log
+from metalearn.reporting.report import _section
 from metalearn.runs import folder
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
@@ -324,6 +326,23 @@ def test_a_message_leaves_the_terminal_as_it_is(run_dir: Path, capfd: pytest.Cap
     seal(run_dir)
     assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}"]) == 2
     assert "dataset._target_=\\x1b[2J\nx: is no factory" in capfd.readouterr().err
+
+
+def test_log_messages_and_pages_hold_no_raw_control_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("metalearn")
+    monkeypatch.setattr(logger, "handlers", [])
+    log_to_terminal()
+    handler = log_to_file(tmp_path / "train.log")
+    logger.warning("a name of others: %s", "\x1b[2J")
+    try:
+        raise ValueError("\x9b2J")
+    except ValueError:
+        logger.exception("and a reason")
+    detach(handler)
+    for text in (capfd.readouterr().err, (tmp_path / "train.log").read_text(), _section("\x1b[2J", "\\x9b2J")):
+        assert "\\x1b[2J" in text and "\\x9b2J" in text and not {"\x1b", "\x9b"} & set(text)
 
 
 def test_nothing_is_downloaded_to_where_only_the_checkpoint_says(

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from metalearn.app import ranks
 from metalearn.app.job import installed, to_job
 from metalearn.config.compose import compose_config
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, DiskError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
 from metalearn.runs import checkpoint, folder
 from tests.runs import ROOT, Program, Start, metrics
@@ -83,8 +84,11 @@ def test_a_full_disk_is_named_in_one_line_and_the_same_command_resumes(tmp_path:
         pytest.skip(f"this user cannot mount a small disk: {done.stderr.strip()}")
     assert "Traceback" not in done.stderr, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "cannot be saved: No space left on device; what was saved before stands" in errors[0]
-    assert errors[0].startswith(f"error: {RUN}/checkpoints/step_") and "going on after step" in done.stderr
+    assert len(errors) == 1 and re.fullmatch(
+        rf"error: {RUN}/checkpoints/step_\d+: cannot be saved: No space left on device \(\d+ KiB are free in "
+        rf"{tmp_path}/{RUN}/checkpoints\); make room; what was saved before stands, and the same .*", errors[0],
+    ), errors  # fmt: skip
+    assert "going on after step" in done.stderr
     codes = [line for line in done.stdout.splitlines() if line.startswith("exit code")]
     assert codes == ["exit code 1", "exit code 0"], done.stderr
 
@@ -140,18 +144,24 @@ def test_without_locks_a_run_goes_on_with_a_warning(
     assert f"{tmp_path}/run/.lock: this file system has no locks (No locks available)" in messages.text
 
 
-def test_a_log_that_cannot_be_written_is_reported_once(
-    messages: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_log_on_a_full_disk_ends_the_run_at_its_next_step(
+    messages: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     logger = logging.getLogger("metalearn")
     monkeypatch.setattr(logger, "handlers", [])
+    log = run_log(every=10, plots=False)(tmp_path, Window(0, 0, 20, 4))
     handler = log_to_file(Path("/dev/full"))
     logger.propagate = True
     for number in range(3):
         logger.info("message %d", number)
+    with pytest.raises(DiskError, match=r"/dev/full: cannot be written: No space left on device \(\d.* make room"):
+        log.step(1, {"loss": 1.0, "step_seconds": 0.1})
+    log.close()
     detach(handler)
-    warnings = [record.getMessage() for record in messages.records if record.levelname == "WARNING"]
-    assert warnings == ["/dev/full: cannot be written: No space left on device; the next messages are not in it"]
+    assert [record.levelname for record in messages.records] == ["INFO"] * 3
     assert "Traceback" not in capfd.readouterr().err
 
 

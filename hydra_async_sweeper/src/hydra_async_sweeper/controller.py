@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from hydra_async_sweeper.outcome import RETRY, STOPPED, TrialResult, result_of
+from hydra_async_sweeper.disk import PausedError, fault_at, line_of, room_at
+from hydra_async_sweeper.outcome import DISK, RETRY, STOPPED, TrialResult, result_of
 from hydra_async_sweeper.pruning import PruningWatch
 from hydra_async_sweeper.report import SweepView
 from hydra_async_sweeper.samplers import SearchMethod
@@ -72,19 +73,35 @@ class SweepController:
 
     def run(self) -> int:
         """Runs all trials that have not ended; returns the number of the signal that stopped the sweep, or 0."""
-        self._ready.extend(filter(None, map(self._begin, self._study.interrupted())))
         with self._signals():
-            self._fill()
-            while self._running:
-                ends = self._slots.wait(LOOK_SECONDS)
-                for ended in ends:
-                    self._end(ended)
-                if ends:  # what can start changes with a result only
-                    self._fill()
-                if self._watch is not None:
-                    self._watch.look(self._running)
-                self._view.refresh()
+            try:
+                self._run()
+            except (OSError, PausedError):
+                self._give_up()
+                raise
         return self._stop
+
+    def _run(self) -> None:
+        self._ready.extend(filter(None, map(self._begin, self._study.interrupted())))
+        self._fill()
+        while self._running:
+            ends = self._slots.wait(LOOK_SECONDS)
+            for ended in ends:
+                self._end(ended)
+            if ends:  # what can start changes with a result only
+                self._fill()
+            if self._watch is not None:
+                self._watch.look(self._running)
+            self._view.refresh()
+
+    def _give_up(self) -> None:
+        """Stops the trials under way, which save as far as they can; those that have ended are told, likewise."""
+        self._stop = self._stop or signal.SIGTERM
+        self._slots.signal(signal.SIGTERM)
+        while self._slots.running:
+            for ended in self._slots.wait(LOOK_SECONDS):
+                with contextlib.suppress(OSError, PausedError):
+                    self._end(ended)
 
     # Starting
 
@@ -132,9 +149,9 @@ class SweepController:
         self._told(trial.number)
 
     def _start(self, trial: StartedTrial) -> None:
-        slot = self._free.popleft()
-        self._running[trial.number] = trial, slot
-        self._slots.start(trial.number, self._overrides_of(trial), slot)
+        overrides, slot = self._overrides_of(trial), self._free[0]
+        self._slots.start(trial.number, overrides, slot)
+        self._running[trial.number] = trial, self._free.popleft()
         if self._stop:  # the signal's handler may have missed this trial
             self._slots.signal(signal.SIGTERM, [trial.number])
         if self._watch is not None:
@@ -152,6 +169,8 @@ class SweepController:
         )  # fmt: skip
         if result.outcome == STOPPED:
             return  # it stays under way in the journal, and the next controller resumes it
+        if result.outcome in (DISK, RETRY, FAILED):
+            self._blame_disk(trial.number, result)
         if result.outcome == RETRY:
             self._again(trial, result)
             return
@@ -160,6 +179,16 @@ class SweepController:
         if result.outcome == FAILED:
             log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
         self._told(trial.number)
+
+    def _blame_disk(self, number: int, result: TrialResult) -> None:
+        """Raises PausedError if a disk has ended a trial. Like one that was stopped, it stays under way."""
+        folders = [self._slots.folder, self._study.path.parent]
+        fault = None if result.outcome == DISK and result.failure else fault_at(folders)
+        if fault is not None:
+            raise PausedError(line_of(fault, folders[0]))
+        if result.outcome == DISK:
+            reason = result.failure or f"its disk failed, and is writable again ({room_at(folders[0])})"
+            raise PausedError(f"trial {number}: {reason}")
 
     def _again(self, trial: StartedTrial, result: TrialResult) -> None:
         count = self._study.retry(trial.number)

@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hydra_async_sweeper.disk import DISK_FAULT
 from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, PRUNED, Direction, Values
 
-RETRY, STOPPED = "retry", "stopped"
-"""Ends that are no results: the trial is run again; the trial was stopped with the sweep."""
+RETRY, STOPPED, DISK = "retry", "stopped", "disk"
+"""Ends that are no results: the trial is run again; it was stopped with the sweep; a disk has failed."""
 
 METRICS = ("val.accuracy", "val.mse")
 """What is searched for, the first that there is, where no objective is given and the task returns a mapping."""
@@ -46,8 +47,12 @@ def result_of(
     if outcome is None:
         if ended.code in STOP_CODES and stopping:
             return TrialResult(STOPPED)
+        if ended.code == DISK_FAULT:
+            return TrialResult(DISK)
         cause = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         return TrialResult(RETRY, failure=f"its process ended with {cause}")
+    if outcome["status"] == "DISK":
+        return TrialResult(DISK, failure=outcome["error"])
     if outcome["status"] == "REFUSED":
         return TrialResult(FAILED, failure=outcome["error"])
     if outcome["status"] != "COMPLETED":
@@ -65,6 +70,8 @@ def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int,
     status, code = run["status"], run.get("exit", 0)
     if status == STOPPED or code in STOP_CODES:
         return TrialResult(STOPPED) if stopping else TrialResult(RETRY, failure="a signal stopped it alone")
+    if code == DISK_FAULT:
+        return TrialResult(DISK, failure=str(run.get("error", "")))
     if status == DIVERGED:
         return TrialResult(DIVERGED, failure=str(run.get("error", "")))
     if code == 2:

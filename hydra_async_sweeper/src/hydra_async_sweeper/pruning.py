@@ -70,6 +70,13 @@ class PruningWatch:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._read[number] = (found.st_ino, at + len(whole))
-        rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
-        values = [(row["step"], row.get(self._metric)) for row in rows if row.get("split") == "val"]
-        return [(step, float(value)) for step, value in values if value is not None]
+        return [row for line in whole.splitlines() if (row := _validation(line, self._metric))]
+
+
+def _validation(line: bytes, metric: str) -> tuple[int, float] | None:
+    """The step and the value of a validation; None for another line, which may be of another program."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+        return (int(row["step"]), float(row[metric])) if row["split"] == "val" else None
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None

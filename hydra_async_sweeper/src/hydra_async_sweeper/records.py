@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra_async_sweeper import report
+from hydra_async_sweeper.disk import DISK_FAULT, PausedError
 from hydra_async_sweeper.ranking import FinishedTrials
 from hydra_async_sweeper.settings import PBT, SweeperSettings
 from hydra_async_sweeper.space import as_overrides
@@ -58,6 +59,8 @@ class SweepRecords:
                    "--storage", str(self._study.path), "--study-name", self._chosen.study_name]  # fmt: skip
         env = os.environ | {"PYTHONPATH": import_path(), "MPLBACKEND": "Agg"}
         run = subprocess.run(command, env=env, capture_output=True, text=True)
+        if run.returncode == DISK_FAULT:
+            raise PausedError(run.stderr.strip().rpartition("\n")[2])
         if run.returncode or run.stderr:
             log.warning("not all plots could be drawn: %s", run.stderr.strip())
 

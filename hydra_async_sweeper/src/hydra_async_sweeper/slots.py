@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from hydra_async_sweeper.disk import DISK_FAULT, fault_in, write_atomically
+
 Work = Callable[[int, Sequence[str]], Any]
 """`work(number, overrides)` runs a trial in this process and returns its outcome, which JSON can hold."""
 
@@ -55,7 +57,7 @@ class TrialSlots:
     """
 
     def __init__(self, work: Work, folder: Path, *, preload: Sequence[str] = (), gpus: Sequence[str] = ()) -> None:
-        folder = self._folder = folder.resolve()  # a trial may change its working folder
+        folder = self.folder = folder.resolve()  # a trial may change its working folder
         folder.mkdir(parents=True, exist_ok=True)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pids: dict[int, int] = {}  # 0: it is still to be forked
@@ -79,7 +81,7 @@ class TrialSlots:
         Raises:
             NurseryGoneError: the nursery is gone, and its trials with it.
         """
-        _outcome_path(self._folder, number).unlink(missing_ok=True)
+        _outcome_path(self.folder, number).unlink(missing_ok=True)
         self._send({"number": number, "overrides": list(overrides), "slot": slot})
         self._pids[number] = 0
 
@@ -105,7 +107,7 @@ class TrialSlots:
             if "code" in event:
                 del self._pids[number]
                 self._unsent.pop(number, None)
-                ended.append(TrialExit(number, event["code"], _read_outcome(self._folder, number)))
+                ended.append(TrialExit(number, event["code"], _read_outcome(self.folder, number)))
                 self._socket.settimeout(0)
             else:
                 self._pids[number] = event["pid"]
@@ -124,7 +126,7 @@ class TrialSlots:
 
     def log_of(self, number: int) -> Path:
         """Where a trial's output goes."""
-        return _log_path(self._folder, number)
+        return _log_path(self.folder, number)
 
     def close(self) -> None:
         """Ends the nursery, and with it whatever is still running."""
@@ -221,18 +223,16 @@ class _Nursery:
             self._controller.close()
             if self._gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-            log = _log_path(self._folder, number).open("a", buffering=1, encoding="utf-8")
-            for stream in (1, 2):
-                os.dup2(log.fileno(), stream)
-            sys.stdout = sys.stderr = log
+            self._send_output_to(_log_path(self._folder, number))
             outcome = self._work(number, overrides)
-            _write_outcome(self._folder, number, outcome)
+            write_atomically(_outcome_path(self._folder, number), json.dumps(outcome, default=repr))
             code = 0
         except KeyboardInterrupt:
             code = 130
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
+        except BaseException as error:
+            code = DISK_FAULT if fault_in(error) else 1
             traceback.print_exc()
         finally:
             try:  # where output goes may be gone
@@ -240,6 +240,17 @@ class _Nursery:
                 sys.stderr.flush()
             finally:
                 os._exit(code)
+
+    def _send_output_to(self, path: Path) -> None:
+        """Sends what this process says to a file, which may be new. A link is not followed."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            log = os.fdopen(os.open(path, flags, 0o666), "a", buffering=1, encoding="utf-8")
+        except OSError:  # the controller looks what is wrong with the folder
+            os._exit(DISK_FAULT)
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        sys.stdout = sys.stderr = log
 
 
 def die_with_parent() -> None:
@@ -266,13 +277,6 @@ def _outcome_path(folder: Path, number: int) -> Path:
 
 def _log_path(folder: Path, number: int) -> Path:
     return folder / f"trial_{number:04d}.log"
-
-
-def _write_outcome(folder: Path, number: int, outcome: Any) -> None:
-    path = _outcome_path(folder, number)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(outcome, default=repr), encoding="utf-8")
-    temporary.replace(path)
 
 
 def _read_outcome(folder: Path, number: int) -> Any:

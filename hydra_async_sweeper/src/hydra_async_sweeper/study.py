@@ -5,6 +5,7 @@ is removed, and a trial that was under way is run again under its number, with i
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -26,6 +27,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
 from hydra_async_sweeper import islands
+from hydra_async_sweeper.disk import ADVICE, refuse_links
 from hydra_async_sweeper.ranking import results_of
 from hydra_async_sweeper.space import Category, Dimension, Number, Params, Space, steps_of, value_at
 from hydra_async_sweeper.terms import (
@@ -69,6 +71,7 @@ class Study:
         self, path: Path, name: str, space: Space, directions: Sequence[Direction], identity: Mapping[str, Any]
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_links([path])
         self.path, self._held = path, _hold(path)
         try:
             self._begin_or_resume(path, name, directions, json.loads(json.dumps(identity)))
@@ -98,7 +101,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             with without_experimental_warnings():
-                storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_FileLock(path)))
+                storage = JournalStorage(_Journal(path))
                 self._study = optuna.create_study(
                     storage=storage, study_name=name, directions=list(directions), load_if_exists=True
                 )
@@ -157,9 +160,13 @@ class Study:
             storage.set_trial_user_attr(trial_id, PARENT, parent)
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, trial_id)
+        noted = self._frozen(number)
         params: Params = {}
         for name, dimension in self.space.items():
-            params[name] = _suggest(trial, name, dimension, self.distributions[name])
+            drawn = self.distributions[name]
+            if name in noted.params and _draws_alone(trial, name, drawn):
+                sampler.sample_independent(self._study, noted, name, drawn)  # so that the next ones are as at first
+            params[name] = _suggest(trial, name, dimension, drawn)
         return StartedTrial(number, params, parent)
 
     def tell(
@@ -267,7 +274,33 @@ def _suggest(trial: optuna.trial.Trial, name: str, dimension: Dimension, drawn: 
     return trial.suggest_float(name, drawn.low, drawn.high, log=drawn.log, step=drawn.step)
 
 
+def _draws_alone(trial: optuna.trial.Trial, name: str, drawn: BaseDistribution) -> bool:
+    """Whether the sampler draws this parameter by itself, and not with the others, or not at all."""
+    return not (drawn.single() or trial._is_fixed_param(name, drawn) or trial._is_relative_param(name, drawn))
+
+
 # The journal file
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal in a file. An append that fails leaves the file as it was: Optuna would write on behind half a
+    line. Nor is a file written that somebody has removed or cut off meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), lock_obj=_FileLock(path))
+        self._path, self._size = path, path.stat().st_size
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        size = self._path.stat().st_size
+        if size < self._size:
+            raise OSError(errno.ESTALE, "has become shorter while the sweep ran", str(self._path))
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, size)
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._size = self._path.stat().st_size
 
 
 class _FileLock(BaseJournalFileLock):
@@ -299,6 +332,8 @@ def _hold(journal: Path) -> TextIO:
             "hydra.sweeper.study_name=NAME"
         ) from None
     except OSError as error:
+        if error.errno in ADVICE:
+            raise
         raise StudyError(f"{path} cannot be locked ({error.strerror}); type another hydra.sweep.dir=/path") from error
     return file
 

@@ -1,12 +1,13 @@
 """A sweep from Hydra's command line to its last trial."""
 
+import errno
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
@@ -15,11 +16,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hydra_async_sweeper.disk import ADVICE, PausedError, fault_at, fault_in, line_of, refuse_links, write_atomically
 from hydra_async_sweeper.plan import SweepPlan, TaskTraits, plan_of
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots
-from hydra_async_sweeper.space import SpaceError, to_plain
-from hydra_async_sweeper.terms import FAILED, StartedTrial
+from hydra_async_sweeper.space import SpaceError, size, to_plain
+from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial, printable
 from hydra_async_sweeper.trial import gpus_of, job_return, run_trial, trial_folders
 
 if TYPE_CHECKING:
@@ -47,16 +49,16 @@ def sweep(
         What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
 
     Raises:
-        SystemExit: 1 if the nursery was killed, or more trials have failed than `max_failure_rate` allows; 2 if the
-            sweep cannot be started; 130 or 143 if it was stopped.
+        SystemExit: 1 if the nursery was killed, a disk has failed, or more trials have failed than `max_failure_rate`
+            allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
     """
-    task = TaskTraits.of(task_function)
+    task, folder = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir))
     try:
         plan = plan_of(arguments, settings["params"], partial(_options, loader))
         chosen = settings_of(settings, plan.space, task.objective)
-        folder = Path(str(config.hydra.sweep.dir))
-        if chosen.objective:
+        if chosen.objective or (chosen.n_trials or size(plan.space) or 1) > 1:
             _check_subdir(config)
+        refuse_links([folder / "logs", folder / "plots"])
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         with _creating("hydra.sweep.dir", folder):
             slots = TrialSlots(
@@ -66,11 +68,18 @@ def sweep(
         with closing(slots):
             return _run(plan, chosen, task, config, folder, slots)
     except SpaceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        _leave(f"error: {error}", 2, error)
     except (NurseryGoneError, TrialsFailedError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
+        _leave(f"error: {error}", 1, error)
+    except PausedError as error:
+        _leave(f"paused: {error}", 1, error)
+    except OSError as error:  # of the journal, or of another file of the sweep
+        _leave(f"paused: {line_of(fault_in(error) or fault_at([folder]) or error, folder)}", 1, error)
+
+
+def _leave(message: str, code: int, error: Exception) -> NoReturn:
+    print(printable(message), file=sys.stderr)
+    raise SystemExit(code) from error
 
 
 def _run(
@@ -85,6 +94,19 @@ def _run(
 
     folder_of = trial_folders(config, folder)
     overrides_of = _overrides_of(plan, chosen, task, folder_of)
+
+    if chosen.pruner != "none" and (folder_of is None or not chosen.objective):
+        raise SpaceError(
+            f"hydra.sweeper.pruner={chosen.pruner}: reads a field of metrics.jsonl in the folder of each trial, so it "
+            "needs a hydra.sweeper.objective, and a hydra.sweep.subdir that follows from the trial's number alone; "
+            "type them, or hydra.sweeper.pruner=none"
+        )
+
+    def start_with(trial: StartedTrial) -> list[str]:
+        if folder_of is not None:
+            refuse_links(_written_in(folder, folder_of(trial.number)))
+        return overrides_of(trial)
+
     study = _open_study(plan, chosen, task, config, folder)
     with closing(study):
         # The law of exchanges must not change when the sweep resumes with other slots.
@@ -96,12 +118,14 @@ def _run(
             study, plan, chosen, task, folder, names, lambda n: folder_of(n).name if folder_of else str(n),
             _texts(config.hydra.overrides.hydra),
         )  # fmt: skip
+        if folder_of is not None:
+            _name_missing(study.finished(), folder_of)
         watch = None
         if folder_of is not None and chosen.objective:
             metric = chosen.objective[0].rpartition(".")[2]
             watch = PruningWatch(study, pruner_of(chosen.pruner), folder_of, metric, view.progress)
         controller = SweepController(
-            study, slots, overrides_of=overrides_of, search=search_of(study, chosen), objective=chosen.objective,
+            study, slots, overrides_of=start_with, search=search_of(study, chosen), objective=chosen.objective,
             limits=TrialLimits(chosen.n_jobs, chosen.max_retries, chosen.sampler != "grid"), watch=watch, view=view,
             record=records.write,
         )  # fmt: skip
@@ -141,6 +165,9 @@ def _overrides_of(
 
     def overrides(trial: StartedTrial) -> list[str]:
         parent = None if trial.parent is None else folder_of(trial.parent).resolve()
+        if parent is not None and not parent.is_dir():
+            reason = f"is not there any more, and trial {trial.number} goes on from its checkpoint"
+            raise FileNotFoundError(errno.ENOENT, reason, str(parent))
         round_ = trial.number // population.members
         return [*plan.overrides(trial.params), *segment(round_, population.rounds, parent, keys)]
 
@@ -166,22 +193,46 @@ def _open_study(
             )
     except StudyError as error:
         raise SpaceError(str(error)) from error
-    (folder / "multirun.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+    write_atomically(folder / "multirun.yaml", OmegaConf.to_yaml(config))
     if chosen.sampler == "grid":
         study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
     else:
         study.enqueue(chosen.n_trials or 0)
+    if chosen.n_trials is not None and study.count() > chosen.n_trials:
+        log.warning(
+            "hydra.sweeper.n_trials=%d: %d trials have begun already, and all of them count; type another "
+            "hydra.sweeper.study_name=NAME for fewer", chosen.n_trials, study.count(),
+        )  # fmt: skip
     return study
 
 
 @contextmanager
 def _creating(key: str, path: Path) -> Iterator[None]:
-    """Makes a failure to write `path`, which `key` names, a SpaceError."""
+    """Makes a failure to write `path`, which `key` names, a SpaceError, unless it is a fault of the disk."""
     try:
         yield
     except OSError as error:
+        if error.errno in ADVICE:
+            raise
         reason = error.strerror or error
         raise SpaceError(f"{key}={path}: cannot be written: {reason}; type {key}=PATH, where you may write") from error
+
+
+def _written_in(folder: Path, trial: Path) -> list[Path]:
+    """The folder of a trial, those above it in the sweep's, and what Hydra writes into it: links may stand there."""
+    above = [path for path in trial.parents if folder in path.parents]
+    return [*above, trial, *trial.glob(".hydra"), *trial.glob(".hydra/*"), *trial.glob("*.log")]
+
+
+def _name_missing(finished: Sequence[FinishedTrial], folder_of: Callable[[int], Path]) -> None:
+    """Logs which trials have ended with a value and have no folder any more. Their values are in the journal."""
+    own = [trial.number for trial in finished if trial.values is not None and trial.same_as is None]
+    missing = [number for number in own if not folder_of(number).is_dir()]
+    if missing:
+        log.warning(
+            "%s: %d of the trials that have ended have no folder any more, such as trial %d; their values stand, and "
+            "they are not run again", folder_of(missing[0]), len(missing), missing[0],
+        )  # fmt: skip
 
 
 def _check_subdir(config: DictConfig) -> None:

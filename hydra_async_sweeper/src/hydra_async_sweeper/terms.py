@@ -1,5 +1,6 @@
 """The words that all parts of a sweep share. Imports no optuna."""
 
+import logging
 from typing import Literal, NamedTuple
 
 from hydra_async_sweeper.space import Params
@@ -8,6 +9,20 @@ Values = tuple[float, ...]
 """A trial's values, one for each objective."""
 
 Direction = Literal["minimize", "maximize"]
+
+
+def printable(text: str) -> str:
+    """The text with its control characters written out: those of a file could change the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
+def _with_escapes(record: logging.LogRecord) -> bool:
+    """Makes a message printable: names and reasons may come from files of others."""
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
+logging.getLogger("hydra_async_sweeper").addFilter(_with_escapes)
 
 COMPLETED, PRUNED, DIVERGED, FAILED = "completed", "pruned", "diverged", "failed"
 """How a trial can end."""

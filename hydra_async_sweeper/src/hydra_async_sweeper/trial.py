@@ -1,5 +1,6 @@
 """One trial: where it runs, and what it returns."""
 
+import errno
 import os
 import sys
 import traceback
@@ -12,6 +13,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, read_write
+
+from hydra_async_sweeper.disk import fault_in, line_of
 
 
 def trial_folders(config: DictConfig, folder: Path) -> Callable[[int], Path] | None:
@@ -58,12 +61,18 @@ def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict
         returned = launcher.launch([list(overrides)], initial_job_idx=number)[0]
     except (ConfigCompositionException, HydraException) as error:
         return {"status": "REFUSED", "error": str(error)}
-    value, failure = returned._return_value, ""
+    value, failure, fault = returned._return_value, "", None
     if returned.status == JobStatus.FAILED:
         traceback.print_exception(value)  # only its text reaches the controller
+        folder = Path(returned.hydra_cfg.hydra.runtime.output_dir) if returned.hydra_cfg is not None else Path()
+        fault = fault_in(value)
         value, failure = None, f"{type(value).__name__}: {value}"
+        if fault is None and not folder.is_dir():
+            fault = FileNotFoundError(errno.ENOENT, "is not there any more", str(folder))
+        if fault is not None:
+            failure = line_of(fault, folder)
     return {
-        "status": returned.status.name,
+        "status": returned.status.name if fault is None else "DISK",
         "value": value,
         "error": failure,
         "overrides": list(returned.overrides or ()),

@@ -4,7 +4,7 @@
     python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep --study-name second
 
 Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, and only reads the journal. Exit codes:
-0 written; 2 the folder holds no such study, or the journal is damaged.
+0 written; 2 the folder holds no such study, or the journal is damaged; 74 the disk has failed.
 """
 
 import argparse
@@ -17,13 +17,14 @@ from typing import Any
 import optuna
 
 from hydra_async_sweeper import islands
+from hydra_async_sweeper.disk import DISK_FAULT, fault_in, line_of
 from hydra_async_sweeper.ranking import FinishedTrials, results_of
 from hydra_async_sweeper.report.plots import draw
 from hydra_async_sweeper.report.tables import best_command, write_tables
 from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
 from hydra_async_sweeper.space import from_plain
 from hydra_async_sweeper.study import finished_of, without_experimental_warnings
-from hydra_async_sweeper.terms import ONE_LANE, Lanes
+from hydra_async_sweeper.terms import ONE_LANE, Lanes, printable
 
 OK, BAD_USAGE = 0, 2
 
@@ -42,12 +43,15 @@ def main(arguments: Sequence[str]) -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
         written = rebuild(options.folder, study, identity, tables=not options.only_plots)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        if fault := fault_in(error):
+            print(printable(line_of(fault, options.folder)), file=sys.stderr)
+            return DISK_FAULT
+        print(printable(f"error: {error}"), file=sys.stderr)
         return BAD_USAGE
     except (AttributeError, KeyError, TypeError) as error:
-        print(f"error: {options.folder}: its study holds what no sweep writes ({error!r})", file=sys.stderr)
+        print(printable(f"error: {options.folder}: its study holds what no sweep writes ({error!r})"), file=sys.stderr)
         return BAD_USAGE
-    print("\n".join(map(str, written)))
+    print(printable("\n".join(map(str, written))))
     return OK
 
 

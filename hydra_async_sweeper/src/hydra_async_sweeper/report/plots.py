@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra_async_sweeper.disk import fault_in
 from hydra_async_sweeper.islands import Exchange
 from hydra_async_sweeper.ranking import FinishedTrials
 from hydra_async_sweeper.report.populations import is_wide, islands_plot, population_plot, scale
 from hydra_async_sweeper.space import Space
+from hydra_async_sweeper.terms import printable
 
 if TYPE_CHECKING:
     import optuna
@@ -60,7 +62,9 @@ def draw(
                 warnings.simplefilter("ignore")  # all of these plots are experimental
                 _save(make(), path)
         except Exception as error:  # the parameters of an application may have any names and values
-            log.warning("no plot %s: %s: %s", path.name, type(error).__name__, error)
+            if fault_in(error):
+                raise
+            log.warning("no plot %s: %s: %s", path.name, type(error).__name__, printable(str(error)))
         else:
             written.append(path)
     return written
@@ -154,6 +158,9 @@ def _save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
-    figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
-    temporary.replace(path)
+    try:
+        figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     pyplot.close("all")

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,10 +11,12 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from hydra_async_sweeper.disk import write_atomically
 from hydra_async_sweeper.population import lineage
 from hydra_async_sweeper.ranking import OUTCOMES, FinishedTrials
 from hydra_async_sweeper.settings import RESULTS, read_yaml
 from hydra_async_sweeper.space import Params
+from hydra_async_sweeper.terms import printable
 
 
 def write_tables(
@@ -37,14 +38,14 @@ def write_tables(
         name: of the sweeper.
         folder_of: from a trial's number to its folder in the sweep's.
     """
-    _write_atomically(folder / "trials.csv", _csv(ended))
+    write_atomically(folder / "trials.csv", _csv(ended))
     results = {"name": name, **_results(ended, folder_of)}
     results["command"] = command
     results["objectives"] = dict(zip(ended.objectives, ended.directions, strict=True))
     counts = Counter(trial.outcome for trial in ended.trials)
     results["trials"] = {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}}
     text = yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf)
-    _write_atomically(folder / RESULTS, text)
+    write_atomically(folder / RESULTS, text)
 
 
 def _csv(ended: FinishedTrials) -> str:
@@ -53,14 +54,16 @@ def _csv(ended: FinishedTrials) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     lane = [*ended.lanes.place_of(0), *(["parent"] if ended.lanes.by_round else [])]
-    writer.writerow(["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params])
+    head = ["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params]
+    writer.writerow(map(printable, head))
     for trial in ordered:
-        writer.writerow([
+        row = [
             trial.number, trial.told, trial.outcome, *ended.lanes.place_of(trial.number).values(),
             *([trial.parent] if ended.lanes.by_round else []),
             *(trial.values or [""] * len(ended.objectives)), trial.seconds, trial.same_as,
             " ".join(trial.failure.split()), *(trial.params.get(key, "") for key in params),
-        ])  # fmt: skip
+        ]  # fmt: skip
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
 
 
@@ -118,9 +121,3 @@ def best_command(folder: Path, number: int) -> str | None:
     best = results["best_trial"] if "best_trial" in results else solutions[0].get("trial")
     command = results.get("command") if best == number else None
     return command if isinstance(command, str) else None
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

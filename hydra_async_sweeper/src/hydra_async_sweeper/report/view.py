@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from hydra_async_sweeper.ranking import best_trials
-from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial
+from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial, printable
 
 log = logging.getLogger("hydra_async_sweeper")
 
@@ -234,7 +234,7 @@ def _ended_text(trial: FinishedTrial, objectives: Sequence[str]) -> str:
 def _state(trial: FinishedTrial) -> str:
     notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
     notes += [" ".join(trial.failure.split())] if trial.failure else []
-    return f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
+    return printable(f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome)
 
 
 def _took(seconds: float) -> str:
