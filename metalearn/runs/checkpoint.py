@@ -32,12 +32,10 @@ from metalearn.runs.metrics import better, main_metric
 from metalearn.runs.state import is_validation, load_state
 from metalearn.storage import locks
 from metalearn.storage.files import LARGEST_JSON, STANDS, check_header, open_regular, read_object, real, writing
+from metalearn.storage.torch_files import LARGEST_FILE
 from metalearn.types import Params
 
 log = logging.getLogger(__name__)
-
-LARGEST_FILE = 2**36
-"""Bytes of a file of a checkpoint."""
 
 FILES = ("params.safetensors", "state.pt", "meta.json", "manifest.json")
 
