@@ -33,10 +33,10 @@ from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
-from metalearn.runs.folder import evaluation_report, refuse_links, write_result
+from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import Seen, from_meta
-from metalearn.storage.files import creating, is_folder
+from metalearn.storage.files import creating, is_folder, refuse_links
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy

@@ -22,12 +22,10 @@ from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
     creating,
-    links_out_of,
     read_json,
     real,
+    refuse_links,
     refuse_nameless,
-    shared_files,
-    waiting_files,
     write_atomically,
 )
 from metalearn.types import Params
@@ -321,19 +319,6 @@ def _recorded(run_dir: Path) -> Config:
         raise ConfigError(f"{error}; type run=NAME for another folder") from error
     except (OSError, ValueError):
         return {}
-
-
-def refuse_links(folder: Path, home: Path) -> None:
-    """Raises ConfigError if the folder, or a link in it, leads out of `home`, or if it holds a pipe or a device."""
-    # A write through such a link would go elsewhere, and a write to a pipe may wait for ever.
-    for link in links_out_of(folder, home):
-        raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
-    for path in shared_files(folder):
-        raise ConfigError(
-            f"{path}: is a hard link, and the file of its other name would be written to; replace it by a copy"
-        )
-    for path in waiting_files(folder):
-        raise ConfigError(f"{path}: is not a regular file, and who opens it may wait for ever; remove it")
 
 
 def _of_the_environment(recorded: Config) -> tuple[str, ...]:

@@ -20,14 +20,15 @@ from omegaconf import OmegaConf
 from hydra_async_sweeper.settings import _recorded as recorded_rounds
 from hydra_async_sweeper.space import Number, SpaceError
 from metalearn.api.export import export
-from metalearn.cli import compare
+from metalearn.cli import compare, train
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import run_log
-from metalearn.runs import folder
+from metalearn.runs import checkpoint, folder
+from metalearn.storage import files
 from scripts import evaluate
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
@@ -353,13 +354,46 @@ def test_a_hard_link_is_not_written_through(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").unlink()
     checkpoint = checkpoint_of(run_dir)
     (run_dir.parent / "backup").hardlink_to(checkpoint / "meta.json")  # a backup may share what is never written to
-    folder.refuse_links(run_dir, run_dir.parent)
+    files.refuse_links(run_dir, run_dir.parent)
+
+
+def test_a_note_in_the_checkpoints_is_not_written_through_a_link(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of checkpoints may be shared, but a restart writes this one."""
+    monkeypatch.setattr(checkpoint, "job_id", lambda: "17")
+    other = run_dir.parent / "other"
+    other.write_text("of somebody")
+    note = run_dir / "checkpoints/.went_back"
+    for link in (note.hardlink_to, note.symlink_to):
+        note.unlink(missing_ok=True)
+        link(other)
+        checkpoint.rewind(run_dir, 0)
+        assert other.read_text() == "of somebody" and note.read_text() == "17"
+
+
+@pytest.mark.parametrize("name", ["multirun.yaml", "0/.hydra/config.yaml", "0"])
+def test_a_sweep_does_not_write_through_a_link(name: str, run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Hydra writes these files before any run is inspected."""
+    other, sweep = run_dir.parent / "other", run_dir.parent / "sweep"
+    (sweep / name).parent.mkdir(parents=True)
+    if name == "0":
+        other.mkdir()
+        (sweep / name).symlink_to(other)
+    else:
+        other.write_text("of somebody")
+        (sweep / name).hardlink_to(other)
+    command = ["--multirun", f"hydra.sweep.dir={sweep}", "hydra.sweep.subdir=${hydra.job.num}", *TINY, "seed=0"]
+    assert train.main(command) == 2
+    said = capfd.readouterr().err
+    assert str(sweep / name) in said and ("hard link" in said or "leads out of" in said)
+    assert not any(other.iterdir()) if name == "0" else other.read_text() == "of somebody"
 
 
 def test_links_in_a_circle_do_no_harm(run_dir: Path) -> None:
     for name, target in (("itself", "itself"), ("one", "other"), ("other", "one")):
         (run_dir / name).symlink_to(target)
-    folder.refuse_links(run_dir, run_dir)
+    files.refuse_links(run_dir, run_dir)
     assert not folder.rewinds(run_dir, "itself")
 
 
