@@ -29,7 +29,7 @@ from metalearn.app.unseen import UNKNOWN, check_unseen
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.errors import ConfigError, DataError, RunError, printable
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
@@ -244,7 +244,7 @@ def report(
     write_result(request.output, result)
     print(f"{request.split} {evaluation_report(figures)}")
     what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
-    print(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")
+    print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}"))
 
 
 def identified(member: Member) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.errors import ConfigError, DataError, RunError, printable
 from metalearn.runs.signals import INTERRUPTED
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
@@ -66,11 +66,6 @@ def report_error(error: BaseException, code: int) -> int:
         number = os.environ.get("RANK", "?").zfill(len(os.environ.get("WORLD_SIZE", "")))
         print(f"error: worker{number}: {printable(str(error))}", file=sys.stderr)
     return code
-
-
-def printable(text: str) -> str:
-    """The text with its control characters written out: those of a file could change the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def print_to_pipe(text: str) -> None:

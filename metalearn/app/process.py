@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from metalearn.app.job import Job
 from metalearn.config.check import launcher_pid, started_by_launcher
+from metalearn.errors import printable
 from metalearn.reporting.to_stderr import ToStderr
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +28,7 @@ _LARGEST_ALLOWED = 32 * 2**20
 def announce(job: Job) -> None:
     """Prints at once which run is about to start, since importing torch takes seconds; once for all ranks."""
     if int(os.environ.get("RANK", 0)) == 0 and not started_by_launcher():
-        print(f"{job.experiment}: starting in {job.run_dir}", file=sys.stderr, flush=True)
+        print(printable(f"{job.experiment}: starting in {job.run_dir}"), file=sys.stderr, flush=True)
 
 
 def end_with_starter() -> None:

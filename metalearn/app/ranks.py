@@ -17,14 +17,14 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, printable, report_error
+from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.parts import Parts, connect
 from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
 from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
-from metalearn.errors import ConfigError, DataError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DivergedError, RunError, printable
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
@@ -249,7 +249,7 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
         folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
         raise
     hand_out(job)
-    print(folder.run_report(job.run_dir, result))
+    print(printable(folder.run_report(job.run_dir, result)))
     return OK
 
 
@@ -277,7 +277,7 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
         if joins:
-            print(f"{get_world_info().worker_name} has joined {job.run_dir}", file=sys.stderr, flush=True)
+            print(printable(f"{get_world_info().worker_name} has joined {job.run_dir}"), file=sys.stderr, flush=True)
         with _closing(strategy), suppress(Paused):
             if strategy.drives:
                 follow(strategy)
@@ -285,6 +285,6 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         log.debug("%s", error)  # rank zero has reported the cause
         return FAILED
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        print(f"error: {get_world_info().worker_name}: {error}", file=sys.stderr)
+        print(printable(f"error: {get_world_info().worker_name}: {error}"), file=sys.stderr)
         return FAILED
     return OK

@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.devices import described
 from metalearn.app.job import Job
-from metalearn.app.outcome import printable
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
 from metalearn.config.values import to_container
@@ -121,7 +120,7 @@ def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
         return
     what = f"the data of dataset={job.config.dataset._target_} are not those that the checkpoint was trained on"
     if job.config.resume != "auto":
-        log.warning("resume=%s: %s", printable(str(job.config.resume)), what)
+        log.warning("resume=%s: %s", job.config.resume, what)
         return
     raise ConfigError(
         f"dataset: {what}: their content has changed; bring the data back, or type run=NAME for another run, or "
@@ -264,7 +263,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
     if state.snapshot is None:
         parts.checkpointer.settle(0, None)
         for note in parts.start_notes:
-            log.warning("%s", printable(note))
+            log.warning("%s", note)
         return new_learner(parts.start, parts.outer.start, parts.settings.ema_decay), Progress()
     learner, progress = restored(state.snapshot, parts)
     if state.rewinds:
@@ -272,7 +271,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
     if not parts.checkpointer.settle(progress.step, progress.best["step"] if progress.best else None):
         progress = progress._replace(best=None)  # it belonged to another folder, or to steps that are gone
     if job.config.resume not in ("auto", "never") and not from_meta(state.snapshot.meta).complete:
-        log.warning("resume=%s: %s", printable(str(job.config.resume)), UNKNOWN)
+        log.warning("resume=%s: %s", job.config.resume, UNKNOWN)
     log.info("going on after step %d", progress.step)
     return learner, progress
 

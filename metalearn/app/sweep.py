@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of, printable
+from metalearn.app.outcome import BAD_CONFIG, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import started_as_rank
@@ -24,7 +24,7 @@ from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, 
 from metalearn.config.options import groups, search_flags
 from metalearn.config.saved import FREE_KEYS
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json, refuse_links
 

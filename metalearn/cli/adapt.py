@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, printable, report_error
+from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of, report_error
 from metalearn.app.process import set_up_process
 from metalearn.checks import whole_number
 from metalearn.cli.arguments import command_name, names, whole
 from metalearn.config.check import MOST_THREADS
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating, refuse_used
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from metalearn.errors import ConfigError, ForeignPackageError
+from metalearn.errors import ConfigError, ForeignPackageError, printable
 
 COMMANDS = {
     "train": "train a meta-learner as its config says: KEY=VALUE and GROUP=OPTION",
@@ -106,5 +106,5 @@ def _print_versions() -> int:
 
 
 def _refuse(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {message}"), file=sys.stderr)
     return _BAD_USAGE

@@ -4,9 +4,22 @@ import logging
 import sys
 from typing import TextIO
 
+from metalearn.errors import printable
+
+
+class PrintableFormatter(logging.Formatter):
+    """Messages may have names and texts from files, whose control characters could change the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
 
 class ToStderr(logging.StreamHandler[TextIO]):
     """Writes to what stderr is now: a notebook, or a redirection, may have replaced it since an earlier call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(PrintableFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -21,14 +22,16 @@ from hydra_async_sweeper.settings import _recorded as recorded_rounds
 from hydra_async_sweeper.space import Number, SpaceError
 from metalearn.api.export import export
 from metalearn.cli import compare, train
+from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, RunError
+from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.reporting.loggers.protocol import Window
-from metalearn.reporting.logging import run_log
+from metalearn.reporting.logging import detach, log_to_file, log_to_terminal, run_log
 from metalearn.runs import checkpoint, folder
 from metalearn.storage import files
+from metalearn.tasks.common.picture_folders import _decode, only_pictures, picture_folders
 from scripts import evaluate
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
@@ -326,6 +329,37 @@ def test_a_message_leaves_the_terminal_as_it_is(run_dir: Path, capfd: pytest.Cap
     seal(run_dir)
     assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}"]) == 2
     assert "dataset._target_=\\x1b[2J\nx: is no factory" in capfd.readouterr().err
+
+
+ESCAPE = "\x1b[2J\u202e"
+
+
+def test_names_and_texts_of_files_leave_the_terminal_as_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
+    log_to_terminal()
+    handler = log_to_file(tmp_path / "train.log")
+    root = tmp_path / f"pictures{ESCAPE}"
+    for name in (f"one{ESCAPE}", "two"):
+        (root / name).mkdir(parents=True)
+        (root / name / f"{ESCAPE}.txt").touch()
+        (root / name / f"{ESCAPE}.png").write_text("no picture")
+    folders = picture_folders(root)
+    only_pictures(root, folders)
+    detach(handler)
+    with pytest.raises(DataError) as broken:
+        _decode(root, folders["two"].pictures, (1, 8, 8))
+    (root / "metrics.jsonl").write_text(json.dumps({"split": "val", "step": ESCAPE, "accuracy": 1}) + "\n")
+    assert compare.main([str(root)]) == 2
+    weights = tmp_path / "weights.pth"
+    torch.save({ESCAPE: torch.zeros(1)}, weights)
+    with pytest.raises(ConfigError) as of_weights:
+        build(compose_config(["model=torchvision", f"model.weights='{weights}'"]).config, "model")
+    told = capfd.readouterr().err
+    shown = [told, (tmp_path / "train.log").read_text(), str(broken.value), str(of_weights.value)]
+    for text in shown:
+        assert "\\x1b[2J\\u202e" in text and not set(ESCAPE[0] + ESCAPE[-1]) & set(text), text
 
 
 def test_nothing_is_downloaded_to_where_only_the_checkpoint_says(

@@ -118,8 +118,7 @@ def _read(path: str) -> dict[str, Tensor]:
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         advice = "type the path of a state dict that torch.save or safetensors has saved"
         raise _invalid(path, f"cannot be read ({reason})", advice) from error
-    named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
-    if not named or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()):
         raise _invalid(path, "is no state dict: names with tensors", "save network.state_dict()")
     return state
 
