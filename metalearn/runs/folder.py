@@ -1,5 +1,6 @@
 """The run folder: what it holds already, whether this run may go on in it, and its result."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -28,6 +29,7 @@ from metalearn.storage.files import (
     refuse_nameless,
     write_atomically,
 )
+from metalearn.storage.locks import holder_of
 from metalearn.types import Params
 
 LOCK = ".lock"
@@ -277,11 +279,12 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
         ) from error
     if _try_to_hold(file):
         return file
+    holder = holder_of(run_dir / LOCK)
     # A trial of a sweep may outlive its controller on another host. The next controller must wait for its end.
     if not wait:
         file.close()
-        raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder")
-    log.warning("%s is in use by another process, perhaps of an earlier controller; waiting for its end", run_dir)
+        raise ConfigError(f"{run_dir} is in use by {holder}; type run=NAME for another folder")
+    log.warning("%s is in use by %s, perhaps of an earlier controller; waiting for its end", run_dir, holder)
     while not _try_to_hold(file):
         time.sleep(_LOCK_SECONDS)
     return file
@@ -289,7 +292,15 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
 
 def _open_lock(path: Path) -> TextIO:
     """Opens a lock file, which may be new. A link is not followed, and what the file holds stays."""
-    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o600)
+        with contextlib.suppress(OSError):  # it is another user's
+            # Who may read a file can lock it. So it is open to those alone who may write in the folder.
+            os.fchmod(descriptor, 0o600 | (path.parent.stat().st_mode & 0o022) * 3)
+        return descriptor
+
+    return open(path, "a", encoding="utf-8", opener=opener)
 
 
 def _try_to_hold(file: TextIO) -> bool:

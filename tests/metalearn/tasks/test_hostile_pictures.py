@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "comment.gif": (lambda: HEADER + (b"!\xfe" + b"\xffx" * 128) * 4000, 0, "not recognised"),
     "zeros.gif": (lambda: HEADER, LARGEST_FILE, TIME),
     "lines.bmp": (lambda: bmp(1, 2**26, b""), LARGEST_FILE, TIME),
-    "jump.bmp": (lambda: bmp(2**26, 1, b"\0\2\0\xff" * 9), 0, MEMORY),
+    "jump.bmp": (lambda: bmp(2**26, 1, b"\0\2\0\xff" * 9), 0, "read"),
     "scans.jpg": (lambda: scans(8000), 0, TIME),
     "markers.jpg": (lambda: b"\xff\xd8\xff\xe5\0\2", LARGEST_FILE, TIME),
     "large.webp": (lambda: saved(Image.new("RGB", (8192, 8191)), "WEBP", lossless=True, method=0), 0, MEMORY),
