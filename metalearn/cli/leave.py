@@ -31,8 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     def refuse(reason: object) -> None:
         print(printable(f"error: {reason}"), file=sys.stderr)
 
+    def say(text: str) -> None:
+        print(printable(text))
+
     try:
-        return WorldConnection(world_file.read(options.folder).place).let_go(options.worker, print, refuse)
+        return WorldConnection(world_file.read(options.folder).place).let_go(options.worker, say, refuse)
     except UnreachableError as error:
         refuse(f"{options.folder}: {error}")
     except RunError as error:

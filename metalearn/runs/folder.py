@@ -40,6 +40,9 @@ STOP = "stop"
 _LOCK_SECONDS = 1.0
 """Seconds between two attempts to hold a folder."""
 
+_LISTED, _LONGEST = 20, 200
+"""A message lists so many keys that differ, and so many characters of a value."""
+
 log = logging.getLogger("metalearn")
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
@@ -370,7 +373,14 @@ def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[s
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    return "\n".join(f"  {key}: {before} → {after}" for key, (before, after) in changes.items())
+    # The config of a folder from elsewhere may have ten thousand values of any length.
+    lines = [f"  {key:.{_LONGEST}}: {_short(before)} → {_short(after)}" for key, (before, after) in changes.items()]
+    return "\n".join([*lines[:_LISTED], *([f"  … and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else [])])
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _refuse_further(place: Path, done: int, steps: int) -> None:

@@ -279,6 +279,15 @@ def test_a_value_of_the_environment_makes_no_other_run(run_dir: Path) -> None:
         folder.inspect(run_dir, config, {}, lambda saved: None)
 
 
+def test_a_config_of_many_and_long_values_is_told_in_few_lines(run_dir: Path) -> None:
+    (run_dir / "checkpoints").rename(run_dir.parent / "elsewhere")
+    (run_dir / "train.log").touch()
+    (run_dir / ".hydra/config.yaml").write_text("".join(f"k{number}: {'x' * 900}\n" for number in range(250)))
+    with pytest.raises(ConfigError, match=r"  … and \d{3} more\ntype run=NAME") as caught:
+        inspect(run_dir)
+    assert len(str(caught.value)) < 10_000
+
+
 def test_a_config_with_code_is_not_followed(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
     (run_dir / "train.log").touch()
