@@ -74,7 +74,9 @@ def _is_sum(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() < 64
+    return isinstance(value, float)
 
 
 def _is_count(value: object) -> bool:

@@ -87,6 +87,14 @@ def check_nesting(value: object, what: str) -> None:
     raise RefusedFileError(f"{what}: is nested more than {DEEPEST} deep")
 
 
+def _integer(text: str) -> int:
+    """Raises ValueError for a number of more than 64 bits, which no real number can hold, nor any field need."""
+    number = int(text)
+    if number.bit_length() > 64:
+        raise ValueError(f"the number {text[:20]}… has more than 64 bits")
+    return number
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
@@ -96,7 +104,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     text = read_bounded(path, LARGEST_JSON)
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise RefusedFileError(f"{path}: is nested more than {DEEPEST} deep") from error
     except ValueError as error:

@@ -1,6 +1,7 @@
 """Every field of every file that a folder from elsewhere can bring, forged: it is refused in words, or harmless."""
 
 import argparse
+import contextlib
 import io
 import json
 import math
@@ -19,9 +20,17 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from PIL import Image
 
+from metalearn.api.export import _test_of
 from metalearn.api.load import load
+from metalearn.app.job import installed, to_job
+from metalearn.app.parts import assemble
+from metalearn.app.run import restored
 from metalearn.cli import cache, compare, evaluate, export, join, leave, train
-from metalearn.errors import DataError
+from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError, DataError
+from metalearn.runs import folder
+from metalearn.runs.seen import from_meta
+from metalearn.tasks.common.identities import content_of
 from metalearn.tasks.common.shards import ShardForm, Shards, digest_of, write_shards
 from metalearn.tasks.image_folder import by_lists
 from tests.runs import slow
@@ -242,6 +251,56 @@ def code_of(call: Callable[[], object]) -> int:
     except (ValueError, DataError):
         return 2
     return 0
+
+
+def forgeries(file: Forged, home: Path, most: int) -> Iterator[str]:
+    """Puts a hostile value into a field of a file, each into each, or `most` of these pairs; says which."""
+    path = home / file.path
+    content, forged = path.read_bytes(), 0
+    pairs = [(where, value) for where in places_in(file.parse(content)) for value in VALUES]
+    for where, value in random.Random(7).sample(pairs, min(most, len(pairs))):
+        with contextlib.suppress(RecursionError, ValueError, TypeError, RuntimeError):  # cannot be written
+            path.write_bytes(file.form(put(file.parse(content), where, value, as_key=False)))
+            if file.path.startswith(STEP):
+                seal(home / STEP)
+            forged += 1
+            yield f"{'.'.join(map(str, where))}={value!r:.60}"
+    print(f"{file.path}: {forged} of {len(pairs)} forged")
+    assert forged > most * 3 // 4
+
+
+@pytest.fixture
+def copy(genuine: Path, tmp_path: Path) -> Path:
+    shutil.copytree(genuine, tmp_path / "home", symlinks=True)
+    return tmp_path / "home"
+
+
+def test_every_field_of_a_result(copy: Path) -> None:
+    run = copy / "run"
+    reads = (lambda: folder.finished(run, 2), lambda: folder.pause_of(run, 1), lambda: _test_of(copy / STEP, 2))
+    for _ in forgeries(FILES[0], copy, 900):
+        for read in reads:
+            with contextlib.suppress(ConfigError):
+                read()
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("most", [60, pytest.param(700, marks=slow)])
+@pytest.mark.parametrize("file", [file for file in FILES if file.path.endswith(("state.pt", "meta.json"))])
+def test_fields_of_a_checkpoint_before_a_run_goes_on(file: Forged, most: int, copy: Path) -> None:
+    run = copy / "run"
+    composed = compose_config([*TINY, f"hydra.run.dir={run}", "trainer.steps=3"])
+    parts = assemble(to_job(*composed, installed(), []))
+    shutil.rmtree(run / "checkpoints/step_000001")
+    for done in forgeries(file, copy, most):
+        with contextlib.suppress(ConfigError):
+            found = folder.inspect(run, composed.config, parts.start, lambda saved: restored(saved, parts)).snapshot
+            assert found is not None, done
+            learner, progress = restored(found, parts)
+            assert progress.step == 2 and round(progress.seconds + 0.5, 3) is not None and learner.params, done
+            for total, terms in found.state.get("pending", {}).values():
+                assert (total + 0.5) / (terms + 1) is not None, done
+            from_meta(found.meta), content_of(parts.source).is_known_otherwise(found.meta.get("data"))
 
 
 @pytest.mark.timeout(7200)
