@@ -1,6 +1,6 @@
 """Argument checks whose messages name what is allowed."""
 
-import math
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -54,9 +54,10 @@ def whole_numbers(name: str, values: Any, *, example: list[int], count: int | No
 def real_number(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> None:
     """Raises Invalid unless `value` is a finite number within the bound."""
     bound = f" above {above:g}" if above is not None else f" of at least {at_least:g}" if at_least is not None else ""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if good and isinstance(value, int | float):
-        good = (above is None or value > above) and (at_least is None or value >= at_least)
+    good = False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        finite = abs(value) <= sys.float_info.max  # an int may be too large for math.isfinite
+        good = finite and (above is None or value > above) and (at_least is None or value >= at_least)
     if not good:
         raise Invalid(name, value, f"must be a finite number{bound}", "type KEY=0.001, for example")
 

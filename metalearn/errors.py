@@ -4,7 +4,19 @@ import difflib
 from collections.abc import Sequence
 
 
-class ConfigError(ValueError):
+def printable(text: str) -> str:
+    """The text with its control characters written out: those of a file could change the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
+class _PrintableError(Exception):
+    """An error whose message may have parts of a file."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class ConfigError(_PrintableError, ValueError):
     """Wrong config or usage, reported before anything is started: exit code 2."""
 
 
@@ -17,11 +29,11 @@ class NotAdmittedError(ConfigError):
         self.package = package
 
 
-class DataError(ValueError):
+class DataError(_PrintableError, ValueError):
     """Data that is missing, damaged or of a wrong kind: exit code 2 before the start, else 1."""
 
 
-class RunError(RuntimeError):
+class RunError(_PrintableError, RuntimeError):
     """A run that cannot continue: exit code 1."""
 
 
@@ -45,8 +57,3 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """A hint that asks for the nearest of the names; empty if none is near."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def printable(text: str) -> str:
-    """The text with its control characters written out: those of a file could change the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)

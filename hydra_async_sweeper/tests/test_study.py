@@ -1,13 +1,17 @@
 """The study survives any cut: one test for each row of the crash table that the journal alone can show."""
 
+import fcntl
 import json
+import logging
 import math
+import stat
 from pathlib import Path
 
 import pytest
 from optuna.samplers import BaseSampler, RandomSampler
 
 from hydra_async_sweeper import islands
+from hydra_async_sweeper import study as study_module
 from hydra_async_sweeper.pruning import PruningWatch
 from hydra_async_sweeper.samplers import combinations, search_of
 from hydra_async_sweeper.settings import PACKAGES, settings_of
@@ -119,6 +123,26 @@ def test_another_sweep_in_the_same_folder_is_refused_with_the_differences(tmp_pa
     opened(tmp_path, config={"steps": 3}).close()
     with pytest.raises(StudyError, match=r"config\.steps: 3 → 4"):
         opened(tmp_path, config={"steps": 4})
+
+
+def test_a_journal_that_somebody_else_holds_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(study_module, "_MOST_SECONDS", 1.3)
+    monkeypatch.setattr(logging.getLogger("hydra_async_sweeper"), "propagate", True)
+    lock = tmp_path / ".study.journal.lock"
+    lock.touch(0o644)
+    with lock.open() as reader:  # who may only read the file can lock it
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        with pytest.raises(StudyError, match=r"\.study\.journal\.lock is held by another process, since 1 s; end"):
+            opened(tmp_path)
+    assert f"{lock} is held by another process: waiting" in caplog.text
+    study = opened(tmp_path)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob(".*")} == {0o600}
+    study.close()
+    tmp_path.chmod(0o770)
+    opened(tmp_path).close()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob(".*")} == {0o660}
 
 
 @pytest.mark.parametrize("text", ['{"broken\n', "[]\n", '{"op_code": 99}\n', "\xff\n"])

@@ -10,7 +10,8 @@ import numpy as np
 
 from metalearn.api.folders import Found
 from metalearn.api.learner import Prediction
-from metalearn.tasks.common.pictures import opened
+from metalearn.tasks.common.decoding import decoded
+from metalearn.tasks.common.episodes import Images
 
 MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
 """The most labels on a page, and the most support pictures and queries of each label."""
@@ -61,15 +62,17 @@ def page(path: Path, support: Found, queries: Found, predictions: Sequence[Predi
     rest = f"; the first {len(rows)} of {len(labels)} labels" if len(rows) < len(labels) else ""
     title = f"support pictures of each label, and the queries that got it, with its probability{rest}"
     axes.text(0, -0.25, title, fontsize=11)
+    drawn = [[*row.support[:known], *(queries.paths[query] for query in row.queries[:got])] for row in rows]
+    thumbnails = decoded([file for files in drawn for file in files], _THUMBNAIL)
     for number, row in enumerate(rows):
         top = number * _ROW
         axes.text(-0.15, top + 0.5, _short(row.label), ha="right", va="center", fontsize=10, parse_math=False)
-        for column, file in enumerate(row.support[:known]):
-            _show(axes, file, column, top, "black")
+        for column, _ in enumerate(row.support[:known]):
+            _show(axes, next(thumbnails), column, top, "black")
         for column, query in enumerate(row.queries[:got]):
             left = known + 0.5 + column
             right = None if queries.classes is None else queries.classes[query] == row.label
-            _show(axes, queries.paths[query], left, top, _COLOURS[right])
+            _show(axes, next(thumbnails), left, top, _COLOURS[right])
             text = f"{predictions[query].probabilities[row.label]:.0%}"
             axes.text(left + 0.5, top + 1.14, text, ha="center", va="center", fontsize=8, color=_COLOURS[right])
         _count_rest(axes, known, top, len(row.support) - known)
@@ -100,14 +103,13 @@ def _inches(width: float, height: float) -> Any:
     return axes
 
 
-def _show(axes: Any, file: Path, left: float, top: float, colour: str) -> None:
-    """Draws the picture of a file into a square of side 1, with a frame."""
-    with opened(file) as image:
-        small = image.convert("RGB")
-        small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    width, height = (0.92 * side / max(small.size) for side in small.size)
+def _show(axes: Any, picture: Images | str, left: float, top: float, colour: str) -> None:
+    """Draws a picture into a square of side 1, with a frame."""
+    if isinstance(picture, str):
+        raise ValueError(f"a picture has changed since it was read, and cannot be drawn: {picture}")
+    height, width = (0.92 * side / max(picture.shape[:2]) for side in picture.shape[:2])
     x, y = left + (1 - width) / 2, top + (1 - height) / 2
-    axes.imshow(np.asarray(small), extent=(x, x + width, y + height, y), aspect="auto")
+    axes.imshow(picture, extent=(x, x + width, y + height, y), aspect="auto")
     corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
     axes.plot(*zip(*corners, strict=True), color=colour, linewidth=1.6)
 

@@ -12,8 +12,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.episodes import Images
-from metalearn.tasks.common.pictures import PictureForm, check_pixels, formed, of_8_bits, opened, reason
+from metalearn.tasks.common.pictures import PictureForm, check_pixels, formed, of_8_bits, reason
 from metalearn.types import TaskSource
 
 DRAWINGS = ("omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining")
@@ -85,7 +86,16 @@ def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images")
     Raises:
         ValueError: a picture cannot be read or is too large, or something is no picture. The message names it.
     """
-    shown = np.stack([_shown(image, form, f"{what}[{number}]") for number, image in enumerate(images)])
+    files = [Path(image) for image in images if isinstance(image, str | os.PathLike)]
+    in_files = decoded(files, form)
+    shown = np.stack(
+        [
+            _read(next(in_files), f"{what}[{number}]={os.fspath(image)}")
+            if isinstance(image, str | os.PathLike)
+            else _shown(image, form, f"{what}[{number}]")
+            for number, image in enumerate(images)
+        ]
+    )
     x = torch.from_numpy(shown).to(torch.float32).div_(255)
     return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
 
@@ -105,19 +115,20 @@ def listed(images: object, what: str) -> list[Any]:
     return list(images)
 
 
+def _read(picture: Images | str, name: str) -> Images:
+    if isinstance(picture, str):
+        advice = "" if ";" in picture else "; replace the file, or leave it out"
+        raise ValueError(f"{name}: cannot be read: {picture}{advice}")
+    return picture
+
+
 def _shown(image: Picture, form: PictureForm, name: str) -> Images:
     try:
-        if isinstance(image, str | os.PathLike):
-            name = f"{name}={os.fspath(image)}"
-            with opened(Path(image)) as picture:
-                return formed(picture, form)
         picture = image if isinstance(image, Image.Image) else _from_array(image)
         check_pixels(picture)
         return formed(of_8_bits(ImageOps.exif_transpose(picture), picture.format), form)
     except Exception as error:  # Pillow raises many types for broken pictures
-        why = reason(error)
-        advice = "; replace the file, or leave it out" if "=" in name and ";" not in why else ""
-        raise ValueError(f"{name}: cannot be read: {why}{advice}") from error
+        raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
 
 
 def _from_array(image: object) -> Image.Image:

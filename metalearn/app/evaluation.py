@@ -29,14 +29,14 @@ from metalearn.app.unseen import UNKNOWN, check_unseen
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.errors import ConfigError, DataError, RunError, printable
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
-from metalearn.runs.folder import evaluation_report, refuse_links, write_result
+from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import Seen, from_meta
-from metalearn.storage.files import creating, is_folder
+from metalearn.storage.files import creating, is_folder, refuse_links
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
@@ -244,7 +244,7 @@ def report(
     write_result(request.output, result)
     print(f"{request.split} {evaluation_report(figures)}")
     what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
-    print(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}")
+    print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}"))
 
 
 def identified(member: Member) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
         if joins:
-            print(f"{get_world_info().worker_name} has joined {job.run_dir}", file=sys.stderr, flush=True)
+            print(printable(f"{get_world_info().worker_name} has joined {job.run_dir}"), file=sys.stderr, flush=True)
         with _closing(strategy), suppress(Paused):
             if strategy.drives:
                 follow(strategy)
@@ -298,6 +298,6 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         log.debug("%s", error)  # rank zero has reported the cause
         return FAILED
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        print(f"error: {get_world_info().worker_name}: {error}", file=sys.stderr)
+        print(printable(f"error: {get_world_info().worker_name}: {error}"), file=sys.stderr)
         return FAILED
     return OK

@@ -26,7 +26,7 @@ from metalearn.config.saved import FREE_KEYS
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, printable
 from metalearn.runs.signals import STOPPED
-from metalearn.storage.files import read_json
+from metalearn.storage.files import read_json, refuse_links
 
 if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
     from hydra_async_sweeper.plan import SweepPlan
@@ -63,7 +63,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
             f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
         )
     _check_launcher(overrides)
-    sweeper = _sweeper(overrides)
+    sweeper, folder = _sweeper(overrides)
+    refuse_links(folder, folder)  # Hydra writes there before any run is inspected
     if not str(sweeper.pop("_target_")).startswith(OURS):
         check_grid(program, overrides)
         _share_import_path()
@@ -99,8 +100,8 @@ def _check_launcher(overrides: Sequence[str]) -> None:
         )
 
 
-def _sweeper(overrides: Sequence[str]) -> dict[str, Any]:
-    """The keys of the sweeper that the overrides ask for; ConfigError as of `compose_sweeper`."""
+def _sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
+    """The keys of the sweeper that the overrides ask for, and its folder; ConfigError as of `compose_sweeper`."""
     try:
         return compose_sweeper(overrides)
     except ConfigError as error:

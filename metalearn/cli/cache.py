@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.cli.arguments import command_name
+from metalearn.errors import printable
 from metalearn.storage import cache
 
 OK, FAILED = 0, 1
@@ -119,5 +120,6 @@ def take(entry: CacheEntry, options: argparse.Namespace) -> bool:
         except OSError as error:
             done = f"cannot be removed: {error.strerror}"
     days = f"{entry.age / DAY:6.1f} days old, used {entry.unused / DAY:6.1f} days ago"
-    print(f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {days}  {entry.path.name}  {done}".rstrip())
+    line = f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {days}  {entry.path.name}  {done}"
+    print(printable(line).rstrip())
     return not done.startswith("cannot")

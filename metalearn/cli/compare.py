@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metalearn.cli.arguments import command_name
+from metalearn.errors import printable
 from metalearn.reporting.plots import Curve, comparison, curve_of
 from metalearn.storage.files import creating
 
@@ -36,11 +37,12 @@ def main(arguments: Sequence[str]) -> int:
         with creating("--output", options.output):
             drawn = comparison(curves, options.output)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return BAD_USAGE
     for curve in curves:
         if curve.seconds is None:
-            print(f"{curve.name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
+            name = printable(curve.name)
+            print(f"{name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
     print(drawn)
     return OK
 

@@ -21,7 +21,7 @@ from distributed.cluster.joining import UnreachableError, WorldConnection
 from metalearn.app import world_file
 from metalearn.app.job import Program, installed
 from metalearn.cli.arguments import command_name, whole
-from metalearn.errors import RunError
+from metalearn.errors import RunError, printable
 
 
 def main(arguments: Sequence[str], train: Program | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], train: Program | None = None) -> int:
         return join(train or installed(), found, options.workers, WorldConnection(found.place))
     except (RunError, UnreachableError) as error:
         place = f"{options.folder}: " if isinstance(error, UnreachableError) else ""
-        print(f"error: {place}{error}", file=sys.stderr)
+        print(printable(f"error: {place}{error}"), file=sys.stderr)
         return 2
 
 
@@ -45,7 +45,8 @@ def join(train: Program, found: world_file.World, workers: int, way: WorldConnec
     """Starts the workers, waits for them, and returns the exit code."""
     command = [sys.executable, *train.arguments, *found.arguments]
     folder = found.folder if found.place.is_here else None
-    print(f"{workers} more of: {shlex.join([*train.arguments, *found.arguments])}", file=sys.stderr, flush=True)
+    typed = shlex.join([*train.arguments, *found.arguments])
+    print(printable(f"{workers} more of: {typed}"), file=sys.stderr, flush=True)
     started = [way.start(command, number, workers, folder) for number in range(workers)]
     way.close()
 

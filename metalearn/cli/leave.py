@@ -16,7 +16,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is importe
 from distributed.cluster.joining import UnreachableError, WorldConnection
 from metalearn.app import world_file
 from metalearn.cli.arguments import command_name
-from metalearn.errors import RunError
+from metalearn.errors import RunError, printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,10 +29,13 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
 
     def refuse(reason: object) -> None:
-        print(f"error: {reason}", file=sys.stderr)
+        print(printable(f"error: {reason}"), file=sys.stderr)
+
+    def say(text: str) -> None:
+        print(printable(text))
 
     try:
-        return WorldConnection(world_file.read(options.folder).place).let_go(options.worker, print, refuse)
+        return WorldConnection(world_file.read(options.folder).place).let_go(options.worker, say, refuse)
     except UnreachableError as error:
         refuse(f"{options.folder}: {error}")
     except RunError as error:

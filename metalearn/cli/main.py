@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.cli import run
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, printable
 
 COMMANDS = {
     "train": "train a meta-learner as its config says: KEY=VALUE and GROUP=OPTION",
@@ -104,5 +104,5 @@ def _print_versions() -> int:
 
 
 def _refuse(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {message}"), file=sys.stderr)
     return _BAD_USAGE

@@ -166,15 +166,16 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in itertools.product(*values)]
 
 
-def compose_sweeper(overrides: Sequence[str]) -> dict[str, Any]:
-    """The keys below `hydra.sweeper` that the overrides ask for.
+def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
+    """The keys below `hydra.sweeper` that the overrides ask for, and the folder of the sweep.
 
     Raises:
         ConfigError: an override that cannot be read, or a key that the sweeper does not have.
     """
     fixed = [str(override.input_line) for override in parsed(overrides) if not override.is_sweep_override()]
     try:
-        return to_container(composed_by_hydra(fixed, return_hydra_config=True).hydra.sweeper)
+        hydra = composed_by_hydra(fixed, return_hydra_config=True).hydra
+        return to_container(hydra.sweeper), Path(hydra.sweep.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explained(error)) from error
 

@@ -23,7 +23,7 @@ from metalearn.reporting.loggers.to_csv import csv_logger
 from metalearn.reporting.loggers.to_mlflow import mlflow_logger
 from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
 from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
-from metalearn.reporting.to_stderr import Printable, ToStderr
+from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
 from metalearn.runs.metrics import describe, jsonable
 from metalearn.storage.files import is_disk_fault, logged_lines, unwritten, write_atomically, writing
 
@@ -298,7 +298,7 @@ def log_to_terminal(level: int = logging.INFO) -> None:
     if handler is None:
         if _console.is_terminal:
             handler = _ToTerminal(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
-            handler.setFormatter(Printable())
+            handler.setFormatter(PrintableFormatter())
         else:
             handler = ToStderr()
         _attach(handler)
@@ -338,7 +338,7 @@ def log_to_file(path: Path) -> logging.Handler:
     """
     with writing(path):
         handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(Printable("%(asctime)s  %(levelname)-7s  %(message)s"))
+    handler.setFormatter(PrintableFormatter("%(asctime)s  %(levelname)-7s  %(message)s"))
     _attach(handler)
     return handler
 

@@ -7,8 +7,8 @@ from typing import TextIO
 from metalearn.errors import printable
 
 
-class Printable(logging.Formatter):
-    """Writes out the control characters of a message: names and reasons may come from files of others."""
+class PrintableFormatter(logging.Formatter):
+    """Messages may have names and texts from files, whose control characters could change the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -19,7 +19,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(Printable())
+        self.setFormatter(PrintableFormatter())
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
         """A terminal, pipe or file that takes no more: nobody could read of it there."""

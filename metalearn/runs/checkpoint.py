@@ -36,23 +36,26 @@ from metalearn.storage.files import (
     STANDS,
     check_header,
     open_regular,
+    read_bounded,
     read_object,
     real,
     room_at,
     unwritten,
+    write_atomically,
     writing,
 )
+from metalearn.storage.torch_files import LARGEST_FILE
 from metalearn.types import Params
 
 log = logging.getLogger(__name__)
-
-LARGEST_FILE = 2**36
-"""Bytes of a file of a checkpoint."""
 
 FILES = ("params.safetensors", "state.pt", "meta.json", "manifest.json")
 
 _WENT_BACK = ".went_back"
 """The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
+
+_LONGEST_JOB = 1000
+"""Bytes of the name of a job."""
 
 _STEP = re.compile(r"step_([0-9]+)")
 """The name of a checkpoint's folder. Other folders beside it are the user's own."""
@@ -326,13 +329,16 @@ def rewind(run_dir: Path, step: int) -> None:
                 _remove(path)
         _point(folder / "last", _name(step))
         if job_id():
-            (folder / _WENT_BACK).write_text(job_id(), encoding="utf-8")
+            write_atomically(folder / _WENT_BACK, job_id())
 
 
 def has_gone_back(run_dir: Path) -> bool:
     """Whether this process was started anew after one of the same job has called `rewind`; see `restarted`."""
     marker = run_dir / "checkpoints" / _WENT_BACK
-    return restarted() and marker.is_file() and marker.read_text(encoding="utf-8") == job_id()
+    try:
+        return restarted() and read_bounded(marker, _LONGEST_JOB) == job_id().encode()
+    except (OSError, ValueError):
+        return False
 
 
 def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) -> tuple[Params, list[str]]:

@@ -1,5 +1,6 @@
 """The run folder: what it holds already, whether this run may go on in it, and its result."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -23,15 +24,14 @@ from metalearn.storage.files import (
     RefusedFileError,
     creating,
     is_disk_fault,
-    links_out_of,
     read_json,
     real,
+    refuse_links,
     refuse_nameless,
-    shared_files,
     unwritten,
-    waiting_files,
     write_atomically,
 )
+from metalearn.storage.locks import holder_of
 from metalearn.types import Params
 
 LOCK = ".lock"
@@ -41,6 +41,9 @@ STOP = "stop"
 
 _LOCK_SECONDS = 1.0
 """Seconds between two attempts to hold a folder."""
+
+_LISTED, _LONGEST = 20, 200
+"""A message lists so many keys that differ, and so many characters of a value."""
 
 log = logging.getLogger("metalearn")
 
@@ -158,7 +161,7 @@ def _is_reportable(result: dict[str, Any]) -> bool:
     # A result.json of any origin may lie here. One that cannot be reported counts as none.
     try:
         run_report(Path(), result | {"test": from_json(result["test"])})
-    except (KeyError, TypeError, ValueError):
+    except Exception:  # of any type: whatever it holds
         return False
     return True
 
@@ -283,11 +286,12 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
         ) from error
     if _try_to_hold(file):
         return file
+    holder = holder_of(run_dir / LOCK)
     # A trial of a sweep may outlive its controller on another host. The next controller must wait for its end.
     if not wait:
         file.close()
-        raise ConfigError(f"{run_dir} is in use by another process; type run=NAME for another folder")
-    log.warning("%s is in use by another process, perhaps of an earlier controller; waiting for its end", run_dir)
+        raise ConfigError(f"{run_dir} is in use by {holder}; type run=NAME for another folder")
+    log.warning("%s is in use by %s, perhaps of an earlier controller; waiting for its end", run_dir, holder)
     while not _try_to_hold(file):
         time.sleep(_LOCK_SECONDS)
     return file
@@ -295,7 +299,15 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
 
 def _open_lock(path: Path) -> TextIO:
     """Opens a lock file, which may be new. A link is not followed, and what the file holds stays."""
-    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o600)
+        with contextlib.suppress(OSError):  # it is another user's
+            # Who may read a file can lock it. So it is open to those alone who may write in the folder.
+            os.fchmod(descriptor, 0o600 | (path.parent.stat().st_mode & 0o022) * 3)
+        return descriptor
+
+    return open(path, "a", encoding="utf-8", opener=opener)
 
 
 def _try_to_hold(file: TextIO) -> bool:
@@ -325,19 +337,6 @@ def _recorded(run_dir: Path) -> Config:
         raise ConfigError(f"{error}; type run=NAME for another folder") from error
     except (OSError, ValueError):
         return {}
-
-
-def refuse_links(folder: Path, home: Path) -> None:
-    """Raises ConfigError if the folder, or a link in it, leads out of `home`, or if it holds a pipe or a device."""
-    # A write through such a link would go elsewhere, and a write to a pipe may wait for ever.
-    for link in links_out_of(folder, home):
-        raise ConfigError(f"{link}: leads out of {home}, and all is written in there; remove this link")
-    for path in shared_files(folder):
-        raise ConfigError(
-            f"{path}: is a hard link, and the file of its other name would be written to; replace it by a copy"
-        )
-    for path in waiting_files(folder):
-        raise ConfigError(f"{path}: is not a regular file, and who opens it may wait for ever; remove it")
 
 
 def _of_the_environment(recorded: Config) -> tuple[str, ...]:
@@ -378,7 +377,14 @@ def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[s
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    return "\n".join(f"  {key}: {before} → {after}" for key, (before, after) in changes.items())
+    # The config of a folder from elsewhere may have ten thousand values of any length.
+    lines = [f"  {key:.{_LONGEST}}: {_short(before)} → {_short(after)}" for key, (before, after) in changes.items()]
+    return "\n".join([*lines[:_LISTED], *([f"  … and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else [])])
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _refuse_further(place: Path, done: int, steps: int) -> None:

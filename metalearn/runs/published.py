@@ -23,9 +23,10 @@ from metalearn.config.foreign import check_saved
 from metalearn.config.options import CONF
 from metalearn.config.saved import DATA, DESCRIPTION
 from metalearn.errors import ConfigError, nearest
-from metalearn.runs.checkpoint import LARGEST_FILE, Snapshot, read_named
+from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
 from metalearn.storage.files import check_header, creating, open_regular, read_object, refuse_nameless, refuse_used
+from metalearn.storage.torch_files import LARGEST_FILE
 
 PARAMETERS = "model.safetensors"
 

@@ -3,8 +3,6 @@
 torch reads it with `weights_only`, which runs no code. A file that could take all memory is refused before that.
 """
 
-import pickletools
-import zipfile
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -12,16 +10,7 @@ import torch
 from torch import Tensor
 
 from metalearn.runs.metrics import main_metric
-
-_ZIP = b"PK\x03\x04"
-"""The first bytes of a zip archive."""
-
-_LARGEST_PICKLE = 2**26
-_LARGEST_NUMBER_OF_PARTS = 2**16
-
-_MADE_BY_US = ("collections OrderedDict", "torch._utils _rebuild_tensor_v2")
-_STORAGE = ("torch ", "Storage")
-"""The beginning and the end of the names of torch's storage types."""
+from metalearn.storage.torch_files import check_torch_file
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -32,7 +21,7 @@ def load_state(path: Path) -> dict[str, Any]:
         ValueError: it holds something else.
     """
     try:
-        _check_archive(path)
+        check_torch_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
@@ -43,29 +32,6 @@ def load_state(path: Path) -> dict[str, Any]:
     _check_tensors(path, state)
     _check_counters(path, state)
     return state
-
-
-def _check_archive(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(4) != _ZIP:  # zipfile would find the archive behind something else, which torch would read
-            raise ValueError("it is no file of torch.save")
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        # torch.save compresses nothing; a small compressed member could unpack to any size.
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("its members are compressed")
-        pickles = [member for member in members if member.filename.lower().endswith("/data.pkl")]
-        if len(pickles) != 1 or pickles[0].file_size > _LARGEST_PICKLE or len(members) > _LARGEST_NUMBER_OF_PARTS:
-            raise ValueError("it is no file of torch.save, or too large")
-        # `weights_only` admits more names than a state has. One of them makes byte arrays of any size.
-        for opcode, name, _ in pickletools.genops(archive.read(pickles[0])):
-            if "GLOBAL" in opcode.name and not _is_ours(name):
-                raise ValueError(f"it names {name}")
-
-
-def _is_ours(name: object) -> bool:
-    text = str(name)
-    return text in _MADE_BY_US or (text.startswith(_STORAGE[0]) and text.endswith(_STORAGE[1]))
 
 
 def _check_tensors(path: Path, state: object) -> None:
@@ -108,7 +74,9 @@ def _is_sum(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() < 64
+    return isinstance(value, float)
 
 
 def _is_count(value: object) -> bool:

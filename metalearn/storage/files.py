@@ -92,6 +92,14 @@ def check_nesting(value: object, what: str) -> None:
     raise RefusedFileError(f"{what}: is nested more than {DEEPEST} deep")
 
 
+def _integer(text: str) -> int:
+    """Raises ValueError for a number of more than 64 bits, which no real number can hold, nor any field need."""
+    number = int(text)
+    if number.bit_length() > 64:
+        raise ValueError(f"the number {text[:20]}… has more than 64 bits")
+    return number
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
@@ -101,7 +109,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     text = read_bounded(path, LARGEST_JSON)
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise RefusedFileError(f"{path}: is nested more than {DEEPEST} deep") from error
     except ValueError as error:
@@ -243,41 +251,37 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         temporary.replace(path)
 
 
-def waiting_files(folder: Path) -> Iterator[Path]:
-    """Pipes and devices below a folder: whoever opens one may wait for ever."""
-    for path, _, files in os.walk(folder):
-        yield from filter(_may_wait, (Path(path, name) for name in files))
+def leads_out(path: Path, home: Path) -> bool:
+    """Whether a path, by its links, leads out of the folder `home`."""
+    return not real(path).is_relative_to(real(home))
 
 
-def _may_wait(path: Path) -> bool:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:  # it has just been removed
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+def refuse_links(folder: Path, home: Path) -> None:
+    """Raises ConfigError if writing below `folder` could change a file outside `home`, or wait for ever."""
+    for path, reason in _unsafe_entries(folder, home):
+        raise ConfigError(f"{path}: {reason}")
 
 
-def shared_files(folder: Path) -> Iterator[Path]:
-    """Files in a run folder that have another name elsewhere (hard links). Checkpoints are never written to, and may
-    be shared."""
-    for path, subfolders, files in os.walk(folder):
-        if "checkpoints" in subfolders:
-            subfolders.remove("checkpoints")
-        for file in (Path(path, name) for name in files):
-            try:
-                status = file.lstat()
-            except FileNotFoundError:  # it has just been removed
-                continue
-            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                yield file
-
-
-def links_out_of(folder: Path, home: Path) -> Iterator[Path]:
-    """The folder and the links below it, as far as they lead out of the folder `home`."""
-    inside = real(home)
-    if not real(folder).is_relative_to(inside):
-        yield folder
+def _unsafe_entries(folder: Path, home: Path) -> Iterator[tuple[Path, str]]:
+    """Links that lead out of `home`, files that have another name elsewhere (hard links), pipes and devices; each with
+    the reason not to write to it. Files of checkpoints are never written to, and may be shared."""
+    outward = f"leads out of {home}, and all is written in there; remove this link"
+    if leads_out(folder, home):
+        yield folder, outward
     for path, subfolders, files in os.walk(folder):
         for entry in (Path(path, name) for name in (*subfolders, *files)):
-            if entry.is_symlink() and not real(entry).is_relative_to(inside):
-                yield entry
+            try:
+                status = entry.lstat()
+            except FileNotFoundError:  # it has just been removed
+                continue
+            if stat.S_ISLNK(status.st_mode):
+                if leads_out(entry, home):
+                    yield entry, outward
+            elif stat.S_ISREG(status.st_mode):
+                if status.st_nlink > 1 and "checkpoints" not in entry.relative_to(folder).parts:
+                    yield (
+                        entry,
+                        "is a hard link, and the file of its other name would be written to; replace it by a copy",
+                    )
+            elif not stat.S_ISDIR(status.st_mode) and not stat.S_ISSOCK(status.st_mode):
+                yield entry, "is not a regular file, and who opens it may wait for ever; remove it"

@@ -69,7 +69,7 @@ def _acquire(lock: FileLock, path: Path, what: str, patience: float) -> bool:
             return False
         holder, now = sign[0], time.monotonic()
         if seen is None and patience:
-            log.warning("%s by %s: waiting", what, holder)
+            log.warning("%s by %s, which holds %s: waiting", what, holder, path)
         if sign != seen:
             seen, since = sign, now
         if now - since >= patience:
@@ -80,11 +80,27 @@ def _acquire(lock: FileLock, path: Path, what: str, patience: float) -> bool:
 
 
 def _sign_in(path: Path) -> tuple[str, int]:
-    """The process that holds a lock file, as far as it says so, and the time of its latest sign of life."""
+    """The process that holds a lock file, and the time of its latest sign of life."""
     try:
-        return read_bounded(path, 256).decode(errors="replace").strip() or "another process", path.stat().st_mtime_ns
-    except (OSError, RefusedFileError):
+        return holder_of(path), path.stat().st_mtime_ns
+    except OSError:
         return "another process", 0
+
+
+def holder_of(path: Path) -> str:
+    """The process that holds the lock on a file: as the kernel of this host knows it, else as the file says."""
+    try:
+        inode = f":{path.stat().st_ino}"
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].endswith(inode):
+                return f"process {fields[4]} of {Path('/proc', fields[4]).owner()}"
+    except (OSError, ValueError, IndexError, KeyError):  # another system, or a process that cannot be seen from here
+        pass
+    try:
+        return read_bounded(path, 256).decode(errors="replace").strip() or "another process"
+    except (OSError, RefusedFileError):
+        return "another process"
 
 
 def _show_life(descriptors: list[int], ended: threading.Event) -> None:

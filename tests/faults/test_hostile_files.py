@@ -21,15 +21,18 @@ from omegaconf import OmegaConf
 from hydra_async_sweeper.settings import _recorded as recorded_rounds
 from hydra_async_sweeper.space import Number, SpaceError
 from metalearn.api.export import export
-from metalearn.cli import compare, evaluate
+from metalearn.cli import compare, evaluate, train
+from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, RunError
+from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal, run_log
 from metalearn.reporting.report import _section
-from metalearn.runs import folder
+from metalearn.runs import checkpoint, folder
+from metalearn.storage import files
+from metalearn.tasks.common.picture_folders import _decode, only_pictures, picture_folders
 from tests.runs import ROOT, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
@@ -276,6 +279,15 @@ def test_a_value_of_the_environment_makes_no_other_run(run_dir: Path) -> None:
         folder.inspect(run_dir, config, {}, lambda saved: None)
 
 
+def test_a_config_of_many_and_long_values_is_told_in_few_lines(run_dir: Path) -> None:
+    (run_dir / "checkpoints").rename(run_dir.parent / "elsewhere")
+    (run_dir / "train.log").touch()
+    (run_dir / ".hydra/config.yaml").write_text("".join(f"k{number}: {'x' * 900}\n" for number in range(250)))
+    with pytest.raises(ConfigError, match=r"  … and \d{3} more\ntype run=NAME") as caught:
+        inspect(run_dir)
+    assert len(str(caught.value)) < 10_000
+
+
 def test_a_config_with_code_is_not_followed(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
     (run_dir / "train.log").touch()
@@ -345,6 +357,37 @@ def test_log_messages_and_pages_hold_no_raw_control_character(
         assert "\\x1b[2J" in text and "\\x9b2J" in text and not {"\x1b", "\x9b"} & set(text)
 
 
+ESCAPE = "\x1b[2J\u202e"
+
+
+def test_names_and_texts_of_files_leave_the_terminal_as_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
+    log_to_terminal()
+    handler = log_to_file(tmp_path / "train.log")
+    root = tmp_path / f"pictures{ESCAPE}"
+    for name in (f"one{ESCAPE}", "two"):
+        (root / name).mkdir(parents=True)
+        (root / name / f"{ESCAPE}.txt").touch()
+        (root / name / f"{ESCAPE}.png").write_text("no picture")
+    folders = picture_folders(root)
+    only_pictures(root, folders)
+    detach(handler)
+    with pytest.raises(DataError) as broken:
+        _decode(root, folders["two"].pictures, (1, 8, 8))
+    (root / "metrics.jsonl").write_text(json.dumps({"split": "val", "step": ESCAPE, "accuracy": 1}) + "\n")
+    assert compare.main([str(root)]) == 2
+    weights = tmp_path / "weights.pth"
+    torch.save({ESCAPE: torch.zeros(1)}, weights)
+    with pytest.raises(ConfigError) as of_weights:
+        build(compose_config(["model=torchvision", f"model.weights='{weights}'"]).config, "model")
+    told = capfd.readouterr().err
+    shown = [told, (tmp_path / "train.log").read_text(), str(broken.value), str(of_weights.value)]
+    for text in shown:
+        assert "\\x1b[2J\\u202e" in text and not set(ESCAPE[0] + ESCAPE[-1]) & set(text), text
+
+
 def test_nothing_is_downloaded_to_where_only_the_checkpoint_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,13 +414,46 @@ def test_a_hard_link_is_not_written_through(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").unlink()
     checkpoint = checkpoint_of(run_dir)
     (run_dir.parent / "backup").hardlink_to(checkpoint / "meta.json")  # a backup may share what is never written to
-    folder.refuse_links(run_dir, run_dir.parent)
+    files.refuse_links(run_dir, run_dir.parent)
+
+
+def test_a_note_in_the_checkpoints_is_not_written_through_a_link(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of checkpoints may be shared, but a restart writes this one."""
+    monkeypatch.setattr(checkpoint, "job_id", lambda: "17")
+    other = run_dir.parent / "other"
+    other.write_text("of somebody")
+    note = run_dir / "checkpoints/.went_back"
+    for link in (note.hardlink_to, note.symlink_to):
+        note.unlink(missing_ok=True)
+        link(other)
+        checkpoint.rewind(run_dir, 0)
+        assert other.read_text() == "of somebody" and note.read_text() == "17"
+
+
+@pytest.mark.parametrize("name", ["multirun.yaml", "0/.hydra/config.yaml", "0"])
+def test_a_sweep_does_not_write_through_a_link(name: str, run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Hydra writes these files before any run is inspected."""
+    other, sweep = run_dir.parent / "other", run_dir.parent / "sweep"
+    (sweep / name).parent.mkdir(parents=True)
+    if name == "0":
+        other.mkdir()
+        (sweep / name).symlink_to(other)
+    else:
+        other.write_text("of somebody")
+        (sweep / name).hardlink_to(other)
+    command = ["--multirun", f"hydra.sweep.dir={sweep}", "hydra.sweep.subdir=${hydra.job.num}", *TINY, "seed=0"]
+    assert train.main(command) == 2
+    said = capfd.readouterr().err
+    assert str(sweep / name) in said and ("hard link" in said or "leads out of" in said)
+    assert not any(other.iterdir()) if name == "0" else other.read_text() == "of somebody"
 
 
 def test_links_in_a_circle_do_no_harm(run_dir: Path) -> None:
     for name, target in (("itself", "itself"), ("one", "other"), ("other", "one")):
         (run_dir / name).symlink_to(target)
-    folder.refuse_links(run_dir, run_dir)
+    files.refuse_links(run_dir, run_dir)
     assert not folder.rewinds(run_dir, "itself")
 
 

@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+from getpass import getuser
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,16 @@ def messages(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     """The log messages of metalearn, also where an earlier test has kept them from the root logger."""
     monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
     return caplog
+
+
+def test_only_those_who_may_write_in_a_folder_can_lock_it_and_the_holder_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch(0o644)  # as of an earlier version: who may read it can lock it
+    with folder.lock(tmp_path), pytest.raises(ConfigError, match=f"in use by process {os.getpid()} of {getuser()}; "):
+        folder.lock(tmp_path)
+    assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == 0o600
+    tmp_path.chmod(0o770)
+    folder.lock(tmp_path).close()
+    assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == 0o660
 
 
 def test_without_locks_a_run_goes_on_with_a_warning(

@@ -105,7 +105,7 @@ def test_an_unexpected_error_in_the_check_is_shown(
 
     monkeypatch.setattr("metalearn.app.sweep._check", fail)
     with pytest.raises(ConfigError, match="the check of the trials has ended with exit code 1"):
-        check_trials(script(ROOT / "train.py"), ["seed=range(0,9)"], compose_sweeper(["hydra/sweeper=async"]))
+        check_trials(script(ROOT / "train.py"), ["seed=range(0,9)"], compose_sweeper(["hydra/sweeper=async"])[0])
     assert 'KeyError: "of the user\'s own network"' in capfd.readouterr().err
 
 

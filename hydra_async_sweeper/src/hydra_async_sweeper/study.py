@@ -8,8 +8,10 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +42,8 @@ from hydra_async_sweeper.terms import (
     StartedTrial,
     Values,
 )
+
+log = logging.getLogger("hydra_async_sweeper")
 
 OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
 PARENT = "parent"
@@ -105,7 +109,7 @@ class Study:
                 self._study = optuna.create_study(
                     storage=storage, study_name=name, directions=list(directions), load_if_exists=True
                 )
-        except OSError:
+        except (OSError, StudyError):
             raise
         except Exception as error:  # Optuna does not check what it reads
             raise _damaged(path, error) from error
@@ -282,6 +286,11 @@ def _draws_alone(trial: optuna.trial.Trial, name: str, drawn: BaseDistribution) 
 # The journal file
 
 
+_MOST_SECONDS = 60.0
+"""How long another process may hold the journal, which takes milliseconds."""
+_SILENT_SECONDS, _PAUSE = 1.0, 0.01
+
+
 class _Journal(JournalFileBackend):
     """Optuna's journal in a file. An append that fails leaves the file as it was: Optuna would write on behind half a
     line. Nor is a file written that somebody has removed or cut off meanwhile."""
@@ -312,8 +321,22 @@ class _FileLock(BaseJournalFileLock):
 
     def acquire(self) -> bool:
         self._file = _open_lock(self._path)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        return True
+        began, told = time.monotonic(), False
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            waited = time.monotonic() - began
+            if waited > _MOST_SECONDS:
+                self._file.close()
+                raise StudyError(
+                    f"{self._path} is held by another process, since {waited:.0f} s; end that process (lsof names it), "
+                    "and the same command goes on"
+                )
+            if waited > _SILENT_SECONDS and not told:
+                log.warning("%s is held by another process: waiting", self._path)
+                told = True
+            time.sleep(_PAUSE)
 
     def release(self) -> None:
         assert self._file is not None
@@ -340,9 +363,11 @@ def _hold(journal: Path) -> TextIO:
 
 def _open_lock(path: Path) -> TextIO:
     """Opens a lock file, which may be new. A link is not followed."""
-    return os.fdopen(
-        os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+", encoding="utf-8"
-    )
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # it is another user's
+        # Who may read a file can lock it. So it is open to those alone who may write in the folder.
+        os.fchmod(descriptor, 0o600 | (path.parent.stat().st_mode & 0o022) * 3)
+    return os.fdopen(descriptor, "r+", encoding="utf-8")
 
 
 def _mend(journal: Path) -> None:

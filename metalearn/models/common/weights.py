@@ -1,9 +1,7 @@
 """Pretrained weights of torchvision's classifiers: their names, how they are read, the pictures that they expect."""
 
 import hashlib
-import mmap
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from metalearn.checks import Invalid
 from metalearn.storage.files import check_header
+from metalearn.storage.torch_files import check_torch_file
 
 HEADS = {
     "convnext_tiny": "classifier.2",
@@ -105,14 +104,6 @@ def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
     return Invalid("weights", weights, allowed, advice, quoted=False)
 
 
-def _refuse_byte_arrays(path: Path) -> None:
-    """Raises ValueError for a pickle that names `bytearray`: a few bytes of it ask for any amount of memory, and a
-    state dict has none."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"bytearray") >= 0:
-            raise ValueError("it has a bytearray")
-
-
 def _read(path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
@@ -121,24 +112,15 @@ def _read(path: str) -> dict[str, Tensor]:
         if path.endswith(".safetensors"):
             check_header(Path(path))
             return load_file(path)
-        _refuse_byte_arrays(Path(path))
-        if zipfile.is_zipfile(path):  # as torch.save writes it since version 1.6
-            _refuse_compressed(path)
+        check_torch_file(Path(path), old=True)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         advice = "type the path of a state dict that torch.save or safetensors has saved"
         raise _invalid(path, f"cannot be read ({reason})", advice) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()):
         raise _invalid(path, "is no state dict: names with tensors", "save network.state_dict()")
     return state
-
-
-def _refuse_compressed(path: str) -> None:
-    """Raises ValueError for an archive that may unpack to any size; torch.save compresses nothing."""
-    with zipfile.ZipFile(path) as archive:
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("its members are compressed")
 
 
 def _downloaded(weights: str, chosen: object) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from metalearn.reporting.loggers.protocol import (
     opened,
     run_name,
 )
-from metalearn.storage.files import links_out_of
+from metalearn.storage.files import leads_out
 
 MODES = ("offline", "online")
 
@@ -82,5 +82,6 @@ class _WandbRun:
 
     def _remove_links(self) -> None:
         """A run folder with a link that leads out of it is refused when the run goes on."""
-        for link in links_out_of(self._folder / "wandb", self._folder):
-            link.unlink()
+        for path in (self._folder / "wandb").rglob("*"):
+            if path.is_symlink() and leads_out(path, self._folder):
+                path.unlink()

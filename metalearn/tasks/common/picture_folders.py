@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -16,9 +15,10 @@ import PIL
 from metalearn.checks import Invalid, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.pictures import picture, reason
+from metalearn.tasks.common.pictures import PictureForm
 
 SUFFIXES = tuple(
     f".{name}"
@@ -35,7 +35,6 @@ FAMILY = "folder"
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini", "icon\r")
 _OF_SYSTEMS = (".", "@eaDir", "__MACOSX")
 """Beginnings of the names of hidden folders, and of those in which a NAS or an archive of a Mac keeps previews."""
-_THREADS = 8
 _NAMED = 5
 """A message names this many of the files or folders that are wrong, and counts the others."""
 
@@ -125,18 +124,14 @@ def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
     log.info(
         "decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, np.prod(shape) / 1e6
     )
-    size, channels = shape[1], 1 if len(shape) == 3 else 3
+    form = PictureForm(shape[1], 1 if len(shape) == 3 else 3)
     pictures = np.empty(shape, np.uint8)
-
-    def decode(number: int) -> str | None:
-        try:
-            pictures[number] = picture(root / files[number], size, channels)
-        except Exception as error:  # PIL raises many types for broken pictures
-            return f"{files[number]} ({reason(error)})"
-        return None
-
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        broken = [problem for problem in pool.map(decode, range(len(files))) if problem is not None]
+    broken = []
+    for number, picture in enumerate(decoded([root / file for file in files], form)):
+        if isinstance(picture, str):
+            broken.append(f"{files[number]} ({picture})")
+        else:
+            pictures[number] = picture
     if broken:
         raise DataError(
             f"dataset.root={root}: {len(broken)} of {len(files)} pictures cannot be read: {first_few(broken)}; repair "

@@ -1,16 +1,17 @@
 """Reads one picture of any origin, and gives it the form in which a dataset shows pictures to the network."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from metalearn.storage.files import RefusedFileError, open_regular
-from metalearn.tasks.common.episodes import Images
+
+Pixels = NDArray[np.uint8]  # not from a module that imports torch: decoding processes start without
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
 """Formats that Pillow may read, whatever a file's name. It hands others to other programs: EPS to Ghostscript."""
@@ -18,12 +19,12 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000"
 LARGEST_FILE = 2**28
 """The most bytes of a picture's file."""
 MOST_PIXELS = 2**26
-"""The most pixels of a picture. Decoding takes up to 20 bytes of memory for each."""
+"""The most pixels of a picture."""
 
 _LARGE = 2**22
 """Pictures with more pixels than this are decoded one at a time."""
-
-_one_at_a_time = threading.Lock()
+_BAND = 2**20
+"""Pixels that are converted at once. Copies of a whole large picture would not fit into the memory of a decoder."""
 
 
 class PictureForm(NamedTuple):
@@ -40,30 +41,29 @@ class PictureForm(NamedTuple):
     inverted: bool = False
 
 
-def formed(image: Image.Image, form: PictureForm) -> Images:
+def formed(image: Image.Image, form: PictureForm) -> Pixels:
     """A picture as `opened` gives it, in its form: uint8 [size, size] or [size, size, 3]."""
-    image = image.convert("L" if form.channels == 1 else "RGB")
+    image = _in_mode(image, "L" if form.channels == 1 else "RGB")
     size, lanczos = (form.size, form.size), Image.Resampling.LANCZOS
     values = np.asarray(image.resize(size, lanczos) if form.whole else ImageOps.fit(image, size, lanczos), np.uint8)
     return 255 - values if form.inverted else values
 
 
-def picture(path: Path, size: int, channels: int) -> Images:
-    """Reads a photograph: uint8 [size, size] or [size, size, 3].
+def thumbnail(image: Image.Image, side: int) -> Pixels:
+    """A picture as `opened` gives it, reduced to fit into a square of this side: uint8 [h, w, 3]."""
+    small = _in_mode(image, "RGB")
+    small.thumbnail((side, side))
+    return np.asarray(small, np.uint8)
 
-    The Lanczos filter reduces (or enlarges) its shorter side to `size`; of the longer side, the middle is kept. The
-    picture is turned as its EXIF says. Transparent pixels become white. Of several frames, the first is read.
 
-    Raises:
-        Exception: as `opened`.
-    """
-    with opened(path) as image:
-        return formed(image, PictureForm(size, channels))
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    return image if image.mode == mode else image.convert(mode)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
-    """The picture in a file, turned as its EXIF says, as `of_8_bits` gives it.
+def opened(path: Path, alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> Iterator[Image.Image]:
+    """The picture in a file, turned as its EXIF says, as `of_8_bits` gives it. Transparent pixels become white. Of
+    several frames, the first is read. A large picture is decoded within `alone()`.
 
     Raises:
         Exception: of any type, if it cannot be read; `reason` puts it in words.
@@ -72,7 +72,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
     """
     with open_regular(path, LARGEST_FILE) as file, Image.open(file, formats=FORMATS) as image:
         check_pixels(image)
-        with _one_at_a_time if image.width * image.height > _LARGE else nullcontext():
+        with alone() if image.width * image.height > _LARGE else nullcontext():
             ImageOps.exif_transpose(image, in_place=True)
             yield of_8_bits(image, image.format)
 
@@ -90,13 +90,29 @@ def of_8_bits(image: Image.Image, file_format: str | None) -> Image.Image:
         ValueError: its values have 32 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and file_format in ("PNG", "PPM")):
-        return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))  # 65535 becomes 255
+        return _by_bands(image, "L", _of_16_bits)
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits, so what is white is not known; save it with 8 or 16 bits")
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        return _by_bands(image, "RGB", _on_white)
     return image
+
+
+def _of_16_bits(image: Image.Image) -> Image.Image:
+    return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))  # 65535 becomes 255
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+
+
+def _by_bands(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The whole picture in `mode`, converted in bands of a few rows."""
+    whole, rows = Image.new(mode, image.size), max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(convert(band), (0, top))
+    return whole
 
 
 def reason(error: Exception) -> str:
@@ -107,4 +123,6 @@ def reason(error: Exception) -> str:
         return str(error).partition(": ")[2]
     if isinstance(error, UnidentifiedImageError):
         return "not recognised as a picture"
+    if isinstance(error, MemoryError):
+        return "takes too much memory to decode; make it smaller"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

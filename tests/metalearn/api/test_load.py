@@ -20,7 +20,7 @@ from metalearn.app.parts import Parts
 from metalearn.errors import ConfigError
 from metalearn.runs.checkpoint import read, write
 from metalearn.tasks.common.omniglot_files import find_collections
-from metalearn.tasks.common.pictures import PictureForm, picture
+from metalearn.tasks.common.pictures import PictureForm, formed, opened
 from metalearn.tasks.omniglot import _decode_character, characters
 from metalearn.types import Batch
 from tests.runs import ROOT, Program, slow
@@ -189,7 +189,8 @@ def test_photographs_are_prepared_as_the_dataset_prepares_them(photographs: Run,
     form = photographs.load().form
     assert form is not None
     shown = prepared([tmp_path / "wide.png"], form)[0].permute(1, 2, 0)
-    assert np.array_equal((shown * 255).round().numpy(), picture(tmp_path / "wide.png", 20, 3))
+    with opened(tmp_path / "wide.png") as image:
+        assert np.array_equal((shown * 255).round().numpy(), formed(image, PictureForm(20, 3)))
 
 
 def test_a_picture_of_pillow_is_turned_as_its_file_is(photographs: Run, tmp_path: Path) -> None:

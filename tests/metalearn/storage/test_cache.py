@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from getpass import getuser
 from pathlib import Path
 
 import numpy as np
@@ -324,9 +325,9 @@ def test_a_wait_is_told_and_ends_when_the_other_process_shows_no_life(
                 assert not is_made()
         finally:
             other.kill()
-    assert f"{folder / 'pictures.npy'} is being made by process {other.pid} on " in told.text
+    assert f"{folder / 'pictures.npy'} is being made by process {other.pid} of {getuser()}" in told.text
     if caught is not None:
-        assert f"{lock} is held by process {other.pid} on " in str(caught.value)
+        assert f"{lock} is held by process {other.pid} of {getuser()}" in str(caught.value)
         assert "METALEARN_CACHE=" in str(caught.value)
 
 

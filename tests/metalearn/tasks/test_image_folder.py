@@ -1,5 +1,6 @@
 """Pictures in folders: real files, whole, damaged and of odd kinds. Their pixels tell class and number."""
 
+import fcntl
 import json
 import logging
 import os
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from metalearn.errors import DataError
-from metalearn.tasks.common import pictures
-from metalearn.tasks.common.pictures import picture
+from metalearn.tasks.common import decoding
+from metalearn.tasks.common.pictures import PictureForm, formed, opened
 from metalearn.tasks.image_folder import image_folder
 from metalearn.types import Batch, Episode, TaskSource
 from tests.metalearn.flat import source_of
@@ -284,7 +285,8 @@ def test_the_same_names_in_another_folder_are_other_pictures(tmp_path: Path) -> 
 
 
 def read(path: Path, channels: int = 3, size: int = SIZE) -> NDArray[np.int64]:
-    return picture(path, size, channels).astype(np.int64)
+    with opened(path) as image:
+        return formed(image, PictureForm(size, channels)).astype(np.int64)
 
 
 def test_grey_is_the_luma_of_the_colours(tmp_path: Path) -> None:
@@ -432,12 +434,19 @@ def test_pictures_that_are_none_and_pictures_without_end_are_refused(
 def test_large_pictures_are_decoded_one_at_a_time(tmp_path: Path) -> None:
     for side in (2100, 100):
         Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
-    with ThreadPoolExecutor(2) as pool:
-        with pictures._one_at_a_time:  # as if another one were being decoded
-            large, small = (pool.submit(picture, tmp_path / f"{side}.png", SIZE, 3) for side in (2100, 100))
-            small.result(20)
-            assert wait([large], 0.5).not_done
-        large.result(20)
+    with (tmp_path / "turn").open("wb") as turn, ThreadPoolExecutor(2) as pool:
+        decoders = [decoding._Decoder(turn.fileno()) for _ in range(2)]
+        fcntl.lockf(turn, fcntl.LOCK_EX)  # as if another one were being decoded
+        large, small = (
+            pool.submit(decoder.decode, tmp_path / f"{side}.png", PictureForm(SIZE, 3))
+            for decoder, side in zip(decoders, (2100, 100), strict=True)
+        )
+        small.result(20)
+        assert wait([large], 0.5).not_done
+        fcntl.lockf(turn, fcntl.LOCK_UN)
+        assert not isinstance(large.result(20), str)
+        for decoder in decoders:
+            decoder.close()
 
 
 @pytest.mark.parametrize("value", [0.5, float("nan"), 7])
