@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from distributed.cluster.info import get_world_info
 from distributed.cluster.isolation import NetworkNamespace, network_of
 from distributed.cluster.meeting import JOINS, TOKEN, ask_to_let_go
 from distributed.cluster.processes import Fork, die_with
-from distributed.cluster.store import INTERFACE_VARIABLES
+from distributed.cluster.store import INTERFACE_VARIABLES, within
 
 REACH_SECONDS = 5.0
 """Time limit for the world's store to answer."""
@@ -160,7 +161,8 @@ class WorldConnection:
         try:
             patience = timedelta(seconds=REACH_SECONDS)
             store = dist.TCPStore(place.address, place.port, is_master=False, timeout=patience, wait_for_workers=False)
-            refusal = ask_to_let_go(store, name, LEAVE_SECONDS)
+            # torch waits without limit for a rank zero that has stopped.
+            refusal = within(LEAVE_SECONDS + REACH_SECONDS, partial(ask_to_let_go, store, name, LEAVE_SECONDS))
         except (dist.DistError, TimeoutError) as error:
             refuse(f"rank zero at {place.address}:{place.port} does not answer: {error}")
             return 1

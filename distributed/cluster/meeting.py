@@ -22,7 +22,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -151,8 +152,10 @@ def meet(timeout: timedelta) -> Seat:
     late = threading.Timer(_LATE_SECONDS, _warn_of_late_ranks, (missing, size, seconds))
     late.daemon = True
     try:
-        if joins:
-            return _request_seat(None, timeout, math.inf)
+        if joins:  # a step may take any time, but the store answers at once
+            heard = deque[float](maxlen=1)
+            ask = partial(_request_seat, None, timeout, math.inf, heard.append)
+            return within(seconds + _MARGIN_SECONDS, ask, lambda: tuple(heard))
         late.start()
         deadline = time.monotonic() + seconds
         if rank == 0:
@@ -163,6 +166,10 @@ def meet(timeout: timedelta) -> Seat:
             raise ConnectionError("rank 0 has ended before it had a seat for this new process") from error
         raise ConnectionError(f"rank 0 of {size} has left while the others were coming: {error}") from error
     except TimeoutError as error:
+        if joins:
+            raise ConnectionError(
+                f"the world's store does not answer this new process within {seconds:g} s: rank 0 has stopped"
+            ) from error
         raise ConnectionError(
             f"rank 0 of {size} did not come, or had not met all others, within {seconds:g} s"
         ) from error
@@ -254,12 +261,16 @@ def answer(request: str, text: str) -> None:
     _desk.store.set(f"{_desk.call}/answer/{request}", text)
 
 
-def _request_seat(rank: int | None, timeout: timedelta, deadline: float) -> Seat:
-    """The other processes' part: waits until rank zero has given this process a seat."""
+def _request_seat(
+    rank: int | None, timeout: timedelta, deadline: float, hear: Callable[[float], None] = lambda _: None
+) -> Seat:
+    """The other processes' part: waits until rank zero has given this process a seat. `hear` gets the time of each
+    answer of the store."""
     store = process_store(rank or 1, get_world_info().world_size, timeout)
     request = _Request(_own_number(), uuid.uuid4().hex, rank, _host())
     answered = None
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < deadline:
+        hear(now)
         call = store.get("call").decode() if store.check(["call"]) else None
         if call is not None and call != answered:  # rank zero has called, or called again since
             _post(store, call, request._asdict())

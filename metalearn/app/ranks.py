@@ -113,6 +113,7 @@ def _launch_config(job: Job) -> LaunchConfig:
     return LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
         settings.master_port, settings.interface, settings.isolate, job.config.strategy.get("max_lost", 0) != 0,
+        job.config.strategy.timeout,
     )  # fmt: skip
 
 
