@@ -103,11 +103,13 @@ class WorldConnection:
         if self._network is not None:
             self._network.enter()
 
-    def start(
-        self, command: Sequence[str], number: int, workers: int, folder: Path | None
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, command: Sequence[str], number: int, workers: int, folder: Path) -> "subprocess.Popen[bytes]":
         """Starts a program that joins the world, as process `number` of the `workers` that join from here. It ends
-        with this process. `folder`: where it runs; None: here."""
+        with this process. `folder`: where it runs, if rank zero is on this host; else here.
+
+        Raises:
+            OSError: it cannot be started there.
+        """
         starter = os.getpid()
 
         def enter() -> None:
@@ -115,8 +117,9 @@ class WorldConnection:
             die_with(starter)  # after the line above: the kernel forgets this where a process changes its rights
 
         return subprocess.Popen(
-            command, env=os.environ | self._environment(number, workers), cwd=folder, preexec_fn=enter
-        )
+            command, env=os.environ | self._environment(number, workers), preexec_fn=enter,
+            cwd=folder if self._place.is_here else None,
+        )  # fmt: skip
 
     def _environment(self, number: int, workers: int) -> Mapping[str, str]:
         place = self._place
