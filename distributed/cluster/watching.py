@@ -25,12 +25,20 @@ Key = tuple[str, int]
 POLL_SECONDS = 1.0
 
 
+class DeafError(TimeoutError):
+    """This worker cannot hear the others: all threads that torch has for messages are in calls that do not end."""
+
+    def __init__(self) -> None:
+        super().__init__("this worker cannot hear the others: all its threads are in calls beyond their time limits")
+
+
 class Pinger:
     """Pings workers, all at the same time, so that a stopped worker does not hide a dead one."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._pings: dict[str, Future[bool]] = {}
+        self._sent: dict[str, float] = {}
 
     def lost(self, names: Iterable[str]) -> Exception | None:
         """Returns at once: the error of a worker whose last ping has failed; else None. Call it again and again."""
@@ -40,9 +48,27 @@ class Pinger:
                     self._pings.pop(name).value()
                 if name not in self._pings:
                     self._pings[name] = rpc.rpc_async(name, ping, timeout=self._timeout)
+                    self._sent[name] = time.monotonic()
+                # torch ends a call that is over by one of its threads, so without a free one it ends none.
+                if time.monotonic() - self._sent[name] > self._timeout + GOODBYE_SECONDS:
+                    return DeafError()
             except RuntimeError as error:
                 return worker_error(name, error, self._timeout)
         return None
+
+
+def wait_for(future: "Future[T]", timeout: float) -> T:
+    """The value of a remote call with this time limit.
+
+    Raises:
+        RuntimeError: the call's own.
+        DeafError: torch does not end the call.
+    """
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    if not done.wait(timeout + GOODBYE_SECONDS):
+        raise DeafError
+    return future.wait()
 
 
 def lost_before(event: threading.Event, names: Sequence[str], timeout: float) -> Exception | None:
@@ -65,9 +91,11 @@ def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exc
     pings = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in names}
     for name, answer in pings.items():
         try:
-            answer.wait()
+            wait_for(answer, seconds)
         except RuntimeError as error:
             yield name, worker_error(name, error, seconds)
+        except DeafError as error:
+            yield name, error
 
 
 class _Gatherings:
