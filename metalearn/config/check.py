@@ -37,6 +37,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
+        true_or_false("launch.mixed", config.launch.mixed)
         true_or_false("init_strict", config.init_strict)
         one_of("seen_classes", config.seen_classes, ("refuse", "report"))
         one_of("device", config.device, DEVICES)
