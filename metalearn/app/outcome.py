@@ -56,7 +56,8 @@ def ending_of(run: Callable[[], int]) -> Ending:
 
 def report_error(error: BaseException, code: int) -> int:
     """Prints what is wrong, once for all ranks of a host; returns `code`."""
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    if not local_rank.isdecimal() or int(local_rank) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
