@@ -118,6 +118,7 @@ def copied(folder: Path, *changed: str) -> Path:
     return folder / "scripts/join.py"
 
 
+@slow
 def test_a_process_of_another_version_or_with_other_kernels_is_refused_and_the_run_goes_on(
     start: Start, tmp_path: Path
 ) -> None:

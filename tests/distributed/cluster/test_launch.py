@@ -1,5 +1,6 @@
 """The launcher and ranks that hang, die or are stopped. The ranks are small programs without torch."""
 
+import atexit
 import io
 import os
 import signal
@@ -77,6 +78,22 @@ def test_a_fork_whose_output_is_gone_ends_with_its_code() -> None:
 
     fork = Fork(run, dict(os.environ))
     assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
+
+
+def test_a_fork_runs_its_own_exit_handlers_alone(tmp_path: Path) -> None:
+    mine, its = tmp_path / "mine", tmp_path / "its"
+    atexit.register(mine.touch)
+    try:
+
+        def run() -> int:
+            atexit.register(its.touch)
+            return 3
+
+        fork = Fork(run, dict(os.environ))
+        assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
+    finally:
+        atexit.unregister(mine.touch)
+    assert its.exists() and not mine.exists()
 
 
 def test_a_lost_rank_is_no_request_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
