@@ -180,9 +180,8 @@ def _place(thread: int) -> str:
 def _end_without_waiting() -> None:
     """When the program ends, the process ends with its exit code, before torch waits for its threads again."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit") and hasattr(
-        libc, "__register_atfork"
-    ):  # glibc; it passes the exit code on, which atexit does not know
+    if all(hasattr(libc, name) for name in ("on_exit", "__register_atfork")):  # glibc
+        # It passes the exit code on, which atexit does not know.
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
         atexit.register(_end_in_fork)
 
@@ -203,7 +202,7 @@ def _end_in_fork() -> None:
     # PyOS_AfterFork_Child, and PyDLL keeps the lock of the interpreter.
     libc, python = ctypes.PyDLL(None), ctypes.pythonapi
     around = (python.PyOS_BeforeFork, python.PyOS_AfterFork_Parent, python.PyOS_AfterFork_Child)
-    getattr(libc, "__register_atfork")(*(ctypes.cast(function, ctypes.c_void_p) for function in around), None)
+    libc.__register_atfork(*(ctypes.cast(function, ctypes.c_void_p) for function in around), None)
     pid = libc.fork()
     if pid > 0:
         os._exit(_code_of(pid))

@@ -83,9 +83,9 @@ class _Request(NamedTuple):
     likeness: Mapping[str, str] | None = None
 
     def is_valid(self) -> bool:
-        texts = [] if self.likeness is None else [*self.likeness, *self.likeness.values()]
-        return all(map(isinstance, self, (str, str, int | None, str, dict | None))) and all(
-            isinstance(text, str) for text in texts
+        types = (str, str, int | None, str, dict | None)
+        return all(map(isinstance, self, types)) and all(
+            isinstance(text, str) for text in (self.likeness or {}).values()
         )
 
 

@@ -38,19 +38,25 @@ class Pinger:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._pings: dict[str, Future[bool]] = {}
-        self._sent: dict[str, float] = {}
+        self._waited: dict[str, float] = {}
+        self._looked = time.monotonic()
 
     def lost(self, names: Iterable[str]) -> Exception | None:
         """Returns at once: the error of a worker whose last ping has failed; else None. Call it again and again."""
+        # A process that has been stopped, and goes on, has waited for nothing in that time.
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 2 * POLL_SECONDS), now
         for name in names:
             try:
                 if name in self._pings and self._pings[name].done():
                     self._pings.pop(name).value()
                 if name not in self._pings:
                     self._pings[name] = rpc.rpc_async(name, ping, timeout=self._timeout)
-                    self._sent[name] = time.monotonic()
+                    self._waited[name] = 0.0
+                    continue
+                self._waited[name] += passed
                 # torch ends a call that is over by one of its threads, so without a free one it ends none.
-                if time.monotonic() - self._sent[name] > self._timeout + GOODBYE_SECONDS:
+                if self._waited[name] > self._timeout + GOODBYE_SECONDS:
                     return DeafError()
             except RuntimeError as error:
                 return worker_error(name, error, self._timeout)
@@ -66,7 +72,7 @@ def wait_for(future: "Future[T]", timeout: float) -> T:
     """
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
-    if not done.wait(timeout + GOODBYE_SECONDS):
+    if not done.wait(timeout + GOODBYE_SECONDS) and not done.wait(POLL_SECONDS):  # it may just have been stopped
         raise DeafError
     return future.wait()
 
