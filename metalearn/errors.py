@@ -29,6 +29,10 @@ class NotAdmittedError(ConfigError):
         self.package = package
 
 
+class MixedWorkersError(ConfigError):
+    """A worker that differs from rank zero, so that the bits would be others: exit code 2, also after the start."""
+
+
 class DataError(_PrintableError, ValueError):
     """Data that is missing, damaged or of a wrong kind: exit code 2 before the start, else 1."""
 

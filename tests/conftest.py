@@ -53,7 +53,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     ) -> Program:
         python = [sys.executable]
         if torchrun is not None:
-            options = ["--standalone", f"--nproc_per_node={torchrun}", *torchrun_arguments]
+            logs = (
+                f"--log-dir={tmp_path.parent / 'torchrun'}"  # else folders stay behind, in the temporary folder of all
+            )
+            options = ["--standalone", f"--nproc_per_node={torchrun}", logs, *torchrun_arguments]
             python = [sys.executable, "-m", "torch.distributed.run", *options]
         programs.append(Program([*python, str(ROOT / "train.py"), *overrides], tmp_path, extra))
         return programs[-1]

@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
@@ -61,6 +62,9 @@ _START_SECONDS = 2.0
 
 _STARTS = 3
 """A new process gives up after this number of failed starts."""
+
+_SIGN_SECONDS = 0.5
+"""Time between two signs of life, see `launch.SIGN_SECONDS`."""
 
 _SCHEME = "distributed"
 
@@ -344,6 +348,17 @@ def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.Tens
     note = os.environ.pop(MET_FD, None)
     if note is not None:  # the launcher waits for this before it lets a run go on without a lost rank
         os.write(int(note), b"1")
+        if info.world_rank == 0:
+            threading.Thread(target=_give_signs, args=(int(note),), daemon=True).start()
+
+
+def _give_signs(note: int) -> None:
+    """Lets the launcher know that this process runs, as long as it does."""
+    os.set_blocking(note, False)
+    while True:
+        with contextlib.suppress(OSError):  # the pipe is full, since the launcher has stopped
+            os.write(note, b"1")
+        time.sleep(_SIGN_SECONDS)
 
 
 @contextlib.contextmanager

@@ -8,13 +8,18 @@ callers `cancel` calls. At the end `session.leave` calls `shut_down`, which does
 3. It leaves a call behind that survives this, such as `time.sleep(1e9)`. The process then ends when the program ends.
 """
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import logging
+import os
+import signal
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +31,9 @@ log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 5.0
 """Time limit for the workers to leave together, and for an interrupted call to end."""
+
+_END_SECONDS = 20.0
+"""Time limit for Python to end, in a fork."""
 
 _POLL_SECONDS = 0.1
 
@@ -134,8 +142,10 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
         if now > give_up and len(overdue) == len(calls):
             break
     _stuck = True
-    for thread, call in calls.items():
-        log.warning("a call of %s is still running and cannot be ended:\n%s", call.caller, _place(thread))
+    running = Counter((call.caller, _place(thread)) for thread, call in calls.items())
+    for (caller, place), count in running.items():
+        calls_are = "a call of %s is" if count == 1 else f"{count} calls of %s are"
+        log.warning(f"{calls_are} still running and cannot be ended:\n%s", caller, place)
     _end_without_waiting()
 
 
@@ -170,5 +180,42 @@ def _place(thread: int) -> str:
 def _end_without_waiting() -> None:
     """When the program ends, the process ends with its exit code, before torch waits for its threads again."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # Linux; it passes the exit code on, which atexit does not know
+    if all(hasattr(libc, name) for name in ("on_exit", "__register_atfork")):  # glibc
+        # It passes the exit code on, which atexit does not know.
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+        atexit.register(_end_in_fork)
+
+
+_is_ending = False
+
+
+def _end_in_fork() -> None:
+    """At exit: lets a fork, which has no other threads, end the program, and ends this process with its exit code."""
+    global _is_ending
+    # A call whose sleep is over while Python ends comes back to it. Python unwinds its thread then (before 3.14), which
+    # torch's threads do not survive: C++ would abort the process.
+    if _is_ending:
+        return
+    _is_ending = True
+    atexit._run_exitfuncs()  # they may need threads
+    # As os.fork does, which Python may refuse at this time. In the fork no line of Python may run before
+    # PyOS_AfterFork_Child, and PyDLL keeps the lock of the interpreter.
+    libc, python = ctypes.PyDLL(None), ctypes.pythonapi
+    around = (python.PyOS_BeforeFork, python.PyOS_AfterFork_Parent, python.PyOS_AfterFork_Child)
+    libc.__register_atfork(*(ctypes.cast(function, ctypes.c_void_p) for function in around), None)
+    pid = libc.fork()
+    if pid > 0:
+        os._exit(_code_of(pid))
+    gc.freeze()  # to search the memory of all modules once more takes seconds
+
+
+def _code_of(pid: int) -> int:
+    """The exit code of a child process; 1 if it does not end in time."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) & 255
+        time.sleep(_POLL_SECONDS)
+    os.kill(pid, signal.SIGKILL)
+    return 1

@@ -22,7 +22,7 @@ from distributed.calls.session import Session, begin_again, current, leave, pres
 from distributed.calls.shutdown import GOODBYE_SECONDS
 from distributed.cluster.info import get_world_rank, get_world_size
 from distributed.cluster.meeting import answer, farewells, newcomers, read_requests, seated
-from distributed.cluster.watching import POLL_SECONDS, Pinger, ping_errors
+from distributed.cluster.watching import POLL_SECONDS, DeafError, Pinger, ping_errors, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,9 @@ def stop_rpc(failure: BaseException | None = None) -> None:
 def _dismiss_others(session: Session, cause: str | None) -> None:
     """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
     others = {rank: name for rank, name in enumerate(session.workers) if rank and rank not in session.away}
-    session.whole = not session.away
-    missing = None if cause is not None else _await_others(session, others)
+    silent: set[str] = set()
+    missing = None if cause is not None else _await_others(session, others, silent)
+    session.whole = not session.away and not silent
     failures = session.failures()
     if failures:  # a worker that has failed may have left since; its report names the cause, its silence does not
         missing = None
@@ -99,9 +100,11 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
         if session.finished.get(rank) is None
     }
     for name, goodbye in goodbyes.items():
+        if name in silent:  # it has been waited for
+            continue
         try:
-            goodbye.wait()
-        except RuntimeError as error:  # a worker that has left already needs no goodbye
+            wait_for(goodbye, patience)
+        except (RuntimeError, DeafError) as error:  # a worker that has left already needs no goodbye
             log.debug("goodbye to %s: %s", name, error)
     if missing is not None:
         raise missing
@@ -109,25 +112,27 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
         raise RuntimeError(failures[0])
 
 
-def _await_others(session: Session, others: Mapping[int, str]) -> Exception | None:
-    """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead."""
+def _await_others(session: Session, others: Mapping[int, str], silent: set[str]) -> Exception | None:
+    """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead. Puts
+    those into `silent` that have finished and do not answer any more."""
     watch = Pinger(session.timeout)
     while True:
         with session.changed:
             if session.changed.wait_for(
                 lambda: others.keys() <= session.finished.keys() or any(session.finished.values()), POLL_SECONDS
             ):
-                return None if any(session.finished.values()) else _killed_one(others.values())
+                return None if any(session.finished.values()) else _killed_one(others.values(), silent)
         missing = watch.lost(others.values())
         if missing is not None:
             return missing
 
 
-def _killed_one(names: Iterable[str]) -> Exception | None:
-    """The error of a worker that was killed after it had finished, if there is one."""
+def _killed_one(names: Iterable[str], silent: set[str]) -> Exception | None:
+    """The error of a worker that was killed after it had finished, if there is one; see `_await_others`."""
     # Without it the workers cannot leave together.
-    errors = (error for _, error in ping_errors(names, GOODBYE_SECONDS))
-    return next((error for error in errors if isinstance(error, ConnectionError)), None)
+    errors = dict(ping_errors(names, GOODBYE_SECONDS))
+    silent.update(errors)
+    return next((error for error in errors.values() if isinstance(error, ConnectionError)), None)
 
 
 def _serve_until_dismissed(session: Session, cause: str | None) -> Session:
@@ -144,7 +149,11 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> Session:
 def _serve(session: Session, cause: str | None) -> None:
     first = session.workers[0]
     try:
-        rpc.rpc_sync(first, _note_finished, (get_world_rank(), cause), timeout=session.timeout)
+        report = rpc.rpc_async(first, _note_finished, (get_world_rank(), cause), timeout=session.timeout)
+        wait_for(report, session.timeout)
+    except DeafError as error:
+        _leave_deaf(session, error)
+        return
     except RuntimeError as error:
         raise ConnectionError(f"{first} does not answer: {error}") from error
     watch = Pinger(session.timeout)
@@ -157,10 +166,19 @@ def _serve(session: Session, cause: str | None) -> None:
             rpc.rpc_async(first, _note_leaving, (get_world_rank(),), timeout=session.timeout)
             has_asked = True
         lost = watch.lost([first])
+        if isinstance(lost, DeafError):
+            _leave_deaf(session, lost)
+            return
         if lost is not None and not session.stopped:  # rank zero may leave right after its goodbye
             raise lost
     if session.failure is not None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
+
+
+def _leave_deaf(session: Session, error: DeafError) -> None:
+    """Ends the session of a worker that has ended well, but will not hear rank zero's goodbye."""
+    log.warning("%s; it leaves without a goodbye", error)
+    session.whole, session.goes_on = False, False
 
 
 def wish_to_leave() -> None:

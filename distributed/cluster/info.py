@@ -43,16 +43,29 @@ def get_world_info() -> WorldInfo:
     """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process.
 
     As in the original, the values are also attributes of this function: `get_world_info.world_rank`, `.WORLD_RANK`.
+
+    Raises:
+        ValueError: one of them is no number, or there is one of the first two without the other.
     """
     global _last_info
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    info = WorldInfo(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank >= size:
+        given = " and ".join(f"{name}={os.environ.get(name, 'unset')}" for name in ("RANK", "WORLD_SIZE"))
+        raise ValueError(f"{given}: both must be set, and RANK must be below WORLD_SIZE; start the program by torchrun")
+    local_rank = _number("LOCAL_RANK", 0)
+    info = WorldInfo(rank, size, local_rank, _number("LOCAL_WORLD_SIZE", 1))
     if info != _last_info:
         values = info._asdict() | {"rank": rank, "world_info": info}
         vars(get_world_info).update(values | {name.upper(): value for name, value in values.items()})
         _last_info = info
     return info
+
+
+def _number(variable: str, default: int) -> int:
+    value = os.environ.get(variable, str(default))
+    if not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"{variable}={value!r:.60}: must be a whole number from 0; start the program by torchrun")
+    return int(value)
 
 
 def get_world_rank() -> int:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from distributed.cluster.info import get_world_info
 from distributed.cluster.isolation import NetworkNamespace, network_of
 from distributed.cluster.meeting import JOINS, TOKEN, ask_to_let_go
 from distributed.cluster.processes import Fork, die_with
-from distributed.cluster.store import INTERFACE_VARIABLES
+from distributed.cluster.store import INTERFACE_VARIABLES, within
 
 REACH_SECONDS = 5.0
 """Time limit for the world's store to answer."""
@@ -102,11 +103,13 @@ class WorldConnection:
         if self._network is not None:
             self._network.enter()
 
-    def start(
-        self, command: Sequence[str], number: int, workers: int, folder: Path | None
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, command: Sequence[str], number: int, workers: int, folder: Path) -> "subprocess.Popen[bytes]":
         """Starts a program that joins the world, as process `number` of the `workers` that join from here. It ends
-        with this process. `folder`: where it runs; None: here."""
+        with this process. `folder`: where it runs, if rank zero is on this host; else here.
+
+        Raises:
+            OSError: it cannot be started there.
+        """
         starter = os.getpid()
 
         def enter() -> None:
@@ -114,8 +117,9 @@ class WorldConnection:
             die_with(starter)  # after the line above: the kernel forgets this where a process changes its rights
 
         return subprocess.Popen(
-            command, env=os.environ | self._environment(number, workers), cwd=folder, preexec_fn=enter
-        )
+            command, env=os.environ | self._environment(number, workers), preexec_fn=enter,
+            cwd=folder if self._place.is_here else None,
+        )  # fmt: skip
 
     def _environment(self, number: int, workers: int) -> Mapping[str, str]:
         place = self._place
@@ -160,7 +164,8 @@ class WorldConnection:
         try:
             patience = timedelta(seconds=REACH_SECONDS)
             store = dist.TCPStore(place.address, place.port, is_master=False, timeout=patience, wait_for_workers=False)
-            refusal = ask_to_let_go(store, name, LEAVE_SECONDS)
+            # torch waits without limit for a rank zero that has stopped.
+            refusal = within(LEAVE_SECONDS + REACH_SECONDS, partial(ask_to_let_go, store, name, LEAVE_SECONDS))
         except (dist.DistError, TimeoutError) as error:
             refuse(f"rank zero at {place.address}:{place.port} does not answer: {error}")
             return 1

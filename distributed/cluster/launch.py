@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Literal, NamedTuple, Protocol
 
-from distributed.cluster.info import default_worker_name, is_loopback
+from distributed.cluster.info import DEFAULT_TIMEOUT, default_worker_name, is_loopback
 from distributed.cluster.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
 from distributed.cluster.meeting import JOINS, TOKEN
 from distributed.cluster.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
@@ -41,6 +41,9 @@ REPLACE_SECONDS = 2.0
 """On hosts other than the first: time between the end of a rank and the start of a new process in its place. If rank
 zero has ended, the other ranks of the host end within this time, and no new process is wanted."""
 
+SIGN_SECONDS = 2.0
+"""Time in which a first rank that runs gives a sign of life, see `session`. Another rank's end may be due to it."""
+
 _POLL_SECONDS = 0.05
 LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
 """Environment variable of a rank: the number of the launcher's process. The rank ends with it."""
@@ -56,7 +59,8 @@ class LaunchConfig(NamedTuple):
     With several hosts the store is at `master_addr`:`master_port`, and all traffic uses the network interface
     `interface`. `isolate` gives the ranks of a world on one host a network of their own: always, never, or where
     the kernel allows it and neither an interface nor an address of the host is asked for. With `goes_on`, the first
-    rank can do without the others once all have met, so the end of another one does not end the job.
+    rank can do without the others once all have met, so the end of another one does not end the job; but if the first
+    rank has then given no sign of life for `timeout` seconds, it does.
     """
 
     workers: int
@@ -67,6 +71,7 @@ class LaunchConfig(NamedTuple):
     interface: str | None = None
     isolate: bool | Literal["auto"] = "auto"
     goes_on: bool = False
+    timeout: float = DEFAULT_TIMEOUT
 
 
 def use_interface(name: str) -> None:
@@ -101,7 +106,8 @@ def launch(
 
     If a rank fails, the launcher ends the other ranks and starts all of them again, up to `max_restarts` times. If the
     config says `goes_on`, a new process joins in place of a rank that has failed, also counted as a restart; if none is
-    left, the others go on without. If the first rank has succeeded, the others must end soon too.
+    left, the others go on without. A first rank that does not answer has failed. If the first rank has succeeded, the
+    others must end soon too.
 
     Returns:
         0 if all ranks succeeded, or the first one did and the others did not end, or, on another host of a world that
@@ -121,8 +127,8 @@ class Start(Protocol):
         """Starts a rank, by its number here; `joins`: in place of one that has failed, in a world under way."""
         ...
 
-    def has_met(self) -> bool:
-        """Whether all ranks have met."""
+    def last_sign(self) -> float | None:
+        """The time of the first rank's last sign of life, in seconds of `time.monotonic`; None before all have met."""
         ...
 
     def close(self) -> None:
@@ -211,6 +217,9 @@ class _Launcher:
             if self._has_failed(start):
                 return self._code_of_failure()
             if self._goes_on(start) and not self._stopping and not self._preemption:
+                if self._leads and self._first_is_silent(start, ended):
+                    self._say(f"{self._names[0]} did not answer within {self._config.timeout:g} s, and is killed")
+                    return 1
                 self._replace_lost(start, ended)
             time.sleep(_POLL_SECONDS)
         _wait_until(lambda: not self._running() or self._has_failed(start), LEAVE_SECONDS)
@@ -229,28 +238,40 @@ class _Launcher:
 
     def _goes_on(self, start: Start) -> bool:
         """Whether the world can do without any rank but the first."""
-        return self._config.goes_on and start.has_met()
+        return self._config.goes_on and start.last_sign() is not None
 
     def _has_failed(self, start: Start) -> bool:
         """Whether a rank has failed without which the others cannot go on."""
         needed = self._ranks[: int(self._leads)] if self._goes_on(start) else self._ranks
         return any(process.poll() for process in needed)
 
+    def _first_is_silent(self, start: Start, ended: Mapping[Process, float]) -> bool:
+        """Whether another rank has failed, and the first one has given no sign of life for the time limit."""
+        sign, now = start.last_sign() or 0.0, time.monotonic()
+        unanswered = (end for end in ended.values() if sign <= end < math.inf)
+        return any(now > max(sign + self._config.timeout, end + SIGN_SECONDS) for end in unanswered)
+
     def _replace_lost(self, start: Start, ended: dict[Process, float]) -> None:
         """Starts a new process for each rank that has failed, as long as restarts are left. The others go on. `ended`
         has the time at which a rank's end was seen; infinite once it is dealt with."""
-        now = time.monotonic()
+        now, sign = time.monotonic(), start.last_sign() or 0.0
         for number, process in enumerate(self._ranks):
             code = process.poll()
-            if not code or now - ended.setdefault(process, now) < (0 if self._leads else REPLACE_SECONDS):
+            if not code:
+                continue
+            end = ended.setdefault(process, now)
+            # On this host: once the first rank has given a sign of life since, so the others do go on.
+            if end == math.inf or (sign <= end if self._leads else now - end < REPLACE_SECONDS):
                 continue
             ended[process] = math.inf
-            end = f"{self._names[number]} {_end_of(code)}; the others go on"
+            line = f"{self._names[number]} {_end_of(code)}; the others go on"
             if self._restarts == self._max_restarts:
-                self._say(end)
+                self._say(line)
                 continue
             self._restarts += 1
-            self._say(f"{end}, and a new process joins in its place (restart {self._restarts} of {self._max_restarts})")
+            self._say(
+                f"{line}, and a new process joins in its place (restart {self._restarts} of {self._max_restarts})"
+            )
             self._ranks[number] = start.rank(number, joins=True)
 
     def _code_of_failure(self) -> int:
@@ -279,7 +300,8 @@ class _Meeting:
         network: the network that the ranks enter, if they have one of their own.
         not_isolated: why they have none.
         port: of the listener; 0 if there is none.
-        met, note: the ends of a pipe, into which the host's first rank writes when all have met.
+        met, note: the ends of a pipe, into which the host's first rank writes when all have met, and rank zero from
+            then on as a sign of life.
         token: the secret that the ranks share; empty if there is none.
     """
 
@@ -296,10 +318,14 @@ class _Meeting:
         self.listener, self.network, self.not_isolated = listener, network, not_isolated
         self.port = 0 if listener is None else listener.getsockname()[1]
         self.met, self.note = os.pipe()
+        self._sign: float | None = None
 
-    def is_over(self) -> bool:
-        """Whether all ranks have met."""
-        return bool(select.select([self.met], [], [], 0)[0])
+    def last_sign(self) -> float | None:
+        """See `Start`."""
+        while select.select([self.met], [], [], 0)[0]:
+            os.read(self.met, 4096)
+            self._sign = time.monotonic()
+        return self._sign
 
     def close_listener(self) -> None:
         if self.listener is not None:
@@ -351,8 +377,8 @@ class _Here:
             self._meeting.close_listener()  # the first rank has its own copy
         return process
 
-    def has_met(self) -> bool:
-        return self._meeting.is_over()
+    def last_sign(self) -> float | None:
+        return self._meeting.last_sign()
 
     def close(self) -> None:
         self._meeting.close()

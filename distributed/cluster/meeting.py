@@ -11,8 +11,12 @@ They meet on the world's key-value store. Each meeting goes in this order:
 
 A process that comes too late for a call becomes a *newcomer*: it waits for the next one. A process started with `JOINS`
 is a newcomer from the beginning.
+
+Newcomers, and the ranks of other hosts, say in their request what they are like (`compare_workers`). Rank zero refuses
+who is not like itself.
 """
 
+import functools
 import hmac
 import json
 import logging
@@ -22,7 +26,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -68,12 +73,50 @@ class Seat(NamedTuple):
 
 class _Request(NamedTuple):
     """`process` is a random number that a process keeps, `number` a new one for each meeting of it. `rank` is the seat
-    that it was started for; None if it is a newcomer."""
+    that it was started for; None if it is a newcomer. `likeness` is what a process says of itself that may be of
+    another program, or another machine."""
 
     process: str
     number: str
     rank: int | None
     host: str
+    likeness: Mapping[str, str] | None = None
+
+    def is_valid(self) -> bool:
+        types = (str, str, int | None, str, dict | None)
+        return all(map(isinstance, self, types)) and all(
+            isinstance(text, str) for text in (self.likeness or {}).values()
+        )
+
+
+class UnlikeWorkerError(RuntimeError):
+    """A worker differs from rank zero in what `compare_workers` compares; the message says in what."""
+
+
+class _Comparison(NamedTuple):
+    """How this process is compared with others: what it is like, and whether rank zero may let in who differs."""
+
+    own: Callable[[], Mapping[str, str]]
+    mixed: bool
+
+
+_comparison: _Comparison | None = None
+
+
+def compare_workers(own: Callable[[], Mapping[str, str]], *, mixed: bool) -> None:
+    """Called on every worker before it meets the others: from now on those are compared that may be of other programs
+    or machines: ranks of several hosts, and processes that join.
+
+    Args:
+        own: what this worker is like, by names; called once, if it is needed.
+        mixed: on rank zero: those that differ are not refused; a line of the log says in what.
+    """
+    global _comparison
+    _comparison = _Comparison(functools.cache(own), mixed)
+
+
+def _likeness() -> Mapping[str, str] | None:
+    return None if _comparison is None else _comparison.own()
 
 
 class _Desk:
@@ -85,6 +128,7 @@ class _Desk:
         self.call = uuid.uuid4().hex
         self.requests: dict[str, _Request] = {}
         self.farewells: dict[str, str] = {}
+        self.unlike: list[str] = []
         self._count = 0
         self._unread: set[int] = set()
         store.set("call", self.call)
@@ -103,17 +147,57 @@ class _Desk:
 
     def _note(self, signed: bytes) -> None:
         # Any process that reaches the store can write anything there.
+        request = None
         try:
             content = _opened(self.call, signed)
             if "leave" in content:
                 self.farewells[str(content["number"])] = str(content["leave"])
             else:
                 request = _Request(**content)
-                if not all(map(isinstance, request, (str, str, int | None, str))):
+                if not request.is_valid():
                     raise TypeError
-                self.requests[request.process] = request
         except (KeyError, TypeError, ValueError):
             log.warning("a request to this run is not signed with its token, or cannot be read; it is ignored")
+            return
+        if request is not None:
+            self._admit(request)
+
+    def _admit(self, request: _Request) -> None:
+        """Takes a request, or refuses it at once. A rank that was started with the others is taken first: the world
+        cannot begin without it."""
+        joins = request.rank is None
+        differences = _differences(request.likeness or ({} if joins else None))
+        if differences:
+            who = "a new process" if joins else f"rank {request.rank}"
+            line = f"{who} on {request.host} differs from rank 0: {', '.join(differences)}"
+            assert _comparison is not None
+            if _comparison.mixed:
+                log.warning("%s; the bits of one program on one machine are not promised", line)
+            elif joins:
+                log.warning("%s; it is refused", line)
+                self.refuse(request, line)
+                return
+            else:
+                self.unlike.append(line)
+        self.requests[request.process] = request
+
+    def refuse(self, request: _Request, reason: str) -> None:
+        self.store.set(f"{self.call}/seat/{request.number}", json.dumps({"refused": reason}))
+
+    def refuse_all(self) -> None:
+        """Ends a meeting with ranks that differ, and waits for a moment until all know it.
+
+        Raises:
+            UnlikeWorkerError: in any case.
+        """
+        reason = "; ".join(self.unlike)
+        for request in self.requests.values():
+            self.refuse(request, reason)
+        numbers = [f"{self.call}/read/{request.number}" for request in self.requests.values()]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.store.check(numbers) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        raise UnlikeWorkerError(reason)
 
     def seat(self, ranks: Mapping[str, int], limit: float | None) -> Seat:
         """Gives the processes their seats, and this one the first."""
@@ -126,6 +210,15 @@ class _Desk:
         return Seat(dist.PrefixStore(self.call, self.store), limit)
 
 
+def _differences(other: Mapping[str, str] | None) -> list[str]:
+    """In what another process differs from this one, both values each."""
+    if other is None or (own := _likeness()) is None:
+        return []
+    names = [*own, *(name for name in other if name not in own)]
+    pairs = [(name, other.get(name, "nothing"), own.get(name, "nothing")) for name in names]
+    return [f"{name}={theirs:.80} instead of {ours:.80}" for name, theirs, ours in pairs if theirs != ours]
+
+
 _desk: _Desk | None = None
 """On rank zero: the desk of the last call."""
 
@@ -133,6 +226,8 @@ _seated: dict[str, int] = {}
 """On rank zero: the rank of each other process, as of the last meeting."""
 
 _process: tuple[int, str] = (0, "")
+_has_seat = False
+"""Whether this process has met its world before, which has compared it then."""
 
 
 def meet(timeout: timedelta) -> Seat:
@@ -141,9 +236,12 @@ def meet(timeout: timedelta) -> Seat:
 
     Raises:
         ConnectionError: a rank did not come within `timeout`, the message names it; or rank zero has ended.
+        UnlikeWorkerError: this process, or a rank that was started with it, differs from rank zero.
     """
     rank, size, *_ = get_world_info()
     joins = os.environ.get(JOINS) is not None
+    if joins or not on_one_host():
+        _likeness()  # may take seconds, which are not those of the time limit
     if size == 1 and not joins:  # the store stays open for the next start, which needs an empty one
         return Seat(dist.PrefixStore(uuid.uuid4().hex, process_store(rank, size, timeout)))
     seconds = timeout.total_seconds()
@@ -151,8 +249,10 @@ def meet(timeout: timedelta) -> Seat:
     late = threading.Timer(_LATE_SECONDS, _warn_of_late_ranks, (missing, size, seconds))
     late.daemon = True
     try:
-        if joins:
-            return _request_seat(None, timeout, math.inf)
+        if joins:  # a step may take any time, but the store answers at once
+            heard = deque[float](maxlen=1)
+            ask = partial(_request_seat, None, timeout, math.inf, heard.append)
+            return within(seconds + _MARGIN_SECONDS, ask, lambda: tuple(heard))
         late.start()
         deadline = time.monotonic() + seconds
         if rank == 0:
@@ -163,6 +263,10 @@ def meet(timeout: timedelta) -> Seat:
             raise ConnectionError("rank 0 has ended before it had a seat for this new process") from error
         raise ConnectionError(f"rank 0 of {size} has left while the others were coming: {error}") from error
     except TimeoutError as error:
+        if joins:
+            raise ConnectionError(
+                f"the world's store does not answer this new process within {seconds:g} s: rank 0 has stopped"
+            ) from error
         raise ConnectionError(
             f"rank 0 of {size} did not come, or had not met all others, within {seconds:g} s"
         ) from error
@@ -192,6 +296,8 @@ def _call_ranks(store: dist.Store, missing: set[int], deadline: float) -> Seat:
             names = ", ".join(map(str, sorted(missing)))
             raise ConnectionError(f"rank {names} of {size} did not come within {deadline - began:.0f} s")
         time.sleep(_POLL_SECONDS)
+    if _desk.unlike:
+        _desk.refuse_all()
     latest = {rank: process for process, rank in _seated.items()}  # of a rank that has come twice, the second process
     _seated = {process: rank for rank, process in latest.items()}
     return _desk.seat(_seated, None)
@@ -254,18 +360,26 @@ def answer(request: str, text: str) -> None:
     _desk.store.set(f"{_desk.call}/answer/{request}", text)
 
 
-def _request_seat(rank: int | None, timeout: timedelta, deadline: float) -> Seat:
-    """The other processes' part: waits until rank zero has given this process a seat."""
+def _request_seat(
+    rank: int | None, timeout: timedelta, deadline: float, hear: Callable[[float], None] = lambda _: None
+) -> Seat:
+    """The other processes' part: waits until rank zero has given this process a seat. `hear` gets the time of each
+    answer of the store."""
     store = process_store(rank or 1, get_world_info().world_size, timeout)
-    request = _Request(_own_number(), uuid.uuid4().hex, rank, _host())
+    may_differ = not _has_seat and (rank is None or not on_one_host())
+    request = _Request(_own_number(), uuid.uuid4().hex, rank, _host(), _likeness() if may_differ else None)
     answered = None
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < deadline:
+        hear(now)
         call = store.get("call").decode() if store.check(["call"]) else None
         if call is not None and call != answered:  # rank zero has called, or called again since
             _post(store, call, request._asdict())
             answered = call
         if call is not None and store.check([f"{call}/seat/{request.number}"]):
             seat = json.loads(store.get(f"{call}/seat/{request.number}"))
+            if "refused" in seat:
+                store.set(f"{call}/read/{request.number}", "")
+                raise UnlikeWorkerError(seat["refused"])
             _take_seat(seat["rank"], seat["size"], seat["one_host"])
             return Seat(dist.PrefixStore(call, store), seat["limit"])
         time.sleep(_POLL_SECONDS)
@@ -294,6 +408,8 @@ def ask_to_let_go(store: dist.Store, name: str, seconds: float) -> str:
 
 
 def _take_seat(rank: int, size: int, one_host: bool) -> None:
+    global _has_seat
+    _has_seat = True
     os.environ.pop(JOINS, None)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     if one_host:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -195,7 +196,7 @@ class _OnRay:
 
     def __init__(self, command: Command, config: LaunchConfig, cluster: Cluster, group: Any) -> None:
         self._command, self._config, self._cluster, self._group = command, config, cluster, group
-        self._has_met = threading.Event()
+        self._sign: float | None = None
         self._token = os.environ.get(TOKEN) or secrets.token_hex()
         actors = [self._actor(bundle) for bundle in range(config.workers)]
         places = self._found(actors)
@@ -233,7 +234,7 @@ class _OnRay:
         arguments, folder, own = self._command
         variables = {**own, **self._variables(number), **({JOINS: "1"} if joins else {})}
         run = actor.run.options(num_returns="streaming")
-        return _RayProcess(actor, run.remote(arguments, folder, variables), self._has_met)
+        return _RayProcess(actor, run.remote(arguments, folder, variables), self._note_sign)
 
     def _variables(self, number: int) -> dict[str, str]:
         place = self._places[number]
@@ -252,8 +253,11 @@ class _OnRay:
             TOKEN: self._token,
         } | inherited | (dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {})  # fmt: skip
 
-    def has_met(self) -> bool:
-        return self._has_met.is_set()
+    def last_sign(self) -> float | None:
+        return self._sign
+
+    def _note_sign(self) -> None:
+        self._sign = time.monotonic()
 
     def close(self) -> None:
         for actor in self._waiting.values():
@@ -263,8 +267,8 @@ class _OnRay:
 class _RayProcess:
     """A rank as the launcher sees it. A thread follows its events."""
 
-    def __init__(self, actor: Any, events: Any, has_met: threading.Event) -> None:
-        self._actor, self._has_met = actor, has_met
+    def __init__(self, actor: Any, events: Any, note_sign: Callable[[], None]) -> None:
+        self._actor, self._note_sign = actor, note_sign
         self._code: int | None = None
         threading.Thread(target=self._follow, args=(events,), daemon=True).start()
 
@@ -274,8 +278,8 @@ class _RayProcess:
         try:
             for reference in events:
                 kind, value = ray.get(reference)
-                if kind == "met":
-                    self._has_met.set()
+                if kind == "sign":
+                    self._note_sign()
                 elif kind == "end":
                     code = value
                 else:

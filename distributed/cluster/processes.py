@@ -1,5 +1,6 @@
 """The processes of ranks: programs or forks, which end with their launcher; and their limits of files and memory."""
 
+import atexit
 import ctypes
 import logging
 import os
@@ -45,7 +46,8 @@ class Process(Protocol):
 
 
 class Fork:
-    """A fork of this process that runs a function and ends with its exit code.
+    """A fork of this process that runs a function, then what that has registered by `atexit`, and ends with its exit
+    code.
 
     This process must not have threads that hold locks, nor have used a GPU.
     """
@@ -66,6 +68,7 @@ class Fork:
         self, run: Callable[[], int], environment: dict[str, str], signals: set[signal.Signals]
     ) -> NoReturn:
         code = 1
+        atexit._clear()  # what this process has registered is not the fork's
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -80,6 +83,7 @@ class Fork:
             traceback.print_exc()
         finally:
             try:  # where output goes may be gone
+                atexit._run_exitfuncs()
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:

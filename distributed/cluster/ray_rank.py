@@ -15,7 +15,8 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _INTERFACE_REQUEST = "16s24x"  # struct ifreq: name, address
 
 Event = tuple[str, bytes | int]
-"""("out" or "err", bytes) of the rank's output, ("met", 0) when it has met the others, ("end", exit code)."""
+"""("out" or "err", bytes) of the rank's output, ("sign", 0) when it has met the others, and from
+then on as a sign of life, ("end", exit code)."""
 
 
 class Rank:
@@ -69,9 +70,9 @@ def _missing(arguments: Sequence[str], folder: str) -> str:
 
 
 def _events(process: "subprocess.Popen[bytes]", met: int) -> Iterator[Event]:
-    """The events of a process until it closes its output: the output, and that it has met the others."""
+    """The events of a process until it closes its output: the output, and its signs of life."""
     assert process.stdout is not None and process.stderr is not None
-    kinds = {process.stdout.fileno(): "out", process.stderr.fileno(): "err", met: "met"}
+    kinds = {process.stdout.fileno(): "out", process.stderr.fileno(): "err", met: "sign"}
     with selectors.DefaultSelector() as selector, process.stdout, process.stderr, os.fdopen(met, "rb"):
         for descriptor in kinds:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -79,8 +80,8 @@ def _events(process: "subprocess.Popen[bytes]", met: int) -> Iterator[Event]:
             for key, _ in selector.select():
                 data = os.read(key.fd, 65536)
                 if data:
-                    yield ("met", 0) if key.fd == met else (kinds[key.fd], data)
-                if not data or key.fd == met:
+                    yield (kinds[key.fd], 0 if key.fd == met else data)
+                else:
                     selector.unregister(key.fd)
 
 

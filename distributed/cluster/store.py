@@ -18,7 +18,8 @@ STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
 
 MET_FD = "DISTRIBUTED_MET_FD"
-"""Environment variable of a host's first rank: the pipe into which it writes when all ranks have met, for `launch`."""
+"""Environment variable of a host's first rank: the pipe into which it writes for `launch` when all ranks have met, and
+rank zero also from then on, as a sign of life."""
 
 INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that set the network interface of torch's transports."""
@@ -56,11 +57,11 @@ def forget_store() -> None:
     _store = None
 
 
-def within(seconds: float, run: Callable[[], T]) -> T:
+def within(seconds: float, run: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
     """Calls `run` in a thread and returns its result.
 
     Raises:
-        TimeoutError: it has not returned within `seconds`.
+        TimeoutError: it has not returned within `seconds`, nor has what `progress` returns changed in such a time.
     """
     outcome: Future[T] = Future()
 
@@ -72,7 +73,12 @@ def within(seconds: float, run: Callable[[], T]) -> T:
 
     # torch's store waits without limit for a server that has stopped; a thread can be left behind.
     threading.Thread(target=call, daemon=True).start()
-    return outcome.result(seconds)
+    while True:
+        reached = progress()
+        with suppress(TimeoutError):
+            outcome.exception(seconds)
+        if outcome.done() or progress() == reached:
+            return outcome.result(0)
 
 
 @contextmanager

@@ -25,24 +25,56 @@ Key = tuple[str, int]
 POLL_SECONDS = 1.0
 
 
+class DeafError(TimeoutError):
+    """This worker cannot hear the others: all threads that torch has for messages are in calls that do not end."""
+
+    def __init__(self) -> None:
+        super().__init__("this worker cannot hear the others: all its threads are in calls beyond their time limits")
+
+
 class Pinger:
     """Pings workers, all at the same time, so that a stopped worker does not hide a dead one."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._pings: dict[str, Future[bool]] = {}
+        self._waited: dict[str, float] = {}
+        self._looked = time.monotonic()
 
     def lost(self, names: Iterable[str]) -> Exception | None:
         """Returns at once: the error of a worker whose last ping has failed; else None. Call it again and again."""
+        # A process that has been stopped, and goes on, has waited for nothing in that time.
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 2 * POLL_SECONDS), now
         for name in names:
             try:
                 if name in self._pings and self._pings[name].done():
                     self._pings.pop(name).value()
                 if name not in self._pings:
                     self._pings[name] = rpc.rpc_async(name, ping, timeout=self._timeout)
+                    self._waited[name] = 0.0
+                    continue
+                self._waited[name] += passed
+                # torch ends a call that is over by one of its threads, so without a free one it ends none.
+                if self._waited[name] > self._timeout + GOODBYE_SECONDS:
+                    return DeafError()
             except RuntimeError as error:
                 return worker_error(name, error, self._timeout)
         return None
+
+
+def wait_for(future: "Future[T]", timeout: float) -> T:
+    """The value of a remote call with this time limit.
+
+    Raises:
+        RuntimeError: the call's own.
+        DeafError: torch does not end the call.
+    """
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    if not done.wait(timeout + GOODBYE_SECONDS) and not done.wait(POLL_SECONDS):  # it may just have been stopped
+        raise DeafError
+    return future.wait()
 
 
 def lost_before(event: threading.Event, names: Sequence[str], timeout: float) -> Exception | None:
@@ -65,9 +97,11 @@ def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exc
     pings = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in names}
     for name, answer in pings.items():
         try:
-            answer.wait()
+            wait_for(answer, seconds)
         except RuntimeError as error:
             yield name, worker_error(name, error, seconds)
+        except DeafError as error:
+            yield name, error
 
 
 class _Gatherings:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
-from metalearn.app.outcome import FAILED, OK, report_error
+from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error
 from metalearn.app.parts import (
     Parts,
     assemble,
@@ -29,7 +29,7 @@ from metalearn.app.unseen import UNKNOWN, check_unseen
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError, DataError, RunError, printable
+from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
@@ -215,6 +215,8 @@ def lead(
             raise
         strategy.close()
         return OK
+    except MixedWorkersError as error:
+        return report_error(error, BAD_CONFIG)
     except (ConfigError, DataError, RunError, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
         return report_error(error, FAILED)
 

@@ -68,7 +68,8 @@ def ending_of(run: Callable[[], int]) -> Ending:
 
 def report_error(error: BaseException, code: int) -> int:
     """Prints what is wrong, once for all ranks of a host; returns `code`."""
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    if not local_rank.isdecimal() or int(local_rank) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         with suppress(OSError):  # stderr may be a file on the same full disk
             print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)

@@ -9,16 +9,18 @@ from typing import NamedTuple
 import torch
 from omegaconf import DictConfig
 
+from distributed.cluster.meeting import UnlikeWorkerError, compare_workers
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
 from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
+from metalearn.app.likeness import code_digest, likeness_of
 from metalearn.app.unseen import UNKNOWN
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
 from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import Config, differences, to_container
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, MixedWorkersError
 from metalearn.nn.precision import type_of
 from metalearn.reporting.logging import OpenLog
 from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_params
@@ -57,6 +59,7 @@ class Parts(NamedTuple):
     checkpointer: Checkpointer
     open_log: OpenLog
     workers: int = 1
+    compare: Callable[[], None] = lambda: None
     updater: Callable[[Run, TrainState], Updater] | None = None
 
     @property
@@ -110,6 +113,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
         workers=job.workers,
+        compare=comparison(config, source, work.device) if job.workers > 1 else lambda: None,
         updater=steps_of(
             config, plan, algorithm, source, pairs=partial(in_pairs, algorithm, model, start, work.device)
         ),
@@ -213,11 +217,29 @@ def make_work(
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 
+def comparison(config: DictConfig, source: TaskSource, device: torch.device) -> Callable[[], None]:
+    """What lets this worker be compared with those of other hosts, and with those that join."""
+    code_digest(tuple(config.plugins))  # now, before the files may change: a fork computes by what is imported already
+    own = partial(likeness_of, config, source, device)
+    return lambda: compare_workers(own, mixed=config.launch.mixed)
+
+
 def connect(parts: Parts) -> Strategy:
-    """Joins this rank to its world, on its own device."""
+    """Joins this rank to its world, on its own device.
+
+    Raises:
+        MixedWorkersError: this worker differs from rank zero, or another one does and the world has not begun.
+    """
     if parts.device.type == "cuda":
         torch.cuda.set_device(parts.device)
-    return parts.connect()
+    parts.compare()
+    try:
+        return parts.connect()
+    except UnlikeWorkerError as error:
+        raise MixedWorkersError(
+            f"{error}; bring all hosts to one version, config and data, or start the run with launch.mixed=true, which "
+            "promises no bits"
+        ) from error
 
 
 # Sizes

@@ -18,14 +18,31 @@ from distributed.cluster.isolation import CannotIsolateError
 from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
-from metalearn.app.outcome import DIVERGED, FAILED, OK, exit_code_of, exit_code_of_process, report_error, without_memory
+from metalearn.app.outcome import (
+    BAD_CONFIG,
+    DIVERGED,
+    FAILED,
+    OK,
+    exit_code_of,
+    exit_code_of_process,
+    report_error,
+    without_memory,
+)
 from metalearn.app.parts import Parts, connect
 from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
 from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
-from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable
+from metalearn.errors import (
+    ConfigError,
+    DataError,
+    DiskError,
+    DivergedError,
+    MixedWorkersError,
+    RunError,
+    printable,
+)
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
@@ -115,6 +132,7 @@ def _launch_config(job: Job) -> LaunchConfig:
     return LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
         settings.master_port, settings.interface, settings.isolate, job.config.strategy.get("max_lost", 0) != 0,
+        job.config.strategy.timeout,
     )  # fmt: skip
 
 
@@ -194,7 +212,7 @@ def _report(job: Job, parts: Parts, done: str) -> int:
             strategy = connect(parts)
             strategy.share(DONE)
             strategy.close()
-        except (RuntimeError, ConnectionError, TimeoutError) as error:
+        except (RuntimeError, ConnectionError, TimeoutError, MixedWorkersError) as error:
             log.debug("%s", error)  # they were not started, or have ended: nothing is lost
     return OK
 
@@ -211,6 +229,8 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
             return _train(job, parts, state, strategy, stop)
     except DivergedError as error:
         return report_error(error, DIVERGED)
+    except MixedWorkersError as error:
+        return report_error(error, BAD_CONFIG)
     except Interrupted:
         log.info("stopped before the workers had met")
         return stop.exit_code

@@ -19,7 +19,7 @@ from metalearn.app.job import Job, Program, to_job
 from metalearn.app.outcome import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
 from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
-from metalearn.config.check import started_as_rank
+from metalearn.config.check import check_rank_variables, started_as_rank
 from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, resolved, sweep_jobs
 from metalearn.config.options import groups, search_flags
 from metalearn.config.saved import FREE_KEYS
@@ -57,6 +57,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     Raises:
         ConfigError: a job that is refused, a sweep that cannot be started, or torchrun has started this process.
     """
+    check_rank_variables()
     if started_as_rank():
         raise ConfigError(
             "a multirun cannot be started by torchrun: its jobs would mix. Type\n"

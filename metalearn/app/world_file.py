@@ -2,29 +2,29 @@
 
 It holds the run's secret token and its command line. So only the user of the run may read it, and nobody else's file is
 believed. Nor is a file that came with a copied or unpacked folder: it has the inode of the folder that it was written
-for, which is the same on every host.
+for, which is the same on every host. To read it takes no torch, so that a bad one is refused at once.
 """
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distributed.cluster.joining import WorldAddress, own_place
 from metalearn.app.job import Job
 from metalearn.errors import RunError
 from metalearn.storage.cache import foreign
-from metalearn.storage.files import LARGEST_JSON, open_regular, write_atomically
+from metalearn.storage.files import LARGEST_JSON, RefusedFileError, open_regular, write_atomically
 
 FILE = "world.json"
 
 
 class World(NamedTuple):
-    """Where the workers of a run are, the arguments that they were started with, and the folder that they run in."""
+    """Where the workers of a run are, as the fields of a `WorldAddress`; the arguments that they were started with, and
+    the folder that they run in."""
 
-    place: WorldAddress
+    place: Mapping[str, Any]
     arguments: Sequence[str]
     folder: Path
 
@@ -48,16 +48,24 @@ def _checked(content: Any) -> dict[str, Any]:
     if content.keys() - known:
         raise ValueError(f"{min(content.keys() - known)!r:.60} is no field")
     for name in _TEXTS:
-        if not isinstance(content[name], str) or "\0" in content[name]:
+        if not _is_text(content[name]):
             raise ValueError(f"{name}={content[name]!r:.60} is no text")
     for name, most in _NUMBERS.items():
         value = content[name]
         if type(value) is not int or not 0 <= value <= most:
             raise ValueError(f"{name}={value!r:.60} is no number from 0 to {most}")
     arguments = content["arguments"]
-    if not isinstance(arguments, list) or not all(isinstance(one, str) and "\0" not in one for one in arguments):
+    if not isinstance(arguments, list) or not all(map(_is_text, arguments)):
         raise ValueError("arguments are no list of texts")
     return content
+
+
+def _is_text(value: object) -> bool:
+    """Whether this may be an argument of a program, or the value of an environment variable."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 @contextmanager
@@ -66,6 +74,8 @@ def published(job: Job) -> Iterator[None]:
     if not comes_and_goes(job):
         yield
         return
+    from distributed.cluster.joining import own_place  # imports torch, which a rank has imported already
+
     path = job.run_dir / FILE
     content = own_place()._asdict() | {"arguments": job.arguments, "folder": os.getcwd()}  # noqa: PTH109
     content["inode"] = job.run_dir.stat().st_ino
@@ -89,6 +99,8 @@ def read(run_dir: Path) -> World:
     """
     path = run_dir / FILE
     try:
+        if path.is_symlink():
+            raise RefusedFileError(f"{path}: is a link")
         with open_regular(path, LARGEST_JSON) as file:
             reason = foreign(os.fstat(file.fileno()))
             if reason:
@@ -97,7 +109,7 @@ def read(run_dir: Path) -> World:
         if content.pop("inode") != run_dir.stat().st_ino:
             raise RunError(f"{path}: was written for another folder, so its command line is not run")
         arguments, folder = content.pop("arguments"), Path(content.pop("folder"))
-        return World(WorldAddress(**content), arguments, folder)
+        return World(content, arguments, folder)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "
@@ -105,6 +117,8 @@ def read(run_dir: Path) -> World:
         ) from error
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except RefusedFileError as error:
+        raise RunError(f"{error}; remove it, and start the run anew") from error
     except (KeyError, RecursionError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise RunError(

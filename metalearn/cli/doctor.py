@@ -15,9 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
+from metalearn.app.outcome import BAD_CONFIG, report_error
 from metalearn.app.process import end_with_starter
 from metalearn.app.streams import print_all
 from metalearn.cli.arguments import command_name, real, whole
+from metalearn.config.check import check_rank_variables
+from metalearn.errors import ConfigError
 
 if TYPE_CHECKING:
     from distributed.doctor import Check, Report
@@ -32,6 +35,10 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     parser.add_argument("--timeout", type=real, default=30.0, help="seconds that one operation may take")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args(arguments)
+    try:
+        check_rank_variables()
+    except ConfigError as error:
+        return report_error(error, BAD_CONFIG)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

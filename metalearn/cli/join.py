@@ -6,22 +6,28 @@
 They join between two steps, and the result keeps its bits. SIGTERM or Ctrl-C lets them go after what they compute, and
 so does metalearn leave. The run must have begun with two or more workers under strategy=rpc. Another host must see
 the run folder, and reach the address that the run was started with (launch.interface, launch.master_addr). Exit codes:
-0 the workers have left, or the run has ended well; 1 one of them has failed; 2 there is nothing to join.
+0 the workers have left, or the run has ended well; 1 one of them has failed; 2 there is nothing to join, or the workers
+would be of another version, or compute otherwise, and are refused.
 """
 
 import argparse
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from distributed.cluster.joining import UnreachableError, WorldConnection
 from metalearn.app import world_file
 from metalearn.app.job import Program, installed
+from metalearn.app.outcome import BAD_CONFIG
 from metalearn.cli.arguments import command_name, whole
 from metalearn.errors import RunError, printable
+
+if TYPE_CHECKING:
+    from distributed.cluster.joining import WorldConnection
 
 
 def main(arguments: Sequence[str], train: Program | None = None) -> int:
@@ -34,20 +40,24 @@ def main(arguments: Sequence[str], train: Program | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = world_file.read(options.folder)
-        return join(train or installed(), found, options.workers, WorldConnection(found.place))
-    except (RunError, UnreachableError) as error:
-        place = f"{options.folder}: " if isinstance(error, UnreachableError) else ""
-        print(printable(f"error: {place}{error}"), file=sys.stderr)
-        return 2
+    except RunError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return BAD_CONFIG
+    from distributed.cluster.joining import WorldAddress, WorldConnection  # imports torch
+
+    try:
+        return join(train or installed(), found, options.workers, WorldConnection(WorldAddress(**found.place)))
+    except (OSError, subprocess.SubprocessError) as error:  # no world there, or no program can be started
+        print(f"error: {options.folder}: {printable(str(error))}", file=sys.stderr)
+        return BAD_CONFIG
 
 
-def join(train: Program, found: world_file.World, workers: int, way: WorldConnection) -> int:
+def join(train: Program, found: world_file.World, workers: int, way: "WorldConnection") -> int:
     """Starts the workers, waits for them, and returns the exit code."""
     command = [sys.executable, *train.arguments, *found.arguments]
-    folder = found.folder if found.place.is_here else None
-    typed = shlex.join([*train.arguments, *found.arguments])
-    print(printable(f"{workers} more of: {typed}"), file=sys.stderr, flush=True)
-    started = [way.start(command, number, workers, folder) for number in range(workers)]
+    text = printable(shlex.join([*train.arguments, *found.arguments]))
+    print(f"{workers} more of: {text}", file=sys.stderr, flush=True)
+    started = [way.start(command, number, workers, found.folder) for number in range(workers)]
     way.close()
 
     def let_go(number: int, frame: FrameType | None) -> None:
@@ -56,5 +66,10 @@ def join(train: Program, found: world_file.World, workers: int, way: WorldConnec
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, let_go)
+    first, *others = started
+    refused = first.wait() == BAD_CONFIG  # the others would be too, and say it once more
+    if refused:
+        for worker in others:
+            worker.kill()
     codes = [worker.wait() for worker in started]
-    return int(any(codes))
+    return BAD_CONFIG if refused else int(any(codes))

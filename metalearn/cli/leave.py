@@ -12,9 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
-from distributed.cluster.joining import UnreachableError, WorldConnection
 from metalearn.app import world_file
+from metalearn.app.outcome import BAD_CONFIG
 from metalearn.cli.arguments import command_name
 from metalearn.errors import RunError, printable
 
@@ -29,15 +28,21 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
 
     def refuse(reason: object) -> None:
-        print(printable(f"error: {reason}"), file=sys.stderr)
+        print(f"error: {printable(str(reason))}", file=sys.stderr)
 
     def say(text: str) -> None:
         print(printable(text))
 
     try:
-        return WorldConnection(world_file.read(options.folder).place).let_go(options.worker, say, refuse)
-    except UnreachableError as error:
-        refuse(f"{options.folder}: {error}")
+        found = world_file.read(options.folder)
     except RunError as error:
         refuse(error)
-    return 2
+        return BAD_CONFIG
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
+    from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
+
+    try:
+        return WorldConnection(WorldAddress(**found.place)).let_go(options.worker, say, refuse)
+    except UnreachableError as error:
+        refuse(f"{options.folder}: {error}")
+        return BAD_CONFIG

@@ -1,10 +1,12 @@
 """Checks of the keys that belong to no component: the program's own, the number of workers, the network."""
 
 import importlib.util
+import ipaddress
 import os
 import re
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -16,7 +18,6 @@ from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_THREADS = 1024
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
@@ -37,6 +38,7 @@ def check_top_level(config: DictConfig) -> None:
         whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
         whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
         whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
+        true_or_false("launch.mixed", config.launch.mixed)
         true_or_false("init_strict", config.init_strict)
         one_of("seen_classes", config.seen_classes, ("refuse", "report"))
         one_of("device", config.device, DEVICES)
@@ -130,6 +132,54 @@ def _check_changes(config: DictConfig) -> None:
         )
 
 
+RANK_VARIABLES = {
+    "RANK": 2**20, "WORLD_SIZE": 2**20, "LOCAL_RANK": 2**20, "LOCAL_WORLD_SIZE": 2**20, "MASTER_PORT": 2**16 - 1,
+}  # fmt: skip
+"""Environment variables that torchrun sets for a rank, and the largest value of each."""
+
+_BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+_TOGETHER = (("RANK", "WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT"))
+
+
+def check_rank_variables() -> None:
+    """Checks the environment variables that make this process one of several ranks.
+
+    Raises:
+        ConfigError: one has a wrong value, or lacks another one.
+    """
+    given = {name: os.environ[name] for name in (*RANK_VARIABLES, "MASTER_ADDR") if name in os.environ}
+    advice = "type torchrun --nproc_per_node=N …, which sets all of them, or unset {} for a run without torchrun"
+
+    def refuse(name: str, reason: str) -> NoReturn:
+        raise ConfigError(f"{name}={given[name]!r:.60}: {reason}; {advice.format(name)}")
+
+    for name, most in RANK_VARIABLES.items():
+        value = given.get(name, "0")
+        if not (value.isascii() and value.isdecimal() and len(value) <= len(str(most)) and int(value) <= most):
+            refuse(name, f"must be a whole number from 0 to {most}")
+    for pair in _TOGETHER:
+        for name, other in (pair, pair[::-1]):
+            if name in given and other not in given:
+                refuse(name, f"{other} is not set")
+    for name, bound in _BELOW:
+        if name in given and bound in given and int(given[name]) >= int(given[bound]):
+            refuse(name, f"must be below {bound}={given[bound]}")
+    if int(given.get("WORLD_SIZE", 1)) > 1 and "MASTER_ADDR" not in given:
+        refuse("WORLD_SIZE", "MASTER_ADDR and MASTER_PORT are not set")
+
+
+def check_slurm_tasks(nnodes: int) -> None:
+    """Raises ConfigError if srun has started several tasks that know nothing of each other."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if started_as_rank() or "SLURM_PROCID" not in os.environ or tasks in ("1", str(nnodes)):
+        return
+    raise ConfigError(
+        f"SLURM_PROCID={os.environ['SLURM_PROCID']}: srun has started {tasks} tasks, and each would train the whole "
+        "run; type srun --ntasks-per-node=1 with launch=slurm and workers=N, which starts the workers, or unset "
+        "SLURM_PROCID for runs of their own"
+    )
+
+
 def started_as_rank() -> bool:
     """Whether this process is a rank of a world that has been started already."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -168,8 +218,11 @@ def world_size(config: DictConfig, command: str) -> int:
         command: the program with its arguments, for the message.
 
     Raises:
-        ConfigError: `workers` contradicts torchrun, or cannot be divided by the number of hosts.
+        ConfigError: `workers` contradicts torchrun, or cannot be divided by the number of hosts; or what the
+            environment says of ranks is not whole.
     """
+    check_rank_variables()
+    check_slurm_tasks(config.launch.nnodes)
     workers = config.workers
     if started_as_rank():
         started = os.environ["WORLD_SIZE"]
@@ -198,7 +251,7 @@ def world_size(config: DictConfig, command: str) -> int:
             "type launch.interface=eth0 launch.master_addr=ADDRESS_OF_HOST_0 launch.master_port=29500"
         )
     interface = launch.interface or os.environ.get("TP_SOCKET_IFNAME", "")
-    if launch.nnodes > 1 and launch.master_addr in _LOOPBACK and not interface.startswith("lo"):
+    if launch.nnodes > 1 and _is_loopback(launch.master_addr) and not interface.startswith("lo"):
         raise ConfigError(
             f"launch.master_addr={launch.master_addr}: no other host reaches this address; type "
             "launch.master_addr=ADDRESS_OF_HOST_0, or, to try it on this host alone, launch.interface=lo"
@@ -206,10 +259,19 @@ def world_size(config: DictConfig, command: str) -> int:
     return workers
 
 
+def _is_loopback(address: str) -> bool:
+    """Whether this is an address of the host itself, whichever that is."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address == "localhost"
+    return found.is_loopback or found.is_unspecified
+
+
 def on_several_hosts(config: DictConfig) -> bool:
     """Whether the workers are on several hosts, which may have no disk in common."""
     if started_as_rank():
-        if "LOCAL_WORLD_SIZE" not in os.environ and os.environ.get("MASTER_ADDR") in _LOOPBACK:
+        if "LOCAL_WORLD_SIZE" not in os.environ and _is_loopback(os.environ.get("MASTER_ADDR", "")):
             return False  # started by hand: no other host reaches this address
         return os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ["WORLD_SIZE"]
     return bool(config.launch.nnodes > 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from metalearn.nn.precision import rounds_products
-from metalearn.storage.compiler import compiler_of_machine, library_of
+from metalearn.storage.compiler import compiler_of_machine, library_of, version_of
 
 if TYPE_CHECKING:
     from metalearn.nn.gpu.network import GpuKernels
@@ -240,6 +240,16 @@ def describe(device: torch.device, dtype: torch.dtype, refused: str | None = Non
     if rounds_products():
         return f"{line}, but for products in bf16, which are torch's"
     return line if refused is None else f"{line}; one by one, since {refused}"
+
+
+def computed_by(device: torch.device, dtype: torch.dtype) -> str:
+    """What computes the layers: where it is the same, and the processor too, so are the bits."""
+    kernels, compiler = kernels_on(device, dtype), compiler_of_machine()
+    if kernels is None:
+        return f"torch on {device.type}"
+    if device.type != "cpu" or compiler is None:
+        return f"Triton on {device.type}"
+    return f"C, {kernels.lanes} numbers a vector, {version_of(compiler).partition(chr(10))[0]}"
 
 
 def _why_not_compiled() -> str:

@@ -152,16 +152,18 @@ def test_nobody_is_orphaned_while_it_starts(torchrun: int | None, start: Start, 
     until(lambda: not any(map(alive, ranks)), "the end of all ranks", seconds=5)
 
 
-@slow
-@pytest.mark.parametrize("workers", ["workers=2 strategy=rpc", "workers=3 strategy=ddp"])
-def test_a_stopped_rank_zero_ends_the_run(workers: str, start: Start, tmp_path: Path) -> None:
-    program = start(*ENDLESS, *workers.split(), "strategy.timeout=8")
+@pytest.mark.parametrize(
+    "how", ["rpc", *(pytest.param(how, marks=slow) for how in ("ddp-maml", "split", "rpc_autograd"))]
+)
+def test_a_stopped_rank_zero_ends_the_run(how: str, start: Start, tmp_path: Path) -> None:
+    strategy = TOGETHER.get(how, [f"strategy={how}"])
+    program = start(*ENDLESS, *strategy, "workers=3", "strategy.timeout=8", f"hydra.run.dir={RUN}")
     ranks = started(program, tmp_path)
     os.kill(ranks[0], signal.SIGSTOP)
     outcome = program.wait(8 + 15)
     assert outcome.code == 1 and "worker0 did not answer within 8 s" in outcome.text, outcome.text
     assert "Traceback" not in outcome.text and "SIGTERM" not in outcome.text, outcome.text
-    assert not any(map(alive, ranks))
+    assert "the others go on" not in outcome.text and not any(map(alive, ranks)), outcome.text
 
 
 @slow

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from distributed.cluster.meeting import TOKEN, _post
-from tests.runs import ROOT, Program, Start, alive, assert_same_bytes, metrics, ranks_of, said_by, slow, until
+from tests.runs import ROOT, Outcome, Program, Start, alive, assert_same_bytes, metrics, ranks_of, said_by, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -103,6 +105,65 @@ def test_workers_join_and_leave_on_purpose(alone: Path, run: Program, joining: P
     assert "4 workers compute from now on" in text
 
 
+def copied(folder: Path, *changed: str) -> Path:
+    """A checkout beside this one, with other line endings, and these files changed; returns its scripts/join.py."""
+    for name in ("distributed", "metalearn", "conf", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "train.py", folder)
+    for path in (folder / "distributed").rglob("*.py"):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    for name in changed:
+        with (folder / name).open("a") as file:
+            file.write("# changed\n")
+    return folder / "scripts/join.py"
+
+
+@slow
+def test_a_process_of_another_version_or_with_other_kernels_is_refused_and_the_run_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(*SHORT, "trainer.steps=100000", "workers=2")
+
+    def joined(path: Path, **extra: str) -> Program:
+        return Program([sys.executable, str(path), str(RUN)], tmp_path, {"PYTHONPATH": str(path.parents[1]), **extra})
+
+    world(tmp_path)
+    other = joined(copied(tmp_path / "other", "metalearn/tasks/glyphs.py"), METALEARN_KERNELS="torch")
+    same = joined(copied(tmp_path / "same"))
+    until(lambda: "worker2 has joined" in same.said(), "the equal process")
+    refused = other.wait()
+    line = next(line for line in refused.text.splitlines() if line.startswith("error: "))
+    assert refused.code == 2 and refused.text.count("error: ") == 1, refused.text
+    assert re.search(
+        r"differs from rank 0: code=\w{16} instead of \w{16}, kernels=torch on cpu instead of C, ", line
+    ), line
+    assert "torch=" not in line and "data=" not in line and "start the run with launch.mixed=true" in line
+    assert line.partition("; bring")[0].removeprefix("error: ") + "; it is refused" in run.said()
+    assert run.said().count("compute from now on") == 1, "the equal process alone"
+    run.process.terminate()
+    assert run.wait(30).code == 143
+    same.wait(60)
+
+
+@slow
+def test_hosts_with_other_kernels_do_not_begin_unless_they_may_be_mixed(start: Start, tmp_path: Path) -> None:
+    def run(*more: str) -> list[Outcome]:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        shared = [*SHORT, "trainer.steps=2", "workers=2", "launch.nnodes=2", "launch.interface=lo", *more]
+        shared.append(f"launch.master_port={port}")
+        hosts = [start(*shared, "launch.node_rank=0"), start(*shared, "launch.node_rank=1", METALEARN_KERNELS="torch")]
+        return [host.wait() for host in hosts]
+
+    for strategy in ("rpc", "ddp"):
+        for code, text in run(f"strategy={strategy}", f"run={strategy}"):
+            assert code == 2 and text.count("error: ") == 1, text
+            assert "error: rank 1 on " in text and "differs from rank 0: kernels=torch on cpu instead of C, " in text
+    mixed = run("launch.mixed=true")
+    assert [code for code, _ in mixed] == [0, 0], mixed
+    assert "kernels=torch on cpu instead of C, " in mixed[0].text
+
+
 def posted(folder: Path, token: str, content: dict[str, Any]) -> None:
     """Posts a request to the run, signed with a token."""
     place = world(folder)
@@ -120,7 +181,8 @@ def posted(folder: Path, token: str, content: dict[str, Any]) -> None:
 def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_waited_for(
     start: Start, alone: Path, tmp_path: Path
 ) -> None:
-    run = start(*SHORT, f"trainer.steps={STEPS}", "workers=2", "launch.isolate=false")
+    # The ghost says nothing of its code; `mixed` admits it nevertheless.
+    run = start(*SHORT, f"trainer.steps={STEPS}", "workers=2", "launch.isolate=false", "launch.mixed=true")
     ghost = {"process": "ghost", "number": "1", "rank": None, "host": "nowhere"}
     place = world(tmp_path)
     posted(tmp_path, "guessed", ghost)

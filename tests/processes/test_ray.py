@@ -117,8 +117,8 @@ sys.exit(3)
     *events, last = rank.run(["-c", program], str(tmp_path), variables)
     assert last == ("end", 3) and sorted(events) == [
         ("err", b"wrong"),
-        ("met", 0),
         ("out", f"{tmp_path} 0 {os.getpid()}".encode()),
+        ("sign", 0),
     ]
 
 

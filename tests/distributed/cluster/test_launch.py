@@ -1,5 +1,6 @@
 """The launcher and ranks that hang, die or are stopped. The ranks are small programs without torch."""
 
+import atexit
 import io
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 from distributed.cluster import launch as launcher
 from distributed.cluster.launch import LaunchConfig, launch
 from distributed.cluster.processes import Fork
+from distributed.cluster.store import MET_FD
 from tests.runs import until
 
 pytestmark = pytest.mark.thorough
@@ -41,6 +43,28 @@ def test_the_launcher_names_ranks_as_they_name_themselves(monkeypatch: pytest.Mo
     assert said == ["worker03 did not end within 0.5 s after worker00, and is killed"]
 
 
+def test_a_first_rank_that_gives_no_sign_of_life_after_anothers_end_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "SIGN_SECONDS", 0.2)
+    met, ended = tmp_path / "met", tmp_path / "ended"
+    note = f"note = int(os.environ[{MET_FD!r}]); os.write(note, b'1'); open({str(met)!r}, 'w')\n"
+    second = f"while not os.path.exists({str(met)!r}): time.sleep(0.01)\nopen({str(ended)!r}, 'w'); os._exit(1)"
+    said: list[str] = []
+    config = LaunchConfig(2, goes_on=True, timeout=0.5)
+    assert launch(ranks(note + "os.kill(os.getpid(), signal.SIGSTOP)", second), config, say=said.append) == 1
+    assert said == ["worker0 did not answer within 0.5 s, and is killed"]
+
+    met.unlink()
+    ended.unlink()
+    signs = (
+        f"while not os.path.exists({str(ended)!r}): time.sleep(0.01)\n" + "time.sleep(0.1); os.write(note, b'1')\n" * 15
+    )
+    said.clear()
+    assert launch(ranks(note + signs, second), config, say=said.append) == 0
+    assert said == ["worker1 ended with exit code 1; the others go on"]
+
+
 def test_a_fork_whose_output_is_gone_ends_with_its_code() -> None:
     """And runs nothing of what has forked it."""
 
@@ -54,6 +78,22 @@ def test_a_fork_whose_output_is_gone_ends_with_its_code() -> None:
 
     fork = Fork(run, dict(os.environ))
     assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
+
+
+def test_a_fork_runs_its_own_exit_handlers_alone(tmp_path: Path) -> None:
+    mine, its = tmp_path / "mine", tmp_path / "its"
+    atexit.register(mine.touch)
+    try:
+
+        def run() -> int:
+            atexit.register(its.touch)
+            return 3
+
+        fork = Fork(run, dict(os.environ))
+        assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
+    finally:
+        atexit.unregister(mine.touch)
+    assert its.exists() and not mine.exists()
 
 
 def test_a_lost_rank_is_no_request_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

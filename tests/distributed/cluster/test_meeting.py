@@ -40,6 +40,41 @@ def test_a_request_to_leave_may_cross_a_new_session(answered: str) -> None:
     assert found == ["answered" if answered == "before" else "answered later"]
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_who_differs_from_rank_zero_gets_no_seat_unless_it_may_be_mixed(
+    mixed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "_comparison", None)
+    meeting.compare_workers(lambda: {"code": "ours", "data": "the same"}, mixed=mixed)
+    shared = dist.HashStore()
+    desk = meeting._Desk(shared)
+    likenesses = {
+        "equal": {"code": "ours", "data": "the same"},
+        "other": {"code": "theirs", "data": "the same"},
+        "less": {"code": "ours"},
+        "more": {"code": "ours", "data": "the same", "torch": "new"},
+        "nothing": None,
+    }
+    for name, likeness in likenesses.items():
+        meeting._post(
+            shared, desk.call, {"process": name, "number": name, "rank": None, "host": "h", "likeness": likeness}
+        )
+    desk.read()
+    assert desk.requests.keys() == (likenesses.keys() if mixed else {"equal"})
+    said = [record.getMessage().partition(";")[0] for record in caplog.records]
+    assert said == [
+        f"a new process on h differs from rank 0: {what}"
+        for what in (
+            "code=theirs instead of ours",
+            "data=nothing instead of the same",
+            "torch=new instead of nothing",
+            "code=nothing instead of ours, data=nothing instead of the same",
+        )
+    ]
+    refused = [name for name in likenesses if shared.check([f"{desk.call}/seat/{name}"])]
+    assert refused == ([] if mixed else ["other", "less", "more", "nothing"])
+
+
 def test_a_world_of_environment_variables_opens_its_store_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

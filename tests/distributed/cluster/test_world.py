@@ -278,6 +278,28 @@ def test_a_call_that_never_returns_does_not_keep_the_job_alive(
         assert subprocess.run([sys.executable, *torchrun, *command], timeout=90).returncode == 0
 
 
+def test_calls_that_return_while_the_program_ends_do_not_abort_it() -> None:
+    """Its threads for messages are all in calls, which end one after the other: some of them while Python ends."""
+    program = """
+import sys, threading, time
+from torch.distributed import rpc
+from distributed.calls.session import start_rpc
+from distributed.cluster import watching
+from distributed.cluster.ending import stop_rpc
+
+watching.GOODBYE_SECONDS = 0.2
+start_rpc(timeout=1)
+for number in range(100):
+    rpc.rpc_async("worker0", time.sleep, (2.5 + number / 20,), timeout=100)
+print(watching.lost_before(threading.Event(), ["worker0"], 0.1))
+stop_rpc()
+print("has ended")
+sys.exit(7)
+"""
+    deaf = "this worker cannot hear the others: all its threads are in calls beyond their time limits"
+    assert run_ranks(["-c", program], 1) == [(7, f"{deaf}\nhas ended\n")]
+
+
 def test_torchs_own_threads_do_not_keep_the_job_alive() -> None:
     assert run_program("torch_never_ends", 2) == [(0, "main has ended\n"), (0, "")]
 

@@ -14,7 +14,8 @@ from PIL import Image
 import metalearn
 from benchmarks import reproduce
 from metalearn.api.export import export as publish
-from metalearn.cli import adapt, cache, compare, evaluate, export, join, leave, train
+from metalearn.cli import adapt, cache, compare, doctor, evaluate, export, join, leave, train
+from metalearn.config.check import RANK_VARIABLES
 from tests.runs import PROGRAM
 from tests.saved import saved_run
 
@@ -211,3 +212,41 @@ def test_a_wrong_use_of_what_was_learned_is_a_value_error(
     with pytest.raises(ValueError) as caught:
         use(learned)
     assert message in str(caught.value)
+
+
+RANKS: dict[str, tuple[dict[str, str], str]] = {
+    "RANK alone": ({"RANK": "0"}, "RANK='0': WORLD_SIZE is not set; type torchrun"),
+    "WORLD_SIZE alone": ({"WORLD_SIZE": "2"}, "WORLD_SIZE='2': RANK is not set"),
+    "an address alone": ({"MASTER_ADDR": "h"}, "MASTER_ADDR='h': MASTER_PORT is not set"),
+    "a port alone": ({"MASTER_PORT": "29500"}, "MASTER_PORT='29500': MASTER_ADDR is not set"),
+    "no address": ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE='2': MASTER_ADDR and MASTER_PORT are not set"),
+    "a rank beyond": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK='2': must be below WORLD_SIZE=2"),
+    "no number": ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x': must be a whole number from 0"),
+    "an empty value": ({"RANK": "", "WORLD_SIZE": "2"}, "RANK='': must be a whole number"),
+    "a local rank": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "a"}, "LOCAL_RANK='a': must be a whole number"),
+    "a port": (
+        {"MASTER_ADDR": "h", "MASTER_PORT": "70000"},
+        "MASTER_PORT='70000': must be a whole number from 0 to 65535",
+    ),
+    "srun": ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}, "SLURM_PROCID=1: srun has started 4 tasks"),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_half_of_what_makes_a_rank_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables, message = RANKS[name]
+    monkeypatch.chdir(tmp_path)
+    for variable in (*RANK_VARIABLES, "MASTER_ADDR"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    commands = [lambda: train.main(["trainer.steps=1"], PROGRAM)]
+    if name != "srun":  # tasks of srun may be sweeps of their own, and check their world
+        commands += [lambda: train.main(["--multirun", "seed=0,1"], PROGRAM), lambda: doctor.main([])]
+    for command in commands:
+        assert command() == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {message}") and said.count("\n") == 1, said
+    assert not list(tmp_path.iterdir())
