@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
+from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.pictures import form_of, read_form
 from metalearn.checks import one_of, true_or_false
@@ -152,7 +153,7 @@ def _learner(
 ) -> Learner:
     one_of("precision", config.precision, PRECISIONS)
     source, model = build(config, "dataset"), build(config, "model")
-    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    algorithm = with_fixed(build(config, "algorithm", model=model, inner=build(config, "inner")), model)
     target = str(config.algorithm._target_)
     name = option_of("algorithm", target) or target.rpartition(".")[2]
     if algorithm.evaluated_on != "tasks":

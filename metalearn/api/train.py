@@ -14,7 +14,7 @@ from metalearn.api.pictures import form_of
 from metalearn.app.devices import check_device
 from metalearn.app.job import Job, installed
 from metalearn.app.parts import Parts, connect, first_tasks, put_together
-from metalearn.app.run import check_finite, make_run, seen_by
+from metalearn.app.run import check_finite, log_network, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
 from metalearn.config.build import build
@@ -50,6 +50,7 @@ def train(
     device: str = "auto",
     precision: str = "float32",
     transductive: bool = True,
+    dropout: bool = True,
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,
@@ -72,6 +73,7 @@ def train(
         seed: of the parameters, and of the training tasks of a name.
         device, precision: as the keys of `conf/config.yaml`.
         transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
+        dropout: of a module: dropout, and what else its training mode changes, is on in training.
         progress: draw a progress bar where stderr is a terminal.
         seen_classes: `refuse`, or `report`, which allows that validation tasks are of training classes.
         trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
@@ -86,12 +88,13 @@ def train(
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
-            parts, job = _assemble(chosen, keys, transductive)
+            parts, job = _assemble(chosen, keys, transductive, dropout)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
         check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
         check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
+        log_network(parts.model)
         best, validation = _trained(parts, job, progress)
         check_finite(job.config, "val", validation, parts.settings.steps)
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
@@ -128,7 +131,7 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
 # From the arguments to the parts
 
 
-def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) -> tuple[Parts, Job]:
+def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, dropout: bool) -> tuple[Parts, Job]:
     _check_kinds(chosen)
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
@@ -145,7 +148,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
     if isinstance(described["model"], Named):
         model = build(config, "model")
     elif not isinstance(model, Model):
-        model = _from_module(model, source, transductive)
+        model = _from_module(model, source, transductive, dropout)
     algorithm = chosen["algorithm"]
     if isinstance(described["algorithm"], Named):
         algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
@@ -191,7 +194,9 @@ def _facts(source: TaskSource) -> dict[str, Any]:
     return facts | ({"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {})
 
 
-def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool) -> Model:
+def _from_module(
+    network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool, dropout: bool
+) -> Model:
     of = type(network) if isinstance(network, nn.Module) else network
     name = str(getattr(of, "__name__", "model"))
 
@@ -202,7 +207,9 @@ def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSourc
         return made
 
     advice = "give a network that takes the inputs of the tasks"
-    return model_of(make, name=name, shape=_shape(source), transductive=transductive, advice=advice)
+    return model_of(
+        make, name=name, shape=_shape(source), transductive=transductive, advice=advice, dropout=dropout
+    )  # fmt: skip
 
 
 def _in_memory(kept: list[Snapshot]) -> Checkpointer:

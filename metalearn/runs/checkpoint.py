@@ -32,7 +32,7 @@ from metalearn.runs.metrics import better, main_metric
 from metalearn.runs.state import is_validation, load_state
 from metalearn.storage import locks
 from metalearn.storage.files import LARGEST_JSON, STANDS, check_header, open_regular, read_object, real, writing
-from metalearn.types import Params
+from metalearn.types import FIXED, Params
 
 log = logging.getLogger(__name__)
 
@@ -320,6 +320,7 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
     Raises:
         ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
     """
+    loaded = _named_as_here(loaded, params)
     if strict:
         advice = "; type the model of that run, or init_strict=false to take what fits"
         return fitted("init_from", path, loaded, params, advice), []
@@ -340,6 +341,16 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         for name in sorted(theirs.keys() - ours.keys())
     ]
     return {n: loaded[n].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
+
+
+def _named_as_here(loaded: Params, params: Params) -> Params:
+    """The parameters `loaded` by their names in `params`: what learned there may be fixed here, and the reverse."""
+
+    def here(name: str) -> str:
+        bare = name.removeprefix(FIXED)
+        return next((one for one in (name, bare, f"{FIXED}{bare}") if one in params), name)
+
+    return {here(name): value for name, value in loaded.items()}
 
 
 def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "") -> Params:
