@@ -415,7 +415,8 @@ def _differs_in_training(network: nn.Module, name: str, images: Tensor, in_tests
     finally:
         network.eval()
     if not all(isinstance(output, Tensor) and output.shape == in_tests.shape for output in outputs):
-        raise ValueError(f"{what} gives a {type(outputs[0]).__name__} that is not as in eval mode{otherwise}")
+        given, wanted = _kind(outputs[0]), _kind(in_tests)
+        raise ValueError(f"{what} gives {given}, and in eval mode {wanted}{otherwise}")
     changed = [path for path, buffer in network.named_buffers() if not torch.equal(buffer, buffers[path])]
     if changed:
         raise ValueError(f"{what} changes its buffer {changed[0]}, which no worker passes on to the others{otherwise}")
@@ -446,6 +447,10 @@ _FAILURES = (RuntimeError, ValueError, AssertionError, TypeError, NotImplemented
 
 def _reason(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _kind(output: object) -> str:
+    return f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
 class _Trial(NamedTuple):
@@ -494,8 +499,7 @@ def _counted(network: nn.Module, name: str, images: Tensor) -> _Trial:
         for hook in hooks:
             hook.remove()
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(images):
-        given = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ValueError(f"{name}: gives {given} for {len(images)} images, and must give a tensor [n, ways]")
+        raise ValueError(f"{name}: gives {_kind(output)} for {len(images)} images, and must give a tensor [n, ways]")
     parameters = dict(network.named_parameters())
     state = [path for path in parameters if path.startswith(STATE)]
     if state:
