@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from hydra.utils import get_object
 from torch import Tensor, nn
 
 from metalearn.checks import whole_number
@@ -89,20 +88,16 @@ def given_again(group: str, note: Mapping[str, Any], given: Any, argument: str) 
     """The object for a part that was saved as one, which only the caller can give.
 
     Raises:
-        ConfigError: there is none, or a name that is not found.
+        ConfigError: there is none, or a name.
     """
     if given is None:
         raise ConfigError(
             f"its {group} is an object of the program that has saved it ({str(note[OWN])[:40]}), and no code is saved; "
             f"give it again: {argument}=…"
         )
-    if not isinstance(given, str):
-        return given
-    try:
-        return get_object(given)
-    except (ImportError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{argument}={given}: is not found ({reason}); give the object itself") from error
+    if isinstance(given, str):
+        raise ConfigError(f"{argument}={given}: was an object, and is found by no name; give it again, in Python")
+    return given
 
 
 def read_shape(saved: Sequence[Any]) -> tuple[int, ...]:

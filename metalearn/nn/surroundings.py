@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
-from metalearn.errors import ConfigError
-from metalearn.types import Params
+from torch import Tensor
 
 
-class Seeds:
+class PassSeeds:
     """The seeds of what a network draws in training, such as the masks of dropout.
 
     A seed follows from the seed of the run, the step, the number of the task, and how many forward passes came before
@@ -33,10 +32,10 @@ class Seeds:
         """The seed of each task in the next forward pass.
 
         Raises:
-            ConfigError: the pass has another number of tasks than the chunk.
+            ValueError: the pass has another number of tasks than the chunk.
         """
         if tasks != len(self._tasks):
-            raise ConfigError(
+            raise ValueError(
                 f"model.dropout=true: its random numbers follow from the number of a task, and this algorithm computes "
                 f"{tasks} at once in a chunk of {len(self._tasks)} tasks; type model.dropout=false"
             )
@@ -44,19 +43,19 @@ class Seeds:
         keys = [f"{self._run} {self._step} {task} {self._passes}" for task in self._tasks]
         return [int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]
 
-    def of_task(self, place: int) -> "Seeds":
+    def of_task(self, place: int) -> "PassSeeds":
         """Those of one task of the chunk, from the first pass on."""
-        return Seeds(self._run, self._step, self._tasks[place : place + 1])
+        return PassSeeds(self._run, self._step, self._tasks[place : place + 1])
 
-    def copy(self) -> "Seeds":
-        return Seeds(self._run, self._step, self._tasks, self._passes)
+    def copy(self) -> "PassSeeds":
+        return PassSeeds(self._run, self._step, self._tasks, self._passes)
 
 
 class Surroundings(NamedTuple):
     """`fixed` are the parameters that do not learn, by name. Without `seeds`, a network is not in training."""
 
-    fixed: Params
-    seeds: Seeds | None
+    fixed: dict[str, Tensor]
+    seeds: PassSeeds | None
 
 
 _NOTHING = Surroundings({}, None)

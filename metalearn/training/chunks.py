@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
 from metalearn.errors import DataError
-from metalearn.nn.surroundings import Seeds, surrounded
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
 
@@ -153,9 +153,9 @@ def chunk_functions(
     in training follows from `seed`."""
     on_device = placing(device, dtype)
 
-    def seeds(indices: Tensor, step: int) -> Seeds:
+    def seeds(indices: Tensor, step: int) -> PassSeeds:
         numbers = indices.tolist()
-        return Seeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
+        return PassSeeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
 
     def training(indices: Tensor) -> tuple[Episode, Metrics]:
         began = time.perf_counter()

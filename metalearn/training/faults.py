@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from metalearn.nn.surroundings import Seeds, surrounded
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Params, Unit
 
 FAULTS = ("", "its inputs are not finite", "its loss is not finite", "its gradient is not finite")
@@ -12,7 +12,7 @@ FAULTS = ("", "its inputs are not finite", "its loss is not finite", "its gradie
 INPUTS, LOSS, GRADIENT = 1, 2, 3
 
 
-def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: Seeds) -> Tensor:
+def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: PassSeeds) -> Tensor:
     """The fault of each training task of an episode, or of each sample: [t] int64. It is computed with the same random
     numbers as in training."""
     if algorithm.trained_on == "samples":
@@ -50,7 +50,7 @@ def _of_task(algorithm: Algorithm, params: Params, task: Episode, step: int) -> 
     return 0 if all(torch.isfinite(grad).all() for grad in result.grads.values()) else GRADIENT
 
 
-def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: Seeds) -> Tensor:
+def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: PassSeeds) -> Tensor:
     with surrounded(seeds=seeds.copy()):
         result = algorithm.meta_grad(params, episode, step)
     if algorithm.outcome is None:  # then a sample has no loss of its own either

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
-from metalearn.nn.surroundings import Seeds, surrounded
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient
@@ -124,7 +124,7 @@ class _NoNumber:
     """Stands for the number of a step: a graph has none, so whoever computes with it is found out."""
 
 
-class _NoSeeds(Seeds):
+class _NoSeeds(PassSeeds):
     """Stands for the seeds of a step, which a graph would repeat."""
 
     def of_pass(self, tasks: int) -> list[int]:

@@ -54,8 +54,11 @@ def model_of(
         ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
             its layers remembers batches, or equal inputs and seeds give other outputs the second time.
     """
-    network = _fresh(make, seed=0).float()
+    (network, compiled) = _eager(_drawn(make, seed=0))
+    network = network.float()
     cautions = _unused_statistics(network, name)
+    if compiled:
+        cautions.append(f"{name}: is computed without torch.compile, whose functions have no second derivative")
     notes = _make_pure(network, name, transductive)
     _check_buffers(network, make, name)
     trial = _tried(network, name, shape, advice)
@@ -74,7 +77,7 @@ def model_of(
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
     forward = _forward(network, shape, shared, fixed, head, list(norms.values()), trains)
 
-    def drawn(generator: Generator, learn: bool) -> Params:
+    def drawn(generator: Generator, *, learn: bool) -> Params:
         made = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
         return {path: value.detach() for path, value in made.named_parameters() if value.requires_grad == learn}
 
@@ -221,7 +224,26 @@ def _seeding(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 def _fresh(make: Make, seed: int) -> nn.Module:
-    """The network with weights drawn from `seed`. The state of torch's global random numbers is restored."""
+    """The network with weights drawn from `seed`."""
+    return _eager(_drawn(make, seed))[0]
+
+
+def _eager(network: nn.Module) -> tuple[nn.Module, bool]:
+    """The network without torch.compile, and whether it or a part of it was compiled."""
+    compiled = False
+    whole = nn.ModuleList([network])  # so that the network itself is a child, too
+    for parent in list(whole.modules()):
+        for name, child in parent.named_children():
+            if type(child).__name__ == "OptimizedModule":  # its class is in a module that takes a second to import
+                setattr(parent, name, child._orig_mod)
+                compiled = True
+        if parent._compiled_call_impl is not None:
+            parent._compiled_call_impl, compiled = None, True
+    return whole[0], compiled
+
+
+def _drawn(make: Make, seed: int) -> nn.Module:
+    """What `make` gives with weights drawn from `seed`. The state of torch's global random numbers is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()

@@ -132,7 +132,11 @@ OWN = "own network, tasks and algorithm"
         (OWN, {"network": nn.Linear(1, 1)}, "give it again: algorithm=…"),
         (OWN, LEARNERS[OWN][1] | {"network": nn.Linear(1, 1)}, "holds parameters of another model: 3.bias"),
         (OWN, LEARNERS[OWN][1] | {"network": relu}, "network: with these parameters it gives other outputs"),
-        (OWN, LEARNERS[OWN][1] | {"network": "no.such.Net"}, "network=no.such.Net: is not found"),
+        (
+            OWN,
+            LEARNERS[OWN][1] | {"network": "no.such.Net"},
+            "network=no.such.Net: was an object",
+        ),
         ("own network of pictures", {"network": Scaled(3.0)}, "gives other outputs .* with the same buffers"),
         ("names", {"network": network}, "its network is one of this program's; leave network out"),
         ("names", {"algorithm": OWN_ALGORITHM}, "its algorithm is known by its name; leave algorithm out"),

@@ -15,10 +15,9 @@ from torchvision.ops import StochasticDepth
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.maml import maml
-from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
-from metalearn.nn.surroundings import Seeds, surrounded
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import ChunkFunctions, chunk_functions
 from metalearn.types import FIXED, Algorithm, Batch, Episode, Model, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, SIZE, WAYS, Tasks, close, start_of, tasks
@@ -85,7 +84,7 @@ def test_the_meta_gradient_is_that_of_the_masks_that_were_drawn(checkpoint: bool
     values = [torch.randn(2, 5, width, dtype=FLOAT64, generator=Generator().manual_seed(width)) for width in (4, 1)]
     episode = Episode(*(Batch(*(value + shift for value in values)) for shift in (0, 1)))
     Recorded.masks.clear()
-    with surrounded(seeds=Seeds(1, 1, [3, 8])):
+    with surrounded(seeds=PassSeeds(1, 1, [3, 8])):
         result = learner.meta_grad(params, episode, 1)
     masks = list({mask.numpy().tobytes(): mask for mask in Recorded.masks}.values())
     assert len(masks) == 6  # three passes of two tasks, however often they are computed
@@ -212,12 +211,12 @@ def test_the_meta_gradient_is_a_finite_difference(kind: str) -> None:
 
     def at(distance: float, training: bool) -> Tensor:
         theta = {name: (p + distance * direction[name]).requires_grad_() for name, p in params.items()}
-        with surrounded(seeds=Seeds(1, 1, [3, 4])) if training else nullcontext():
+        with surrounded(seeds=PassSeeds(1, 1, [3, 4])) if training else nullcontext():
             return learner.loss(theta, episode, 1).detach()  # type: ignore[misc]
 
     state, h = torch.get_rng_state(), 1e-5
     for training in (False, True):
-        with surrounded(seeds=Seeds(1, 1, [3, 4])) if training else nullcontext():
+        with surrounded(seeds=PassSeeds(1, 1, [3, 4])) if training else nullcontext():
             grads = learner.meta_grad(params, episode, 1).grads
         along = sum(float((grads[name] * direction[name]).sum()) for name in params)
         assert along == pytest.approx(float(at(h, training) - at(-h, training)) / (2 * h), rel=1e-6, abs=1e-8)
@@ -269,14 +268,45 @@ def test_training_that_is_no_function_of_a_seed_is_refused(how: str, message: st
         adapted(lambda: Draws(how), (4,))
     model = adapted(lambda: Draws(how), (4,), dropout=False)
     params, x = per_task(start_of(maml(model=model, inner_lr=1.0, inner_steps=1, eval_steps=1)), 1), torch.ones(1, 2, 4)
-    with surrounded(seeds=Seeds(1, 1, [0])):
+    with surrounded(seeds=PassSeeds(1, 1, [0])):
         assert torch.equal(*(model.apply(params, x.double()) for _ in range(2)))
 
 
 def test_an_algorithm_that_computes_other_tasks_than_those_of_the_chunk_is_refused() -> None:
     model = adapted(lambda: between(nn.Dropout(0.5)), (6,))
-    with surrounded(seeds=Seeds(1, 1, [0, 1])), pytest.raises(ConfigError, match="computes 3 at once in a chunk of 2"):
+    with (
+        surrounded(seeds=PassSeeds(1, 1, [0, 1])),
+        pytest.raises(ValueError, match="3 at once in a chunk of 2"),
+    ):
         model.apply(per_task(model.init(Generator()), 3), torch.zeros(3, 2, 6))
+
+
+@pytest.mark.thorough
+def test_a_compiled_network_is_computed_eagerly() -> None:
+    """torch.compile gives functions without a second derivative. Nothing is compiled here."""
+
+    def inside() -> nn.Module:
+        network = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2)))
+        network[1] = torch.compile(network[1], backend="eager")  # type: ignore[assignment]
+        return network
+
+    def in_place() -> nn.Module:
+        network = nn.Linear(4, 2)
+        network.compile(backend="eager")
+        return network
+
+    for make, names in (
+        (lambda: torch.compile(nn.Linear(4, 2), backend="eager"), ["weight", "bias"]),
+        (inside, ["0.weight", "0.bias", "1.1.weight", "1.1.bias"]),
+        (in_place, ["weight", "bias"]),
+    ):
+        model = adapted(make, (4,))  # type: ignore[arg-type]
+        params, batch = model.init(Generator().manual_seed(0)), Batch(torch.ones(1, 2, 4), torch.tensor([[0, 1]]))
+        assert list(params) == names
+        assert model.cautions == ("Net: is computed without torch.compile, whose functions have no second derivative",)
+        learner = maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1)
+        result = learner.meta_grad(params, Episode(batch, batch), 1)
+        assert all(grad.isfinite().all() for grad in result.grads.values())
 
 
 def test_torchvisions_networks_drop_nothing_out_unless_asked_to() -> None:
@@ -285,7 +315,7 @@ def test_torchvisions_networks_drop_nothing_out_unless_asked_to() -> None:
         for dropout in (False, True)
     )
     params, x = per_task(model.init(Generator().manual_seed(0)), 1), torch.rand(1, 2, 3, 32, 32)
-    with surrounded(seeds=Seeds(1, 1, [0])):
+    with surrounded(seeds=PassSeeds(1, 1, [0])):
         still, dropped = (one.apply(params, x) for one in (model, dropping))
     assert torch.equal(still, dropping.apply(params, x)) and not torch.equal(still, dropped)
 
