@@ -151,7 +151,8 @@ def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str]
             f"it names the network {target}, whose code would run here; if you trust it, give "
             f"network={str(target)!r} (scripts: --network {target})"
         )
-    own = [group for group in ("algorithm", "model", "dataset") if OWN in (plain.get(group) or ())]
+    # Only what is published was checked for such notes, and no run writes them.
+    own = [group for group in ("algorithm", "model", "dataset") if OWN in plain[group]] if _is_checked(saved) else []
     if network is not None and target is None and "model" not in own:
         raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
     if target is not None and not isinstance(network, str):
@@ -162,6 +163,11 @@ def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str]
         overrides.append(f"{NETWORK}._target_={quoted(network)}")
     overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
     return changed_config(plain, overrides, {}, own)
+
+
+def _is_checked(saved: Snapshot) -> bool:
+    """Whether it is a published model."""
+    return "preprocessing" in saved.meta
 
 
 def _learner(
@@ -189,7 +195,7 @@ def _learner(
     for parameter, value in params.items():
         if not value.isfinite().all():
             raise ConfigError(f"the parameter {parameter} is not finite; take another checkpoint")
-    form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(source, config.dataset)
+    form = read_form(saved.meta["preprocessing"]) if _is_checked(saved) else form_of(source, config.dataset)
     pictures = "image_size" in config.dataset and OWN not in config.dataset
     if (form is not None and source.classes("test") is None) or (form is None and pictures):
         raise ConfigError(
@@ -222,9 +228,11 @@ def _algorithm(config: DictConfig, model: Model, own: Any) -> tuple[str, Algorit
 
 def _check_outputs(learner: Learner, saved: object) -> None:
     """Raises ConfigError for a network that gives other outputs than the one that was trained."""
+    if not isinstance(saved, list) or not all(isinstance(value, float) for value in saved):
+        raise ConfigError("probe: must be a list of real numbers; save the learner anew")
+    found = learner.probe()
     # Rounding differs from machine to machine.
-    found, wanted = learner.probe(), np.asarray(saved or (), np.float64)
-    if saved is not None and not (found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-2, atol=1e-3)):
+    if len(found) != len(saved) or not np.allclose(found, saved, rtol=1e-2, atol=1e-3):
         raise ConfigError(
             "network: with these parameters it gives other outputs than the network that was trained; give the same "
             "network, with the same buffers"

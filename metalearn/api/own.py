@@ -95,7 +95,7 @@ def given_again(group: str, note: Mapping[str, Any], given: Any, argument: str) 
             f"its {group} is an object of the program that has saved it ({str(note[OWN])[:40]}), and no code is saved; "
             f"give it again: {argument}=…"
         )
-    if isinstance(given, str):
+    if not callable(given) and not isinstance(given, Model | Algorithm):
         raise ConfigError(f"{argument}={given}: was an object, and is found by no name; give it again, in Python")
     return given
 

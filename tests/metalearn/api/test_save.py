@@ -167,6 +167,8 @@ Content = dict[str, Any]
         (lambda content: content["architecture"].update({"own-object": 3}), "architecture.own-object must be str"),
         (lambda content: content["dataset"].update(classes=[]), "dataset.classes must be dict"),
         (lambda content: content["dataset"].update(classes={"test": -1}), "classes=-1"),
+        (lambda content: content.update(probe=[{}]), "probe: must be a list of real numbers"),
+        (lambda content: content.update(probe=[0.5]), "gives other outputs"),
         (lambda content: content.update(sha256="0"), "differs from what was published"),
         (lambda content: content.pop("trainer"), "has no field trainer"),
     ],
