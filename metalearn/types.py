@@ -14,6 +14,9 @@ STATE = "state."
 """The prefix of meta-parameters that are no weights but a state, carried from step to step. Their gradient is, for each
 task, the old value minus the new one. Its mean over the tasks is subtracted, and no outer optimiser touches them."""
 
+FIXED = f"{STATE}fixed."
+"""The prefix of meta-parameters that never change: those of a network that do not require a gradient."""
+
 Metrics = dict[str, Tensor]
 
 Unit = Literal["tasks", "samples"]
@@ -114,7 +117,9 @@ class Model(NamedTuple):
     network that can be cut has `stages`. `note` says what a user should know about how the network is computed, if
     anything. `features` computes the inputs [t, n, d] of the `head`, the last linear layer; both are None if the
     network does not end in one. `norms` names the parameters of the normalisation layers. `network` computes the whole
-    network at once, and `body` the features, if they can be compiled.
+    network at once, and `body` the features, if they can be compiled. `cautions` are lines on what the network has and
+    this program does not use. `fixed` draws the parameters that do not learn, from a generator as `init` gets it. They
+    are not in the `params` of `apply`, which finds them in `metalearn.nn.surroundings`.
     """
 
     init: Callable[[Generator], Params]
@@ -128,6 +133,8 @@ class Model(NamedTuple):
     norms: tuple[str, ...] = ()
     network: Network | None = None
     body: Network | None = None
+    cautions: tuple[str, ...] = ()
+    fixed: Callable[[Generator], Params] | None = None
 
 
 class Adapt(Protocol):

@@ -83,8 +83,6 @@ class Odd(nn.Module):
         self.conv = nn.Conv2d(1 if kind == "grey" else 3, 3, 3, padding=1)
         if kind == "remembers":
             self.register_buffer("seen", torch.zeros(1))
-        if kind == "unused":
-            self.spare = nn.Parameter(torch.ones(3))
         if kind == "batch":
             self.norm = nn.BatchNorm1d(3, track_running_stats=False)
         if kind == "shared":
@@ -104,3 +102,16 @@ class Odd(nn.Module):
         if self.kind == "dict":
             return {"logits": h}
         return self.norm(h) if self.kind == "batch" else h
+
+
+class Dropping(nn.Module):
+    """A network with dropout, whose first convolution is drawn and then fixed."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 8, 5, stride=4).requires_grad_(False)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8 * 36, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.body(x))).flatten(1))  # type: ignore[no-any-return]

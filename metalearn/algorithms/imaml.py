@@ -151,7 +151,7 @@ def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metric
     phi = leaves(phi)
     with torch.enable_grad():
         values = results(model, phi, query, support.x, twice=False)
-        grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()))
+        grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()), materialize_grads=True)
     return values, dict(zip(phi, grads, strict=True))
 
 
@@ -159,12 +159,16 @@ def hessian_product(loss: TaskLoss, params: Params) -> Product:
     """v ↦ ∇²L v of every task's own loss, at per-task parameters."""
     at = leaves(params)
     with torch.enable_grad():
-        slope = torch.autograd.grad(loss(at, 0).sum(), list(at.values()), create_graph=True)
+        slopes = torch.autograd.grad(
+            loss(at, 0).sum(), list(at.values()), create_graph=True, materialize_grads=True
+        )  # fmt: skip
+    slope = {name: value for name, value in zip(at, slopes, strict=True) if value.requires_grad}  # where it is used
 
     def product(v: Params) -> Params:
         products = torch.autograd.grad(
-            slope, list(at.values()), [v[name] for name in at], retain_graph=True, materialize_grads=True
-        )
+            list(slope.values()), list(at.values()), [v[name] for name in slope], retain_graph=True,
+            materialize_grads=True,
+        )  # fmt: skip
         return dict(zip(at, products, strict=True))
 
     return product

@@ -1,8 +1,10 @@
 """A learner, and the tasks that it is adapted to."""
 
+import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,16 +14,19 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from distributed.strategies.common.work import join
-from metalearn.api.pictures import listed, prepared
+from metalearn.api.pictures import described, listed, prepared
 from metalearn.app.parts import evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of, whole_number
 from metalearn.config.build import build
 from metalearn.config.plain import Named, as_named, plain_config
+from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
+from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import summary
-from metalearn.runs.seen import Seen
+from metalearn.runs.published import write
+from metalearn.runs.seen import KEY, Seen, to_meta
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_evaluation
@@ -193,6 +198,34 @@ class Learner:
             numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk)
             values = join([evaluate(self.params, split, some) for some in numbers])
         return summary(values, algorithm.evaluated_on) | counted
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves it in a new folder, for `metalearn.load` in any process: `model.safetensors` has all parameters, and
+        `model.json` says how they are used. No code is saved: of a part that was an object, it has the name.
+
+        Raises:
+            ValueError: there is something at `path`, it cannot be written, or the learner learns no tasks.
+        """
+        if self._taught.algorithm.evaluated_on != "tasks":
+            raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
+        config = to_container(self._taught.config)
+        meta = {"step": self.validation.get("step", 0), "config": config, KEY: to_meta(self._taught.seen)}
+        facts = {
+            "preprocessing": described(self.form), "validation": self.validation, "probe": self.probe().tolist(),
+            "queries_together": self._taught.model.transductive,
+        }  # fmt: skip
+        write("path", Path(path), Snapshot(self.params, {}, meta), facts)
+
+    def probe(self) -> NDArray[np.float64]:
+        """The outputs for two inputs that are always the same; empty if the shape of inputs is not known."""
+        shape = self._taught.config.model.get("shape")
+        if shape is None:
+            return np.empty(0)
+        x = self.on_device(torch.rand(1, 2, *shape, generator=torch.Generator().manual_seed(0)))
+        y = x.new_zeros(1, 2, 1) if self.trained_ways is None else torch.tensor([[0, 1]], device=self.device)
+        with self.computing():
+            outputs = self._taught.algorithm.adapt(self.params, Batch(x, y), 0)(x)
+        return outputs.double().flatten().cpu().numpy()
 
     def _check_classes(self, wanted: int | None, classes: int) -> None:
         """Raises ValueError for a number of classes that the learner does not take."""

@@ -5,17 +5,21 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.api.learner import Learner, Taught, learner_of
+from metalearn.api.own import Network, TasksElsewhere, algorithm_from, given_again, model_from, read_shape
 from metalearn.api.pictures import form_of, read_form
 from metalearn.checks import one_of, true_or_false
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import MANIFEST, NETWORK, changed_config
+from metalearn.config.saved import MANIFEST, NETWORK, OWN, changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.nn.precision import type_of
@@ -29,23 +33,25 @@ from metalearn.types import Algorithm, Model, Params
 def load(
     path: str | os.PathLike[str],
     *,
-    network: str | None = None,
+    network: Network | None = None,
+    algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     plugins: Sequence[str] = (),
-    transductive: bool = False,
+    transductive: bool | None = None,
     device: str = "cpu",
 ) -> Learner:
-    """The learner that a run has trained.
+    """The learner that a run has trained, or that `Learner.save` has saved.
 
     Args:
-        path: a run folder, whose best checkpoint is taken; the folder of a checkpoint; or the folder of a model that
-            metalearn export has published.
+        path: a run folder, whose best checkpoint is taken; the folder of a checkpoint; the folder of a model that
+            metalearn export has published; or that of a saved learner.
         network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
-            only you can name it.
+            only you can name it. If `metalearn.train` got an object, give the same again: its weights are replaced.
+        algorithm: if `metalearn.train` got a function or an `Algorithm` of your own, the same again.
         plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
         transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
             depend on other queries. If true, all queries of a call are normalised together, as a run with
-            model.transductive=true does in its test. Runs of algorithm=tim and algorithm=laplacian_shot predict all
-            queries of a call together in any case.
+            model.transductive=true does in its test. None: as the saved learner did; of a run, false. Runs of
+            algorithm=tim and algorithm=laplacian_shot predict all queries of a call together in any case.
         device: `cpu` or `cuda`.
 
     Raises:
@@ -54,29 +60,35 @@ def load(
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"path={path!r}: must be the path of a folder, such as outputs/maml_glyphs/seed0")
-    return load_as("path", Path(path), network=network, plugins=plugins, transductive=transductive, device=device)
+    return load_as(
+        "path", Path(path), network=network, algorithm=algorithm, plugins=plugins, transductive=transductive,
+        device=device,
+    )  # fmt: skip
 
 
 def load_as(
     key: str,
     path: Path,
     *,
-    network: str | None = None,
+    network: Network | None = None,
+    algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     plugins: Sequence[str] = (),
-    transductive: bool = False,
+    transductive: bool | None = None,
     device: str = "cpu",
 ) -> Learner:
     """As `load`; messages name the folder by `key`."""
-    true_or_false("transductive", transductive)
+    if transductive is not None:
+        true_or_false("transductive", transductive)
     one_of("device", device, ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda': torch sees no GPU here; give device='cpu'")
     folder = found(key, path)
     saved = named(key, folder)
     try:
-        config = _configured(saved, network, _listed(plugins), transductive)
+        together = saved.meta.get("queries_together") is True if transductive is None else transductive
+        config = _configured(saved, network, _listed(plugins), together)
         import_plugins(config.plugins)
-        return _learner(config, saved, partial(fitted, key, folder), torch.device(device))
+        return _learner(config, saved, network, algorithm, partial(fitted, key, folder), torch.device(device))
     except NotAdmittedError as error:
         raise ConfigError(
             f"{key}={folder}: {error.reason}. Code of {error.package} would run here; if you trust it, give "
@@ -122,7 +134,7 @@ def _listed(plugins: object) -> list[str]:
     return list(map(str, plugins))
 
 
-def _configured(saved: Snapshot, network: str | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
+def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
     """The config of what was saved, with the caller's choices.
 
     Raises:
@@ -132,29 +144,47 @@ def _configured(saved: Snapshot, network: str | None, plugins: Sequence[str], tr
     model = plain.get("model")
     model = model if isinstance(model, Mapping) else {}
     overrides = [f"model.transductive={transductive}".lower()] if "transductive" in model else []
-    own = model.get("network")
-    target = own.get("_target_") if isinstance(own, Mapping) else None
+    named_network = model.get("network")
+    target = named_network.get("_target_") if isinstance(named_network, Mapping) else None
     if target is not None and network is None:
         raise ConfigError(
             f"it names the network {target}, whose code would run here; if you trust it, give "
             f"network={str(target)!r} (scripts: --network {target})"
         )
-    if network is not None and target is None:
+    # Only what is published was checked for such notes, and no run writes them.
+    own = [group for group in ("algorithm", "model", "dataset") if OWN in plain[group]] if _is_checked(saved) else []
+    if network is not None and target is None and "model" not in own:
         raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
-    if network is not None:
+    if target is not None and not isinstance(network, str):
+        raise ConfigError(
+            f"network={network!r}: it was trained with a network by its name; give network={str(target)!r}"
+        )
+    if target is not None:
         overrides.append(f"{NETWORK}._target_={quoted(network)}")
     overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
-    return changed_config(plain, overrides, {})
+    return changed_config(plain, overrides, {}, own)
+
+
+def _is_checked(saved: Snapshot) -> bool:
+    """Whether it is a published model."""
+    return "preprocessing" in saved.meta
 
 
 def _learner(
-    config: DictConfig, saved: Snapshot, fit: Callable[[Params, Params], Params], device: torch.device
+    config: DictConfig,
+    saved: Snapshot,
+    network: Network | None,
+    own_algorithm: Any,
+    fit: Callable[[Params, Params], Params],
+    device: torch.device,
 ) -> Learner:
     one_of("precision", config.precision, PRECISIONS)
-    source, model = build(config, "dataset"), build(config, "model")
-    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    target = str(config.algorithm._target_)
-    name = option_of("algorithm", target) or target.rpartition(".")[2]
+    source = TasksElsewhere(config.dataset) if OWN in config.dataset else build(config, "dataset")
+    if OWN in config.model:
+        model = model_from(given_again("model", config.model, network, "network"), config.model)
+    else:
+        model = build(config, "model")
+    name, algorithm = _algorithm(config, model, own_algorithm)
     if algorithm.evaluated_on != "tasks":
         raise ConfigError(
             f"algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "
@@ -165,18 +195,48 @@ def _learner(
     for parameter, value in params.items():
         if not value.isfinite().all():
             raise ConfigError(f"the parameter {parameter} is not finite; take another checkpoint")
-    form = read_form(saved.meta["preprocessing"]) if "preprocessing" in saved.meta else form_of(source, config.dataset)
-    pictures = "image_size" in config.dataset
+    form = read_form(saved.meta["preprocessing"]) if _is_checked(saved) else form_of(source, config.dataset)
+    pictures = "image_size" in config.dataset and OWN not in config.dataset
     if (form is not None and source.classes("test") is None) or (form is None and pictures):
         raise ConfigError(
             f"its preprocessing does not fit the dataset {config.dataset._target_}; a dataset of "
             "pictures has the keys image_size and channels, and one of real numbers has not"
         )
     taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
-    shape = None if form is None else (form.channels, form.size, form.size)
+    shape: tuple[int, ...] | None = None if form is None else (form.channels, form.size, form.size)
+    if OWN in config.dataset:
+        shape = read_shape(config.dataset.shape)
     figures = saved.meta.get("validation")
     validation = dict(figures) if isinstance(figures, Mapping) else {}
-    return learner_of(name, params, taught, form=form, shape=shape, validation=validation)
+    learner = learner_of(name, params, taught, form=form, shape=shape, validation=validation)
+    if OWN in config.model:
+        _check_outputs(learner, saved.meta.get("probe"))
+    return learner
+
+
+def _algorithm(config: DictConfig, model: Model, own: Any) -> tuple[str, Algorithm]:
+    """The algorithm, and its name."""
+    if OWN in config.algorithm:
+        given = given_again("algorithm", config.algorithm, own, "algorithm")
+        return str(config.algorithm[OWN]), with_fixed(algorithm_from(given, model), model)
+    if own is not None:
+        raise ConfigError(f"algorithm={own!r}: its algorithm is known by its name; leave algorithm out")
+    target = str(config.algorithm._target_)
+    name = option_of("algorithm", target) or target.rpartition(".")[2]
+    return name, with_fixed(build(config, "algorithm", model=model, inner=build(config, "inner")), model)
+
+
+def _check_outputs(learner: Learner, saved: object) -> None:
+    """Raises ConfigError for a network that gives other outputs than the one that was trained."""
+    if not isinstance(saved, list) or not all(isinstance(value, float) for value in saved):
+        raise ConfigError("probe: must be a list of real numbers; save the learner anew")
+    found = learner.probe()
+    # Rounding differs from machine to machine.
+    if len(found) != len(saved) or not np.allclose(found, saved, rtol=1e-2, atol=1e-3):
+        raise ConfigError(
+            "network: with these parameters it gives other outputs than the network that was trained; give the same "
+            "network, with the same buffers"
+        )
 
 
 def _start(algorithm: Algorithm, model: Model, dtype: torch.dtype) -> Params:

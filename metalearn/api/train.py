@@ -1,41 +1,45 @@
 """Training without a command line, a run folder and other processes: `metalearn.train`."""
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf.errors import OmegaConfBaseException
-from torch import nn
 
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
+from metalearn.api.own import (
+    Learns,
+    Network,
+    Tasks,
+    algorithm_from,
+    model_from,
+    name_of,
+    note_of_network,
+    note_of_tasks,
+    shape_of,
+)
 from metalearn.api.pictures import form_of
 from metalearn.app.devices import check_device
 from metalearn.app.job import Job, installed
 from metalearn.app.parts import Parts, connect, first_tasks, put_together
-from metalearn.app.run import check_finite, make_run, seen_by
+from metalearn.app.run import check_finite, log_network, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level
 from metalearn.config.plain import Named, as_named, plain_config
+from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
-from metalearn.models.common.adapter import model_of
 from metalearn.nn.precision import computing_with
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
 from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
-from metalearn.training.chunks import episodes_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner
-from metalearn.types import Algorithm, Model, TaskSource
-
-Learns = str | Named | Algorithm | Callable[..., Algorithm]
-Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
-Tasks = str | Named | TaskSource
+from metalearn.types import Algorithm, Model
 
 
 def train(
@@ -50,6 +54,7 @@ def train(
     device: str = "auto",
     precision: str = "float32",
     transductive: bool = True,
+    dropout: bool = True,
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,
@@ -72,6 +77,7 @@ def train(
         seed: of the parameters, and of the training tasks of a name.
         device, precision: as the keys of `conf/config.yaml`.
         transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
+        dropout: of a module: dropout, and what else its training mode changes, is on in training.
         progress: draw a progress bar where stderr is a terminal.
         seen_classes: `refuse`, or `report`, which allows that validation tasks are of training classes.
         trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
@@ -86,12 +92,13 @@ def train(
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
-            parts, job = _assemble(chosen, keys, transductive)
+            parts, job = _assemble(chosen, keys, transductive, dropout)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
         check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
         check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
+        log_network(parts.model)
         best, validation = _trained(parts, job, progress)
         check_finite(job.config, "val", validation, parts.settings.steps)
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
@@ -101,14 +108,13 @@ def train(
             {name: value.to(parts.device) for name, value in best.params.items()},
             Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
             form=form_of(parts.source, job.config.dataset if named else {}),
-            shape=_shape(parts.source),
+            shape=shape_of(parts.source),
             validation=validation,
         )
 
 
 def _name_of(algorithm: Learns) -> str:
-    named = algorithm if isinstance(algorithm, str) else getattr(algorithm, "name", None)
-    return str(named or getattr(algorithm, "__name__", "own"))
+    return as_named(algorithm).name if isinstance(algorithm, str | Named) else name_of(algorithm)
 
 
 def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str, Any]]:
@@ -128,13 +134,15 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
 # From the arguments to the parts
 
 
-def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) -> tuple[Parts, Job]:
+def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, dropout: bool) -> tuple[Parts, Job]:
     _check_kinds(chosen)
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
     if not isinstance(described["dataset"], Named):
-        described["dataset"] = _facts(chosen["dataset"])
+        described["dataset"] = note_of_tasks(chosen["dataset"])
+    if not isinstance(described["algorithm"], Named):
+        described["algorithm"] = {OWN: name_of(chosen["algorithm"])}
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
@@ -144,15 +152,14 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
     model = chosen["model"]
     if isinstance(described["model"], Named):
         model = build(config, "model")
-    elif not isinstance(model, Model):
-        model = _from_module(model, source, transductive)
+    else:
+        note = note_of_network(model, source, transductive, dropout)
+        model, config.model = model_from(model, note), note
     algorithm = chosen["algorithm"]
     if isinstance(described["algorithm"], Named):
         algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    elif not isinstance(algorithm, Algorithm):
-        algorithm = algorithm(model=model)
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm: gives a {type(algorithm).__name__}, and must give a metalearn.types.Algorithm")
+    else:
+        algorithm = algorithm_from(algorithm, model)
     job = Job(config, Path(), "library", None, installed(), [], workers=1)
     return put_together(job, source, model, algorithm), job
 
@@ -177,32 +184,6 @@ def _check_kinds(chosen: Mapping[str, Any]) -> None:
         part = chosen[group]
         if not isinstance(part, str | Named) and not fits(part):
             raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {what}")
-
-
-def _shape(source: TaskSource) -> tuple[int, ...]:
-    """The shape of one input."""
-    return tuple(episodes_of(source, "train", torch.tensor([0])).query.x.shape[2:])
-
-
-def _facts(source: TaskSource) -> dict[str, Any]:
-    """The keys of a dataset that models read: the number of classes, and the sizes of a picture."""
-    shape, classes = _shape(source), source.classes("train")
-    facts = {} if classes is None else {"ways": classes}
-    return facts | ({"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {})
-
-
-def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool) -> Model:
-    of = type(network) if isinstance(network, nn.Module) else network
-    name = str(getattr(of, "__name__", "model"))
-
-    def make() -> nn.Module:
-        made = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
-        if not isinstance(made, nn.Module):
-            raise ConfigError(f"model: {name} gives a {type(made).__name__}, and must give an nn.Module")
-        return made
-
-    advice = "give a network that takes the inputs of the tasks"
-    return model_of(make, name=name, shape=_shape(source), transductive=transductive, advice=advice)
 
 
 def _in_memory(kept: list[Snapshot]) -> Checkpointer:

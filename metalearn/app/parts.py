@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from distributed.cluster.meeting import UnlikeWorkerError, compare_workers
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
+from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
 from metalearn.app.likeness import code_digest, likeness_of
@@ -90,7 +91,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     Raises:
         ConfigError: a value that a component refuses.
     """
-    config = job.config
+    config, algorithm = job.config, with_fixed(algorithm, model)
     outer = build(config, "optimizer")
     start, start_notes, start_seen = initial_params(config, algorithm, job.run_dir)
     work = make_work(config, algorithm, model, source, start, outer)
@@ -213,7 +214,7 @@ def make_work(
         sizes = {name: value.numel() for name, value in start.items()}
         ends = piece_functions(model, source, device, dtype)
         pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
-    functions = chunk_functions(algorithm, source, device, dtype)
+    functions = chunk_functions(algorithm, source, device, dtype, seed=config.seed)
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 

@@ -52,7 +52,7 @@ from metalearn.training.loop import (
     restore,
     snapshot,
 )
-from metalearn.types import Batch, Episode, Metrics, Params, Strategy, TaskSource
+from metalearn.types import Batch, Episode, Metrics, Model, Params, Strategy, TaskSource
 
 Result = dict[str, Any]
 
@@ -378,8 +378,15 @@ def log_start(job: Job, parts: Parts, run: Run) -> None:
         log.warning("device=auto: the CPU computes, since %s", device["why"])
     dtype = next(iter(parts.start.values())).dtype
     log.info("the layers are computed by %s", describe(parts.device, dtype, not_compiled(parts)))
-    if parts.model.note:
-        log.info("%s", parts.model.note)
+    log_network(parts.model)
+
+
+def log_network(model: Model) -> None:
+    """Logs how the network is computed, and what of it is not used."""
+    if model.note:
+        log.info("%s", model.note)
+    for caution in model.cautions:
+        log.warning("%s", caution)
 
 
 def not_compiled(parts: Parts) -> str | None:

@@ -49,11 +49,16 @@ MANIFEST, DESCRIPTION = "manifest.json", "model.json"
 NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""
 
+OWN = "own-object"
+"""The key of a part that was an object of the user's own: its name. No factory can have a parameter of this name."""
+
 DATA = "data"
 """dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`."""
 
 
-def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str, str]) -> DictConfig:
+def changed_config(
+    saved: object, overrides: Sequence[str], aliases: Mapping[str, str], own: Collection[str] = ()
+) -> DictConfig:
     """The config of a checkpoint of any origin, changed by overrides. Its values are never resolved, and foreign code
     runs only if an override names it.
 
@@ -61,13 +66,14 @@ def changed_config(saved: object, overrides: Sequence[str], aliases: Mapping[str
         saved: the config in its meta.json.
         overrides: `GROUP=OPTION` and `KEY=VALUE`; KEY may be an alias.
         aliases: short names of keys.
+        own: groups that the caller has objects for.
 
     Raises:
         ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read; or
             the saved config is refused.
     """
     plain = check_saved(saved)
-    check_groups(plain, ("algorithm", "model", "dataset"))
+    check_groups(plain, [name for name in ("algorithm", "model", "dataset") if name not in own])
     all_overrides = parsed(overrides)
     for override in all_overrides:
         _check_part(override)
@@ -101,6 +107,11 @@ def check_groups(saved: Mapping[str, Any], names: Sequence[str]) -> None:
     """Raises ConfigError if one of these groups is missing in a saved config, or names no factory."""
     for name in names:
         group = saved.get(name)
+        if isinstance(group, Mapping) and OWN in group:
+            raise ConfigError(
+                f"{name}: was an object of a program ({str(group[OWN])[:40]}), and no code of it is saved; load it in "
+                "Python, by metalearn.load, which takes such objects"
+            )
         if not isinstance(group, Mapping) or not isinstance(group.get("_target_"), str):
             raise ConfigError(
                 f"{name}: the checkpoint's config does not say which {name} the run had; take another checkpoint"

@@ -11,7 +11,9 @@ from metalearn.models.common.adapter import model_of
 from metalearn.types import Model
 
 
-def module(*, network: dict[str, Any], channels: int, image_size: int, transductive: bool = True) -> Model:
+def module(
+    *, network: dict[str, Any], channels: int, image_size: int, transductive: bool = True, dropout: bool = True
+) -> Model:
     """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
     Args:
@@ -21,6 +23,7 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
         image_size: height and width of an image, in pixels.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
+        dropout: dropout, and what else the training mode of the module changes, is on in training.
 
     Raises:
         ValueError: there is nothing by that name, it does not take the arguments, it does not give a module, or the
@@ -29,6 +32,7 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
     for argument, value in (("channels", channels), ("image_size", image_size)):
         whole_number(argument, value, at_least=1)
     true_or_false("transductive", transductive)
+    true_or_false("dropout", dropout)
     target, options = _split(network)
     try:
         factory = get_object(target)
@@ -51,7 +55,7 @@ def module(*, network: dict[str, Any], channels: int, image_size: int, transduct
     name = target.rpartition(".")[2]
     shape = (channels, image_size, image_size)
     advice = "type model.channels=N for a network that takes N"
-    return model_of(make, name=name, shape=shape, transductive=transductive, advice=advice)
+    return model_of(make, name=name, shape=shape, transductive=transductive, advice=advice, dropout=dropout)
 
 
 def _invalid(target: str, allowed: str, advice: str = "") -> Invalid:

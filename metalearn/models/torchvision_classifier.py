@@ -22,6 +22,7 @@ def torchvision_classifier(
     frozen: bool = False,
     input_size: int | None = None,
     transductive: bool = True,
+    dropout: bool = False,
 ) -> Model:
     """A network of `torchvision.models`. With fresh weights, or with pretrained ones that go on learning,
     `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.frozen`.
@@ -42,6 +43,7 @@ def torchvision_classifier(
         input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
+        dropout: dropout and stochastic depth are on in training.
 
     Raises:
         ValueError: a name that torchvision does not know, images that the network cannot take, or weights that cannot
@@ -52,9 +54,10 @@ def torchvision_classifier(
     one_of("channels", channels, (3, 1))
     true_or_false("transductive", transductive)
     true_or_false("frozen", frozen)
+    true_or_false("dropout", dropout)
     _check_name(name)
     if weights is not None:
-        return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive)
+        return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive, dropout)
     if frozen or input_size is not None:
         argument, given = ("frozen", "true") if frozen else ("input_size", str(input_size))
         advice = "type GROUP.weights=/path/to/file as well"
@@ -64,14 +67,22 @@ def torchvision_classifier(
     def make() -> nn.Module:
         return _network(name, num_classes=ways, **options)
 
-    return model_of(make, name=name, shape=(3, image_size, image_size), transductive=transductive, advice=_ADVICE)
+    shape = (3, image_size, image_size)
+    return model_of(make, name=name, shape=shape, transductive=transductive, advice=_ADVICE, dropout=dropout)
 
 
 _ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
 
 
 def _pretrained(
-    name: str, weights: str, frozen: bool, input_size: int | None, ways: int, image_size: int, transductive: bool
+    name: str,
+    weights: str,
+    frozen: bool,
+    input_size: int | None,
+    ways: int,
+    image_size: int,
+    transductive: bool,
+    dropout: bool,
 ) -> Model:
     one_of("name", name, HEADS)
     if input_size is not None:
@@ -85,6 +96,8 @@ def _pretrained(
         network.register_forward_pre_hook(lambda _, images: (prepare(images[0]),))
         return network
 
+    if frozen and dropout:
+        raise Invalid("dropout", "true", "has no effect on frozen weights", "type KEY=false", quoted=False)
     if frozen:
         body = _network(name, num_classes=ways)
         load_body(body, state)
@@ -95,7 +108,8 @@ def _pretrained(
         floats = floats_of(make(), name=name, shape=(3, image_size, image_size), advice=_ADVICE)
         model = frozen_model(body, prepare=prepare, ways=ways, width=head.in_features, activations=floats)
     else:
-        model = model_of(make, name=name, shape=(3, image_size, image_size), transductive=transductive, advice=_ADVICE)
+        shape = (3, image_size, image_size)
+        model = model_of(make, name=name, shape=shape, transductive=transductive, advice=_ADVICE, dropout=dropout)
     return model._replace(note="; ".join(part for part in (note, model.note) if part))
 
 

@@ -45,7 +45,7 @@ from metalearn.storage.files import (
     writing,
 )
 from metalearn.storage.torch_files import LARGEST_FILE
-from metalearn.types import Params
+from metalearn.types import FIXED, Params
 
 log = logging.getLogger(__name__)
 
@@ -348,6 +348,7 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
     Raises:
         ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
     """
+    loaded = _named_as_here(loaded, params)
     if strict:
         advice = "; type the model of that run, or init_strict=false to take what fits"
         return fitted("init_from", path, loaded, params, advice), []
@@ -368,6 +369,16 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         for name in sorted(theirs.keys() - ours.keys())
     ]
     return {n: loaded[n].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
+
+
+def _named_as_here(loaded: Params, params: Params) -> Params:
+    """The parameters `loaded` by their names in `params`: what learned there may be fixed here, and the reverse."""
+
+    def here(name: str) -> str:
+        bare = name.removeprefix(FIXED)
+        return next((one for one in (name, bare, f"{FIXED}{bare}") if one in params), name)
+
+    return {here(name): value for name, value in loaded.items()}
 
 
 def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "") -> Params:

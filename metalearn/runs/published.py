@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from metalearn.config.compose import PACKAGE
 from metalearn.config.foreign import check_saved
 from metalearn.config.options import CONF
-from metalearn.config.saved import DATA, DESCRIPTION
+from metalearn.config.saved import DATA, DESCRIPTION, OWN
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
@@ -47,6 +47,12 @@ GROUPS = {
 }
 """Groups of the config → their names in model.json."""
 
+NOTES: dict[str, dict[str, type]] = {
+    "model": {"shape": list, "transductive": bool, "dropout": bool},
+    "dataset": {"shape": list, "classes": dict},
+}
+"""The fields of a group that was an object of the user's own, beside its name, and their types."""
+
 OUTSIDE = {
     "ways": ("dataset", "ways"), "shots": ("dataset", "shots"), "transductive": ("model", "transductive"),
     "image_size": ("dataset", "image_size"), "channels": ("dataset", "channels"),
@@ -62,6 +68,10 @@ REQUIRED: dict[str, type | tuple[type, ...]] = {
     "transductive": (bool, type(None)), "step": int, "precision": str, "sha256": str,
 }  # fmt: skip
 """Fields without which a model cannot be used, and their types. The others are for its readers."""
+
+
+OF_A_LEARNER = ("validation", "queries_together", "probe")
+"""Fields that only a learner has that was saved by `Learner.save`."""
 
 
 def is_published(path: Path) -> bool:
@@ -142,7 +152,10 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(group: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A group as model.json has it. A plugin's part keeps all keys; keys of the machine lose their values."""
+    """A group as model.json has it. A plugin's part keeps all keys; keys of the machine lose their values. A part that
+    was an object of the user's own is a note alone."""
+    if OWN in keys:
+        return dict(keys)
     values = {name: value for name, value in keys.items() if name != "_target_"}
     of_the_machine = OF_THE_MACHINE if group == "dataset" else {}
     option = option_of(group, keys["_target_"])
@@ -211,10 +224,10 @@ def read(key: str, path: Path) -> Snapshot:
     except Exception as error:  # safetensors raises many types
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish it anew with "
-            "metalearn export, or take another"
+            f"{key}={path}: is no published model that can be used: {reason.splitlines()[0]}; publish or save it anew, "
+            "or take another"
         ) from error
-    kept = {name: content[name] for name in ("step", "preprocessing", KEY) if name in content}
+    kept = {name: content[name] for name in ("step", "preprocessing", KEY, *OF_A_LEARNER) if name in content}
     return Snapshot(params, {}, kept | {"config": config})
 
 
@@ -247,7 +260,8 @@ def _config(content: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a published model, as a checkpoint has it."""
     config: dict[str, Any] = {"precision": content["precision"]}
     for group, name in GROUPS.items():
-        config[group] = _group_of_plugin(group, content) if FACTORY in content[name] else _group(group, content)
+        make = _group_of_plugin if FACTORY in content[name] else _note if OWN in content[name] else _group
+        config[group] = make(group, content)
     network = config["model"].get("network")
     if isinstance(network, dict):
         config["model"]["network"] = {"_target_" if key == "class" else key: v for key, v in network.items()}
@@ -268,6 +282,16 @@ def _group(group: str, content: Mapping[str, Any]) -> dict[str, Any]:
     outside = {key: _outside(content, top) for top, (of, key) in OUTSIDE.items() if of == group and key in own}
     here = {key: value for key, value in _here(group).items() if key in own}
     return {"_target_": own["_target_"]} | values | outside | here
+
+
+def _note(group: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A group that was an object of the user's own."""
+    name = GROUPS[group]
+    values, wanted = content[name], {OWN: str} | NOTES.get(group, {})
+    for key, kind in wanted.items():
+        if type(values.get(key)) is not kind:
+            raise ValueError(f"{DESCRIPTION}: {name}.{key} must be {kind.__name__}")
+    return dict(values)
 
 
 def _group_of_plugin(group: str, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
 from metalearn.errors import DataError
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
 
@@ -146,10 +147,15 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
 
 
 def chunk_functions(
-    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype, *, seed: int = 0
 ) -> ChunkFunctions:
-    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
+    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`. What the network draws
+    in training follows from `seed`."""
     on_device = placing(device, dtype)
+
+    def seeds(indices: Tensor, step: int) -> PassSeeds:
+        numbers = indices.tolist()
+        return PassSeeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
 
     def training(indices: Tensor) -> tuple[Episode, Metrics]:
         began = time.perf_counter()
@@ -159,7 +165,8 @@ def chunk_functions(
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
         origin = device_of(params)
         episode, seconds = training(indices)
-        result = algorithm.meta_grad(moved(params, device), episode, step)
+        with surrounded(seeds=seeds(indices, step)):
+            result = algorithm.meta_grad(moved(params, device), episode, step)
         return ChunkResult(moved(result.grads, origin), moved(result.metrics | seconds, origin), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
@@ -170,13 +177,14 @@ def chunk_functions(
 
     def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
         episode, _ = training(indices)
-        return {"fault": faults_of(algorithm, moved(params, device), episode, step)}
+        return {"fault": faults_of(algorithm, moved(params, device), episode, step, seeds(indices, step))}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
         origin = device_of(params)
         episode, seconds = training(indices)
-        values = algorithm.outcome(moved(params, device), episode, step)
+        with surrounded(seeds=seeds(indices, step)):
+            values = algorithm.outcome(moved(params, device), episode, step)
         return values["loss"].sum().to(origin), (moved(summed(values) | seconds, origin), len(indices))
 
     def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Params, Unit
 
 FAULTS = ("", "its inputs are not finite", "its loss is not finite", "its gradient is not finite")
@@ -11,12 +12,17 @@ FAULTS = ("", "its inputs are not finite", "its loss is not finite", "its gradie
 INPUTS, LOSS, GRADIENT = 1, 2, 3
 
 
-def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int) -> Tensor:
-    """The fault of each training task of an episode, or of each sample: [t] int64."""
+def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: PassSeeds) -> Tensor:
+    """The fault of each training task of an episode, or of each sample: [t] int64. It is computed with the same random
+    numbers as in training."""
     if algorithm.trained_on == "samples":
-        return _of_samples(algorithm, params, episode, step)
-    tasks = [Episode(*(Batch(*(value[i : i + 1] for value in batch)) for batch in episode)) for i in _tasks(episode)]
-    return torch.tensor([_of_task(algorithm, params, task, step) for task in tasks])
+        return _of_samples(algorithm, params, episode, step, seeds)
+    faults = []
+    for i in range(len(episode.query.x)):
+        task = Episode(*(Batch(*(value[i : i + 1] for value in batch)) for batch in episode))
+        with surrounded(seeds=seeds.of_task(i)):
+            faults.append(_of_task(algorithm, params, task, step))
+    return torch.tensor(faults)
 
 
 def explain(diagnosis: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
@@ -35,10 +41,6 @@ def explain(diagnosis: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
     return f"step {step}: {what}, on worker{int(diagnosis['worker'][first])}: {FAULTS[gravest]}{others}{advice}"
 
 
-def _tasks(episode: Episode) -> range:
-    return range(len(episode.query.x))
-
-
 def _of_task(algorithm: Algorithm, params: Params, task: Episode, step: int) -> int:
     if not all(torch.isfinite(value).all() for batch in task for value in batch):
         return INPUTS
@@ -48,12 +50,14 @@ def _of_task(algorithm: Algorithm, params: Params, task: Episode, step: int) -> 
     return 0 if all(torch.isfinite(grad).all() for grad in result.grads.values()) else GRADIENT
 
 
-def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int) -> Tensor:
-    result = algorithm.meta_grad(params, episode, step)
+def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: PassSeeds) -> Tensor:
+    with surrounded(seeds=seeds.copy()):
+        result = algorithm.meta_grad(params, episode, step)
     if algorithm.outcome is None:  # then a sample has no loss of its own either
         losses = result.metrics["loss"].expand(result.count)
     else:
-        losses = algorithm.outcome(params, episode, step)["loss"].detach()
+        with surrounded(seeds=seeds.copy()):
+            losses = algorithm.outcome(params, episode, step)["loss"].detach()
     inputs = torch.isfinite(episode.query.x[0]).flatten(1).all(dim=1)
     faults = torch.where(inputs, torch.where(torch.isfinite(losses), 0, LOSS), INPUTS)
     if not faults.any() and not all(torch.isfinite(grad).all() for grad in result.grads.values()):

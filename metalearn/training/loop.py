@@ -19,6 +19,7 @@ from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings
 from metalearn.types import (
+    FIXED,
     STATE,
     ChunkResult,
     DefersFigures,
@@ -287,7 +288,7 @@ def update(learner: TrainState, grads: Params, rate: float) -> None:
         group["lr"] = rate
     learner.optimizer.step()
     with torch.no_grad():
-        for name in (name for name in learner.params if name.startswith(STATE)):
+        for name in (name for name in learner.params if name.startswith(STATE) and not name.startswith(FIXED)):
             learner.params[name].sub_(grads[name])
     if learner.average is not None:
         learner.average.add(learner.params)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
+from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient
@@ -121,6 +122,13 @@ def _in_smaller_chunks(run: Run, work: DeviceWork, error: str) -> Run:
 
 class _NoNumber:
     """Stands for the number of a step: a graph has none, so whoever computes with it is found out."""
+
+
+class _NoSeeds(PassSeeds):
+    """Stands for the seeds of a step, which a graph would repeat."""
+
+    def of_pass(self, tasks: int) -> list[int]:
+        raise NotRecordedError("the network draws random numbers in training, such as those of dropout")
 
 
 def _refuse(*_: object) -> NoReturn:
@@ -437,7 +445,8 @@ class UpdateOnDevice:
         no_number: Any = _NoNumber()
         try:
             chunks = _chunks_of(self._feed.episode(), self._run.training)
-            parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
+            with surrounded(seeds=_NoSeeds(0, 0, ())):
+                parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
             result = self._work.add(parts)
             gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])
         except (NotRecordedError, torch.cuda.OutOfMemoryError):

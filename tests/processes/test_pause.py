@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from metalearn.cli import train
@@ -47,6 +48,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     run(folder)
     return folder
+
+
+def test_a_network_with_dropout_goes_on_to_the_same_bits_on_other_workers(tmp_path: Path) -> None:
+    """Its fixed parameters are those that the seed has drawn, to the end."""
+    own = (
+        "model=module", "model.network._target_=tests.own_functions.Dropping", "model.channels=1", "algorithm=maml",
+        "trainer.steps=4", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=4",
+        "trainer.val_tasks=4", "trainer.test_tasks=4", "logger.tensorboard=false", "logger.plots=false",
+        "logger.report=false",
+    )  # fmt: skip
+    whole, paused, without = tmp_path / "whole", tmp_path / "paused", tmp_path / "without"
+    assert "Dropping: dropout, or what else its training mode changes, is on in training" in train_in(whole, *own)
+    train_in(paused, *own, "workers=2", "pause_after=2")
+    first = load_file(paused / "checkpoints/last/params.safetensors")
+    train_in(paused, *own)
+    assert params_of(paused) == params_of(whole)
+    last = load_file(whole / "checkpoints/last/params.safetensors")
+    assert [name for name in last if torch.equal(first[name], last[name])] == [
+        "state.fixed.body.bias", "state.fixed.body.weight"
+    ]  # fmt: skip
+    train_in(without, *own, "model.dropout=false")
+    assert params_of(without) != params_of(whole)
 
 
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])

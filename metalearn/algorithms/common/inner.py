@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 from metalearn.algorithms.common.functional import leaves
 from metalearn.checks import Invalid, fraction, real_number
+from metalearn.nn.surroundings import now_and_again
 from metalearn.types import Params
 
 
@@ -195,8 +196,10 @@ def _computed_again(compute: Callable[..., tuple[Params, State]], *args: Any) ->
     def of_values(*values: Any) -> tuple[Params, State]:
         return compute(*pytree.tree_unflatten(values, form))
 
-    # Nothing in a step is random.
-    outcome: tuple[Params, State] = checkpoint_of(of_values, *values, use_reentrant=False, preserve_rng_state=False)
+    # What is random in a step follows from seeds; the state of torch's generators has no part in it.
+    outcome: tuple[Params, State] = checkpoint_of(
+        of_values, *values, use_reentrant=False, preserve_rng_state=False, context_fn=now_and_again
+    )
     return outcome
 
 

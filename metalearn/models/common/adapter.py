@@ -2,11 +2,14 @@
 
 import copy
 import math
+import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -16,20 +19,27 @@ from torch.utils import _pytree as pytree
 
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn import batch_norm, conv2d
+from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]
 """A fresh network, its weights drawn from torch's global random numbers."""
 
 
-def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: bool, advice: str) -> Model:
+def model_of(
+    make: Make, *, name: str, shape: tuple[int, ...], transductive: bool, advice: str, dropout: bool = False
+) -> Model:
     """A network that takes inputs [n, *shape] and gives [n, ways], as a model. The parameters have the names of the
-    module.
+    module. Those that do not require a gradient are fixed, see `Model.fixed`.
 
     Our layers compute convolutions and batch norms, where they can; `Model.note` names the others. Batch norm keeps no
     running statistics: it normalises by those of the batch or of the support set, and derivatives go through them.
-    Dropout and stochastic depth are off, so that equal inputs give equal outputs on every worker. Tasks are computed
-    one after the other. The model has no stages. If an `nn.Linear` gives the outputs, it is the head.
+    Tasks are computed one after the other. The model has no stages. If an `nn.Linear` gives the outputs, it is the
+    head.
+
+    The network is in eval mode. With `dropout` it is in training mode where `metalearn.nn.surroundings` has seeds: each
+    task's pass seeds torch's global random numbers, which are restored. If both modes compute the same, the network
+    stays in eval mode.
 
     Args:
         make: gives a fresh network.
@@ -38,32 +48,49 @@ def model_of(make: Make, *, name: str, shape: tuple[int, ...], transductive: boo
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
         advice: what to type if the network cannot take such inputs.
+        dropout: compute in training as in the network's training mode.
 
     Raises:
-        ValueError: the network cannot take such inputs, its outputs are not [n, ways], they do not depend on one of
-            its parameters, one of its layers remembers batches, or equal images give other outputs the second time.
+        ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
+            its layers remembers batches, or equal inputs and seeds give other outputs the second time.
     """
-    network = _fresh(make, seed=0).float()
-    note = _make_pure(network, name, transductive)
+    (network, compiled) = _eager(_drawn(make, seed=0))
+    network = network.float()
+    cautions = _unused_statistics(network, name)
+    if compiled:
+        cautions.append(f"{name}: is computed without torch.compile, whose functions have no second derivative")
+    notes = _make_pure(network, name, transductive)
     _check_buffers(network, make, name)
-    activations, last = _tried(network, name, shape, advice)
+    trial = _tried(network, name, shape, advice)
     images = torch.rand(2, *shape, generator=Generator())
-    _check_pure(network, name, images)
+    outputs = _check_pure(network, name, images)
+    trains = dropout and _differs_in_training(network, name, images, outputs)
+    if trains:
+        notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
+    if trial.unused:
+        cautions.append(f"{name}: no output depends on {_few(trial.unused)}, so that stays as it is")
     shared = _names(network)
-    head = _find_head(network, last, shared, images)
+    fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
+    if fixed:
+        notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
+    head = _find_head(network, trial.last, shared, fixed, images)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    forward = _forward(network, shape, shared, head, list(norms.values()))
+    forward = _forward(network, shape, shared, fixed, head, list(norms.values()), trains)
 
-    def init(generator: Generator) -> Params:
-        seed = int(torch.randint(2**63 - 1, (), generator=generator))
-        return {parameter: value.detach() for parameter, value in _fresh(make, seed).named_parameters()}
+    def drawn(generator: Generator, *, learn: bool) -> Params:
+        made = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
+        return {path: value.detach() for path, value in made.named_parameters() if value.requires_grad == learn}
 
     def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
-        stage = Stage(name, tuple(dict.fromkeys(shared.values())), forward)
+        stage = Stage(name, tuple(dict.fromkeys(path for path in shared.values() if path not in fixed)), forward)
         return one_after_the_other((stage,), ignores_support=transductive)
 
-    scales = [shared[f"{path}.{parameter}"] for path in norms for parameter in ("weight", "bias")]
-    model = Model(init, whole(forward), transductive, activations, note=note, norms=tuple(dict.fromkeys(scales)))
+    pairs = [[shared[f"{path}.{parameter}"] for parameter in ("weight", "bias")] for path in norms]
+    model = Model(
+        partial(drawn, learn=True), whole(forward), transductive, trial.floats, note="; ".join(notes),
+        norms=tuple(dict.fromkeys(path for pair in pairs if not fixed.intersection(pair) for path in pair)),
+        cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None,
+    )  # fmt: skip
     if head is None:
         return model
     return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
@@ -75,7 +102,7 @@ def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: 
     Raises:
         ValueError: as `model_of`.
     """
-    return _tried(network.eval(), name, shape, advice)[0]
+    return _tried(network.eval(), name, shape, advice).floats
 
 
 class _Conv(nn.Conv2d):
@@ -127,37 +154,96 @@ class _HardSigmoid(nn.Hardsigmoid):
 
 
 def _forward(
-    network: nn.Module, shape: Sequence[int], shared: Mapping[str, str], head: _Head | None, norms: Sequence[_BatchNorm]
+    network: nn.Module,
+    shape: Sequence[int],
+    shared: Mapping[str, str],
+    fixed: Collection[str],
+    head: _Head | None,
+    norms: Sequence[_BatchNorm],
+    trains: bool,
 ) -> Callable[..., Tensor]:
     """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
-    names = list(dict.fromkeys(shared.values()))
+    names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
     buffers = dict(network.named_buffers())
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
     def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:]))
-        fixed = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
+        (constants, seeds) = surroundings()
+        assert constants.keys() >= set(fixed), "metalearn.algorithms.common.fixed has set them"
+        same = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
+        same |= {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
+        drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
         used = [name for name in names if not (features and head is not None and name in head.stage.params)]
         weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
         # The fused kernels of attention have no second derivative.
-        with busy, sdpa_kernel(SDPBackend.MATH):
+        seeding = _seeding(x.device) if drawn is not None else nullcontext(int)
+        with busy, sdpa_kernel(SDPBackend.MATH), seeding as seed:
+            if trains:
+                network.train(drawn is not None)
             for norm in norms:
                 norm.known = known
             if head is not None:
                 head.layer.passes = features
             outputs = []
-            for of_task, images_of_task in zip(weights, images, strict=True):
+            for task, (of_task, images_of_task) in enumerate(zip(weights, images, strict=True)):
+                if drawn is not None:
+                    seed(drawn[task])
                 by_name = dict(zip(used, of_task, strict=True))
                 everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
-                outputs.append(functional_call(network, fixed | everywhere, (images_of_task,), tie_weights=False))
+                outputs.append(functional_call(network, same | everywhere, (images_of_task,), tie_weights=False))
             return torch.stack(outputs)
 
     return forward
 
 
+_seeded = threading.Lock()
+"""Torch's global random numbers are those of all networks and threads."""
+
+
+@contextmanager
+def _seeding(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Gives a function that seeds torch's global random numbers of the CPU and of the device. They are restored."""
+    # Not by torch.manual_seed, which takes as long as a small network, and keeps a note for devices not yet in use.
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+
+    def seed(number: int) -> None:
+        for generator in generators:
+            generator.manual_seed(number)
+
+    with _seeded:
+        states = [generator.get_state() for generator in generators]
+        try:
+            yield seed
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
 def _fresh(make: Make, seed: int) -> nn.Module:
-    """The network with weights drawn from `seed`. The state of torch's global random numbers is restored."""
+    """The network with weights drawn from `seed`."""
+    return _eager(_drawn(make, seed))[0]
+
+
+def _eager(network: nn.Module) -> tuple[nn.Module, bool]:
+    """The network without torch.compile, and whether it or a part of it was compiled."""
+    compiled = False
+    whole = nn.ModuleList([network])  # so that the network itself is a child, too
+    for parent in list(whole.modules()):
+        for name, child in parent.named_children():
+            if type(child).__name__ == "OptimizedModule":  # its class is in a module that takes a second to import
+                setattr(parent, name, child._orig_mod)
+                compiled = True
+        if parent._compiled_call_impl is not None:
+            parent._compiled_call_impl, compiled = None, True
+    return whole[0], compiled
+
+
+def _drawn(make: Make, seed: int) -> nn.Module:
+    """What `make` gives with weights drawn from `seed`. The state of torch's global random numbers is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()
@@ -169,14 +255,16 @@ def _names(network: nn.Module) -> dict[str, str]:
     return {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
 
 
-def _find_head(network: nn.Module, path: str | None, shared: Mapping[str, str], images: Tensor) -> _Head | None:
-    """The head, if the layer at `path` is one. It is not if the network uses it twice, changes its outputs in place, or
-    uses its weights elsewhere."""
+def _find_head(
+    network: nn.Module, path: str | None, shared: Mapping[str, str], fixed: Collection[str], images: Tensor
+) -> _Head | None:
+    """The head, if the layer at `path` is one. It is not if the network uses it twice, changes its outputs in place,
+    uses its weights elsewhere, or does not learn them."""
     layer = None if path is None else network.get_submodule(path)
     if layer is None or not _is(layer, nn.Linear):
         return None
     names = tuple(f"{path}.{parameter}".lstrip(".") for parameter, _ in layer.named_parameters())
-    if any(list(shared.values()).count(shared[name]) > 1 for name in names):
+    if any(list(shared.values()).count(shared[name]) > 1 or shared[name] in fixed for name in names):
         return None
     linear: Any = layer
     linear.__class__, linear.passes = _HeadLayer, False
@@ -208,10 +296,10 @@ def _separable(network: nn.Module, head: _HeadLayer, images: Tensor) -> bool:
         return features.dim() == 2 and torch.allclose(head(features), outputs, rtol=1e-4, atol=1e-5)
 
 
-def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
+def _make_pure(network: nn.Module, name: str, transductive: bool) -> list[str]:
     """Changes layers in place, so that none is random, overwrites its input, remembers batches or has one derivative
-    only. Gives convolutions and batch norms the class of our layers, if these can compute them. Returns `Model.note`,
-    which names the other convolutions."""
+    only. Gives convolutions and batch norms the class of our layers, if these can compute them. Returns a line for
+    `Model.note` that names the other convolutions, if there are any."""
     network.eval()
     by_torch, convolutions = [], 0
     for path, layer in network.named_modules():
@@ -231,12 +319,35 @@ def _make_pure(network: nn.Module, name: str, transductive: bool) -> str:
             else:
                 by_torch.append(path)
     if not by_torch:
-        return ""
-    return (
+        return []
+    return [
         f"{name}: {len(by_torch)} of {convolutions} convolutions are computed by torch, whose second derivative is "
-        f"slow, for their groups, dilation, padding or class: "
-        f"{', '.join(by_torch[:3])}{', …' if len(by_torch) > 3 else ''}"
-    )
+        f"slow, for their groups, dilation, padding or class: {_few(by_torch)}"
+    ]
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+
+
+def _unused_statistics(network: nn.Module, name: str) -> list[str]:
+    """A line on running statistics that come with the network and are not used, if there are any."""
+    fresh = {"running_mean": 0.0, "running_var": 1.0}
+    learned = [
+        path
+        for path, layer in network.named_modules()
+        if _is(layer, nn.BatchNorm2d)
+        and any(
+            bool((getattr(layer, kind) != value).any())
+            for kind, value in fresh.items()
+            if layer.running_mean is not None
+        )
+    ]
+    if not learned:
+        return []
+    return [
+        f"{name}: batch norm normalises by its batch or support set, not by its running statistics: {_few(learned)}"
+    ]
 
 
 def _is(layer: Any, kind: type[nn.Module]) -> bool:
@@ -283,41 +394,117 @@ def _check_buffers(network: nn.Module, make: Make, name: str) -> None:
             )
 
 
-def _check_pure(network: nn.Module, name: str, images: Tensor) -> None:
-    """Raises ValueError if equal images give other outputs the second time."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        once, again = (network(images) for _ in range(2))
-    if not torch.allclose(once, again, rtol=1e-3, atol=1e-6, equal_nan=True):
-        raise ValueError(
-            f"{name}: gives other outputs for the same images the second time, and must be a pure function; write "
-            "nn.Dropout, which is turned off, in place of F.dropout, and change no buffer in forward"
-        )
-
-
-def _tried(network: nn.Module, name: str, shape: tuple[int, ...], advice: str) -> tuple[int, str | None]:
-    """The number of floats that one input leaves in the layers of the network, and the path of the layer that gives the
-    outputs. The trial runs on the meta device, which computes nothing. If that fails, it runs on the CPU.
+def _check_pure(network: nn.Module, name: str, images: Tensor) -> Tensor:
+    """The outputs for the images.
 
     Raises:
-        ValueError: the network cannot take such inputs, does not give [n, ways], or has a parameter that is not used.
+        ValueError: they are others the second time.
     """
-    failures = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        once: Tensor = network(images)
+        again = network(images)
+    if not _alike(once, again):
+        raise ValueError(
+            f"{name}: gives other outputs for the same images the second time, in eval mode, and must be a pure "
+            "function; write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
+        )
+    return once
+
+
+def _alike(once: Tensor, again: Tensor) -> bool:
+    return torch.allclose(once, again, rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def _differs_in_training(network: nn.Module, name: str, images: Tensor, in_tests: Tensor) -> bool:
+    """Whether the network draws random numbers in training mode, or computes something else than in eval mode.
+
+    Raises:
+        ValueError: it cannot be computed in training mode as a function of its weights, inputs and torch's seed.
+    """
+    what, otherwise = f"{name}: in training mode, it", "; or type dropout=false, and training is in eval mode"
+    buffers = {path: buffer.clone() for path, buffer in network.named_buffers()}
+    others, outputs = _other_random_numbers(network), []
+    try:
+        with torch.no_grad(), _seeding(torch.device("cpu")) as seed:
+            network.train()
+            for _ in range(2):
+                seed(0)
+                before = torch.default_generator.get_state()
+                outputs.append(network(images))
+            draws = not torch.equal(before, torch.default_generator.get_state())
+    except _FAILURES as error:
+        raise ValueError(f"{what} fails ({_reason(error)}){otherwise}") from error
+    finally:
+        network.eval()
+    if not all(isinstance(output, Tensor) and output.shape == in_tests.shape for output in outputs):
+        given, wanted = _kind(outputs[0]), _kind(in_tests)
+        raise ValueError(f"{what} gives {given}, and in eval mode {wanted}{otherwise}")
+    changed = [path for path, buffer in network.named_buffers() if not torch.equal(buffer, buffers[path])]
+    if changed:
+        raise ValueError(f"{what} changes its buffer {changed[0]}, which no worker passes on to the others{otherwise}")
+    if _other_random_numbers(network) != others or not _alike(*outputs):
+        raise ValueError(
+            f"{what} draws random numbers that torch.manual_seed does not seed, so each worker would draw others; draw "
+            f"them by torch, without a torch.Generator of its own{otherwise}"
+        )
+    return draws or not _alike(outputs[0], in_tests)
+
+
+def _other_random_numbers(network: nn.Module) -> list[object]:
+    """The states of Python's and numpy's global random numbers, and of generators in the network's attributes."""
+    states: list[object] = [random.getstate(), repr(np.random.get_state())]
+    for value in (value for layer in network.modules() for value in vars(layer).values()):
+        if isinstance(value, Generator):
+            states.append(value.get_state().tolist())
+        elif isinstance(value, np.random.Generator):
+            states.append(repr(value.bit_generator.state))
+        elif isinstance(value, random.Random):
+            states.append(value.getstate())
+    return states
+
+
+_FAILURES = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
+"""What networks raise for inputs that they cannot take."""
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _kind(output: object) -> str:
+    return f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+
+
+class _Trial(NamedTuple):
+    """The number of floats that one input leaves in the layers of a network, the path of the layer that gives the
+    outputs, and the parameters on which these do not depend."""
+
+    floats: int
+    last: str | None
+    unused: list[str]
+
+
+def _tried(network: nn.Module, name: str, shape: tuple[int, ...], advice: str) -> _Trial:
+    """The trial runs on the meta device, which computes nothing. If that fails, it runs on the CPU.
+
+    Raises:
+        ValueError: the network cannot take such inputs, does not give [n, ways], or has nothing to learn.
+    """
     try:
         return _counted(copy.deepcopy(network).to("meta"), name, torch.zeros(2, *shape, device="meta"))
-    except failures:
+    except _FAILURES:
         try:
             return _counted(network, name, torch.zeros(2, *shape))
-        except failures as error:
+        except _FAILURES as error:
             if str(error).startswith(f"{name}: "):
                 raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             what = (
                 f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
             )
-            raise ValueError(f"{what} [n, {', '.join(map(str, shape))}] ({reason}); {advice}") from error
+            raise ValueError(f"{what} [n, {', '.join(map(str, shape))}] ({_reason(error)}); {advice}") from error
 
 
-def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | None]:
+def _counted(network: nn.Module, name: str, images: Tensor) -> _Trial:
     floats = 0
     outputs: dict[str, Any] = {}
 
@@ -334,22 +521,24 @@ def _counted(network: nn.Module, name: str, images: Tensor) -> tuple[int, str | 
         for hook in hooks:
             hook.remove()
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(images):
-        given = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ValueError(f"{name}: gives {given} for {len(images)} images, and must give a tensor [n, ways]")
+        raise ValueError(f"{name}: gives {_kind(output)} for {len(images)} images, and must give a tensor [n, ways]")
     parameters = dict(network.named_parameters())
-    frozen = [path for path, parameter in parameters.items() if not parameter.requires_grad]
-    if frozen:
-        raise ValueError(f"{name}: its parameter {frozen[0]} is frozen; make it a buffer (register_buffer)")
     state = [path for path in parameters if path.startswith(STATE)]
     if state:
         raise ValueError(
             f"{name}: its parameter {state[0]} has a name that is kept for the state of learners, {STATE}…; give that "
             "layer another name"
         )
-    if not parameters:
-        raise ValueError(f"{name}: has no parameters, so there is nothing to learn")
-    grads = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
-    unused = [path for path, grad in zip(parameters, grads, strict=True) if grad is None]
-    if unused:
-        raise ValueError(f"{name}: its parameter {unused[0]} has no part in the outputs; leave it out")
-    return max(floats, output.shape[1]), next((path for path, value in outputs.items() if value is output), None)
+    whole = [path for path, parameter in parameters.items() if not parameter.is_floating_point()]
+    if whole:
+        raise ValueError(f"{name}: its parameter {whole[0]} has whole numbers; make it a buffer (register_buffer)")
+    learned = {path: parameter for path, parameter in parameters.items() if parameter.requires_grad}
+    if not learned:
+        what = "all its parameters are fixed (requires_grad=False)" if parameters else "has no parameters"
+        raise ValueError(f"{name}: {what}, so there is nothing to learn")
+    if not output.requires_grad:
+        raise ValueError(f"{name}: no output depends on a parameter that learns, so there is nothing to learn")
+    grads = torch.autograd.grad(output.sum(), list(learned.values()), allow_unused=True)
+    unused = [path for path, grad in zip(learned, grads, strict=True) if grad is None]
+    last = next((path for path, value in outputs.items() if value is output), None)
+    return _Trial(max(floats, output.shape[1]), last, unused)

@@ -45,6 +45,7 @@ from tests.metalearn.learners import (
     tasks,
     training_episode,
 )
+from tests.metalearn.learners_program import OWN
 from tests.runs import ROOT, slow
 
 every_learner = pytest.mark.parametrize("name", LEARNERS)
@@ -177,7 +178,8 @@ def test_two_workers_give_the_bits_of_one() -> None:
     results = run_ranks([str(ROOT / "tests/metalearn/learners_program.py")], 2)
     assert all(code == 0 for code, _ in results), results
     reported = [line for line in results[0][1].splitlines() if line.endswith(" ok")]
-    assert reported == [f"{name} ok" for name in LEARNERS]
+    own = [f"{name}, {how}" for name in OWN for how in ("rpc", "rpc_autograd")]
+    assert reported == [f"{name} ok" for name in (*LEARNERS, *own)]
 
 
 # Each against its paper

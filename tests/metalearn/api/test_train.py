@@ -28,12 +28,6 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def frozen() -> nn.Module:
-    module = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
-    module[0].requires_grad_(False)
-    return module
-
-
 def spectral() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(1, 4)), nn.Linear(4, 1))
 
@@ -179,7 +173,6 @@ def test_labels_are_those_that_were_given() -> None:
         ((metalearn.named("maml", inner_lrr=1), "mlp", "sinusoid"), "algorithm.inner_lrr: .* did you mean inner_lr?"),
         (("maml", nn.Linear(3, 1), Lines()), r"Linear cannot take inputs \[n, 1\]"),
         (("maml", "conv4", Lines()), r"dataset.ways.* metalearn.named\(NAME, KEY=VALUE\)"),
-        (("maml", frozen, Lines()), r"frozen: its parameter 0\.weight is frozen; make it a buffer"),
         (("maml", Stateful, Lines()), r"Stateful: its parameter state\.weight has a name that is kept for the state"),
         (("maml", nn.Flatten, Lines()), "Flatten: has no parameters, so there is nothing to learn"),
         (("maml", spectral, Lines()), r"spectral: its buffer .*_u is drawn at random, .*; make it a parameter"),

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.gpu_check.learners import training_of
 from benchmarks.steps import RATE, advance_on_device, on_device, run_of, take_step
 from distributed.tree_sum import tree_sum
+from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.errors import DivergedError, RunError
+from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.reporting.logging import RunLog
@@ -220,6 +222,35 @@ def test_what_draws_random_numbers_is_computed_by_the_host(generator: Any, caplo
 
     said = taken_by_host(caplog, exact._replace(meta_grad=noisy), waves())
     assert "the same tasks gave another gradient the second time" in said
+
+
+def own_network(p: float) -> Algorithm:
+    """MAML on a network of one's own, with dropout and a fixed first layer."""
+
+    def make() -> nn.Module:
+        network = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Dropout(p), nn.Linear(8, 1))
+        network[0].requires_grad_(False)
+        return network
+
+    model = model_of(make, name="Net", shape=(1,), transductive=True, advice="", dropout=True)
+    return with_fixed(maml(model=model, inner_lr=0.01, inner_steps=1, eval_steps=1), model)
+
+
+def test_a_network_with_dropout_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    assert "the network draws random numbers in training" in taken_by_host(caplog, own_network(0.5), waves())
+
+
+def test_fixed_parameters_stay_as_they_are() -> None:
+    run, here = run_of(own_network(0.0), waves(), TASKS, TASKS, CPU)
+    _, learner, updater = on_device(own_network(0.0), waves(), TASKS, TASKS, CPU, steps=2, every=2)
+    before = {name: value.detach().clone() for name, value in learner.params.items()}
+    for step in (1, 2):
+        take_step(run, here, step)
+    advance_on_device(run, updater, 1, 2)
+    updater.fetch()
+    for name, value in learner.params.items():
+        assert torch.equal(value, before[name]) == name.startswith("state.fixed.")
+        torch.testing.assert_close(value, here.params[name], rtol=1e-4, atol=1e-6)
 
 
 def use_in_a_table(step: int) -> float:

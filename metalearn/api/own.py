@@ -1,0 +1,138 @@
+"""Parts that are objects of the user's own: how a config notes them, and what stands for them in another process."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metalearn.checks import whole_number
+from metalearn.config.plain import Named
+from metalearn.config.saved import OWN
+from metalearn.errors import ConfigError
+from metalearn.models.common.adapter import model_of
+from metalearn.training.chunks import episodes_of
+from metalearn.types import Algorithm, Episode, Model, TaskSource, Unit
+
+Learns = str | Named | Algorithm | Callable[..., Algorithm]
+Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
+Tasks = str | Named | TaskSource
+
+MOST_NUMBERS = 2**24
+"""The most numbers in an input of a network of one's own."""
+
+SPLITS = ("train", "val", "test")
+
+
+def name_of(part: object) -> str:
+    """The name of a part that is no name of `conf/`: its function's, or that of its class."""
+    return str(getattr(part, "__name__", type(part).__name__))
+
+
+def shape_of(source: TaskSource) -> tuple[int, ...]:
+    """The shape of one input."""
+    return tuple(episodes_of(source, "train", torch.tensor([0])).query.x.shape[2:])
+
+
+def note_of_tasks(source: TaskSource) -> dict[str, Any]:
+    """A source in a config: its classes and shape, and the keys of a dataset that models read."""
+    shape, classes = shape_of(source), {split: source.classes(split) for split in SPLITS}
+    facts = {} if classes["train"] is None else {"ways": classes["train"]}
+    sizes = {"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {}
+    return facts | sizes | {OWN: name_of(source), "shape": list(shape), "classes": classes}
+
+
+def note_of_network(network: Any, source: TaskSource, transductive: bool, dropout: bool) -> dict[str, Any]:
+    """A network in a config."""
+    by_batch = network.transductive if isinstance(network, Model) else transductive
+    return {OWN: name_of(network), "shape": list(shape_of(source)), "transductive": by_batch, "dropout": dropout}
+
+
+def model_from(network: Any, note: Mapping[str, Any]) -> Model:
+    """The model of an object, which `note_of_network` describes.
+
+    Raises:
+        ValueError: it is no network, or cannot take the inputs.
+    """
+    if isinstance(network, Model):
+        return network
+    name = name_of(network)
+
+    def make() -> nn.Module:
+        made = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"model: {name} gives a {type(made).__name__}, and must give an nn.Module")
+        return made
+
+    return model_of(
+        make, name=name, shape=read_shape(note["shape"]), transductive=note["transductive"], dropout=note["dropout"],
+        advice="give a network that takes the inputs of the tasks",
+    )  # fmt: skip
+
+
+def algorithm_from(algorithm: Any, model: Model) -> Algorithm:
+    """The algorithm of an object, for a model.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    made = algorithm if isinstance(algorithm, Algorithm) else algorithm(model=model)
+    if not isinstance(made, Algorithm):
+        raise ConfigError(f"algorithm: gives a {type(made).__name__}, and must give a metalearn.types.Algorithm")
+    return made
+
+
+def given_again(group: str, note: Mapping[str, Any], given: Any, argument: str) -> Any:
+    """The object for a part that was saved as one, which only the caller can give.
+
+    Raises:
+        ConfigError: there is none, or a name.
+    """
+    if given is None:
+        raise ConfigError(
+            f"its {group} is an object of the program that has saved it ({str(note[OWN])[:40]}), and no code is saved; "
+            f"give it again: {argument}=…"
+        )
+    if not callable(given) and not isinstance(given, Model | Algorithm):
+        raise ConfigError(f"{argument}={given}: was an object, and is found by no name; give it again, in Python")
+    return given
+
+
+def read_shape(saved: Sequence[Any]) -> tuple[int, ...]:
+    """A shape in a config.
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    for size in saved:
+        whole_number("shape", size, at_least=1)
+    whole_number("shape", math.prod(saved), at_least=1, at_most=MOST_NUMBERS)
+    return tuple(saved)
+
+
+class TasksElsewhere:
+    """Stands for a source that was an object of the program that has saved a learner: it knows the numbers of classes,
+    and has no tasks."""
+
+    def __init__(self, note: Mapping[str, Any]) -> None:
+        self._name = str(note[OWN])[:40]
+        self._classes: dict[str, int | None] = {split: note["classes"].get(split) for split in SPLITS}
+        for classes in self._classes.values():
+            if classes is not None:
+                whole_number("classes", classes, at_least=1)
+
+    def classes(self, split: str) -> int | None:
+        return self._classes[split]
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        raise ConfigError(
+            f"tasks: they were an object of the program that has saved the learner ({self._name}); give tasks=…"
+        )

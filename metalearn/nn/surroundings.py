@@ -1,0 +1,100 @@
+"""What a network needs beside its inputs and the parameters that learn: the parameters that do not, and seeds.
+
+No algorithm knows of them. Whoever computes a chunk sets them, and the model reads them.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class PassSeeds:
+    """The seeds of what a network draws in training, such as the masks of dropout.
+
+    A seed follows from the seed of the run, the step, the number of the task, and how many forward passes came before
+    in the chunk. So it does not depend on the worker, on the other tasks of the chunk, or on a pause.
+
+    Args:
+        run: the seed of the run.
+        step: the meta-step.
+        tasks: the number of each task of the chunk; a micro-batch of samples counts as one task.
+        passes: the forward passes before.
+    """
+
+    def __init__(self, run: int, step: int, tasks: Sequence[int], passes: int = 0) -> None:
+        self._run, self._step, self._tasks, self._passes = run, step, tasks, passes
+
+    def of_pass(self, tasks: int) -> list[int]:
+        """The seed of each task in the next forward pass.
+
+        Raises:
+            ValueError: the pass has another number of tasks than the chunk.
+        """
+        if tasks != len(self._tasks):
+            raise ValueError(
+                f"model.dropout=true: its random numbers follow from the number of a task, and this algorithm computes "
+                f"{tasks} at once in a chunk of {len(self._tasks)} tasks; type model.dropout=false"
+            )
+        self._passes += 1
+        keys = [f"{self._run} {self._step} {task} {self._passes}" for task in self._tasks]
+        return [int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]
+
+    def of_task(self, place: int) -> "PassSeeds":
+        """Those of one task of the chunk, from the first pass on."""
+        return PassSeeds(self._run, self._step, self._tasks[place : place + 1])
+
+    def copy(self) -> "PassSeeds":
+        return PassSeeds(self._run, self._step, self._tasks, self._passes)
+
+
+class Surroundings(NamedTuple):
+    """`fixed` are the parameters that do not learn, by name. Without `seeds`, a network is not in training."""
+
+    fixed: dict[str, Tensor]
+    seeds: PassSeeds | None
+
+
+_NOTHING = Surroundings({}, None)
+
+_here: ContextVar[Surroundings] = ContextVar("surroundings", default=_NOTHING)
+
+
+def surroundings() -> Surroundings:
+    return _here.get()
+
+
+@contextmanager
+def surrounded(**changes: Any) -> Iterator[None]:
+    """Within it, the surroundings have these fields."""
+    token = _here.set(_here.get()._replace(**changes))
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def now_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For a computation that a backward pass repeats, in any thread: it has the same surroundings again."""
+    return nullcontext(), _Again(_here.get())
+
+
+class _Again(AbstractContextManager[None]):
+    """It can be entered many times: a graph that is kept may have several backward passes."""
+
+    def __init__(self, first: Surroundings) -> None:
+        self._first = self._copied(first)
+        self._tokens: list[Token[Surroundings]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_here.set(self._copied(self._first)))
+
+    def __exit__(self, *_: object) -> None:
+        _here.reset(self._tokens.pop())
+
+    @staticmethod
+    def _copied(values: Surroundings) -> Surroundings:
+        return values if values.seeds is None else values._replace(seeds=values.seeds.copy())

@@ -1,0 +1,380 @@
+"""Networks of one's own: what they draw in training, parameters that are fixed or not used, and layers of all kinds."""
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from metalearn.algorithms.common.fixed import with_fixed
+from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.maml import maml
+from metalearn.models.common.adapter import model_of
+from metalearn.models.torchvision_classifier import torchvision_classifier
+from metalearn.nn.surroundings import PassSeeds, surrounded
+from metalearn.training.chunks import ChunkFunctions, chunk_functions
+from metalearn.types import FIXED, Algorithm, Batch, Episode, Model, Params
+from tests.metalearn.learners import FLOAT64, LEARNERS, SIZE, WAYS, Tasks, close, start_of, tasks
+from tests.metalearn.own_network import Net
+from tests.runs import slow
+
+FAST = ("maml", "checkpointed", "maml_pp", "cavia", "meta_curvature", "reptile_carried", "imaml", "protonet", "r2d2",
+        "finetune_whole", "tim_centred", "supervised")  # fmt: skip
+"""Learners whose code on parameters and passes is their own."""
+
+every_learner = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else slow) for name in LEARNERS]
+)
+
+
+def adapted(make: Callable[[], nn.Module], shape: tuple[int, ...] = (1, SIZE, SIZE), **options: Any) -> Model:
+    return model_of(make, name="Net", shape=shape, transductive=True, advice="", **({"dropout": True} | options))
+
+
+def functions_of(learner: Algorithm, seed: int = 1) -> ChunkFunctions:
+    return chunk_functions(learner, Tasks(learner), torch.device("cpu"), FLOAT64, seed=seed)
+
+
+# What is drawn in training
+
+
+@every_learner
+def test_what_is_drawn_follows_from_the_number_of_the_task(name: str) -> None:
+    """A task's gradient is the same alone and beside others. Another seed or step gives another; tests draw none."""
+    learner, plain = (LEARNERS[name](adapted(lambda p=p: Net(p=p))) for p in (0.4, 0.0))
+    params, functions, numbers = start_of(learner), functions_of(learner), torch.tensor([4, 7, 5])
+    whole = functions.map(params, numbers, 2)
+    again = functions.map(params, numbers, 2)
+    assert all(torch.equal(whole.grads[key], again.grads[key]) for key in whole.grads)
+    for other in (functions.map(params, numbers, 3), functions_of(learner, seed=2).map(params, numbers, 2)):
+        assert not torch.equal(other.metrics["loss"], whole.metrics["loss"])
+    if learner.trained_on == "tasks":  # the samples of a micro-batch are normalised together
+        alone = [functions.map(params, number.view(1), 2).grads for number in numbers]
+        sums = {key: torch.stack([grads[key] for grads in alone]).sum(dim=0) for key in whole.grads}
+        close(sums, whole.grads, atol=1e-8)
+    values, wanted = (functions_of(one).evaluate(params, "test", numbers) for one in (learner, plain))
+    assert all(torch.equal(values[key], wanted[key]) for key in values)
+
+
+class Recorded(nn.Module):
+    """Dropout whose masks are kept."""
+
+    masks: list[Tensor] = []  # noqa: RUF012
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        self.masks.append(2.0 * (torch.rand(x.shape, dtype=x.dtype) < 0.5))
+        return x * self.masks[-1]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_meta_gradient_is_that_of_the_masks_that_were_drawn(checkpoint: bool) -> None:
+    """MAML by torch.autograd alone, task by task, with the masks of each task and pass. Steps that are computed again
+    for the derivative draw the same masks."""
+    model = adapted(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Recorded(), nn.Linear(6, 1)), (4,))
+    learner = maml(model=model, inner_lr=0.3, inner_steps=2, eval_steps=1, checkpoint_steps=checkpoint)
+    params = start_of(learner)
+    values = [torch.randn(2, 5, width, dtype=FLOAT64, generator=Generator().manual_seed(width)) for width in (4, 1)]
+    episode = Episode(*(Batch(*(value + shift for value in values)) for shift in (0, 1)))
+    Recorded.masks.clear()
+    with surrounded(seeds=PassSeeds(1, 1, [3, 8])):
+        result = learner.meta_grad(params, episode, 1)
+    masks = list({mask.numpy().tobytes(): mask for mask in Recorded.masks}.values())
+    assert len(masks) == 6  # three passes of two tasks, however often they are computed
+    assert (len(Recorded.masks) > 6) == checkpoint
+
+    def loss(theta: Params, batch: Batch, task: int, passed: int) -> Tensor:
+        h = torch.tanh(F.linear(batch.x[task], theta["0.weight"], theta["0.bias"])) * masks[2 * passed + task]
+        return (F.linear(h, theta["3.weight"], theta["3.bias"]) - batch.y[task]).square().mean()
+
+    start = {name: value.clone().requires_grad_() for name, value in params.items()}
+    total = torch.zeros((), dtype=FLOAT64)
+    for task in range(2):
+        theta = start
+        for step in range(2):
+            grads = torch.autograd.grad(
+                loss(theta, episode.support, task, step), list(theta.values()), create_graph=True
+            )
+            theta = {name: value - 0.3 * g for (name, value), g in zip(theta.items(), grads, strict=True)}
+        total = total + loss(theta, episode.query, task, 2)
+    expected = torch.autograd.grad(total, list(start.values()))
+    close(result.grads, dict(zip(start, expected, strict=True)), atol=1e-12)
+
+
+# Layers of all kinds
+
+
+class Last(nn.Module):
+    """The last outputs of a sequence."""
+
+    def forward(self, x: Any) -> Tensor:
+        return x[0][:, -1]  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.attention(x, x, x)[0]).mean(dim=1)  # type: ignore[no-any-return]
+
+
+class ByFunction(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.3, self.training)
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.3 * torch.randn_like(x) if self.training else x
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+def tied() -> nn.Module:
+    network = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, WAYS))
+    network[2].weight = network[0].weight
+    return network
+
+
+def between(*layers: nn.Module) -> nn.Module:
+    """A perceptron with these layers inside."""
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *layers, nn.Linear(8, WAYS))
+
+
+def recurrent(kind: type[nn.LSTM | nn.GRU]) -> nn.Module:
+    return nn.Sequential(kind(3, 5, num_layers=2, batch_first=True, dropout=0.3), Last(), nn.Linear(5, WAYS))
+
+
+Kind = tuple[tuple[int, ...], Callable[[], nn.Module]]
+
+KINDS: dict[str, Kind] = {
+    "lstm": (
+        (4, 3),
+        lambda: nn.Sequential(nn.LSTM(3, 5, 2, batch_first=True, dropout=0.3), Last(), nn.Linear(5, WAYS)),
+    ),
+    "gru": ((4, 3), lambda: nn.Sequential(nn.GRU(3, 5, 2, batch_first=True, dropout=0.3), Last(), nn.Linear(5, WAYS))),
+    "attention": ((4, 8), lambda: nn.Sequential(Attention(), nn.Linear(8, WAYS))),
+    "transformer": (
+        (4, 8),
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 12, 0.2, F.gelu, batch_first=True), Mean(), nn.Linear(8, WAYS)
+        ),
+    ),
+    "group_norm_2d": (
+        (2, 6, 6),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Softplus(), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(64, WAYS)
+        ),
+    ),
+    "dropout_1d": (
+        (2, 8),
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Tanh(), nn.Dropout1d(0.3), nn.Flatten(), nn.Linear(24, WAYS)),
+    ),
+    "dropout_3d": (
+        (1, 4, 4, 4),
+        lambda: nn.Sequential(nn.Conv3d(1, 3, 3), nn.Tanh(), nn.Dropout3d(0.3), nn.Flatten(), nn.Linear(24, WAYS)),
+    ),
+    "dropout": ((6,), lambda: between(nn.LayerNorm(8), nn.Dropout(0.3, inplace=True))),
+    "alpha_dropout": ((6,), lambda: between(nn.AlphaDropout(0.3))),
+    "feature_alpha_dropout": ((6,), lambda: between(nn.FeatureAlphaDropout(0.3))),
+    "function": ((6,), lambda: between(ByFunction())),
+    "noise": ((6,), lambda: between(Noise())),
+    "rrelu": ((6,), lambda: between(nn.RReLU())),
+    "stochastic_depth": ((6,), lambda: between(StochasticDepth(0.4, "row"))),
+    "tied": ((6,), tied),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_meta_gradient_is_a_finite_difference(kind: str) -> None:
+    """Second-order MAML, in tests and in training, where the same seeds draw the same numbers."""
+    shape, make = KINDS[kind]
+    learner = maml(model=adapted(make, shape), inner_lr=0.5, inner_steps=2, eval_steps=2)
+    params, generator = start_of(learner), Generator().manual_seed(3)
+    x = torch.randn(4, 6, *shape, dtype=FLOAT64, generator=generator)
+    y = torch.arange(WAYS).repeat(2, 2)
+    episode = Episode(Batch(x[:2], y), Batch(x[2:], y))
+    direction = {name: torch.randn(p.shape, dtype=FLOAT64, generator=generator) for name, p in params.items()}
+    assert learner.loss is not None
+
+    def at(distance: float, training: bool) -> Tensor:
+        theta = {name: (p + distance * direction[name]).requires_grad_() for name, p in params.items()}
+        with surrounded(seeds=PassSeeds(1, 1, [3, 4])) if training else nullcontext():
+            return learner.loss(theta, episode, 1).detach()  # type: ignore[misc]
+
+    state, h = torch.get_rng_state(), 1e-5
+    for training in (False, True):
+        with surrounded(seeds=PassSeeds(1, 1, [3, 4])) if training else nullcontext():
+            grads = learner.meta_grad(params, episode, 1).grads
+        along = sum(float((grads[name] * direction[name]).sum()) for name in params)
+        assert along == pytest.approx(float(at(h, training) - at(-h, training)) / (2 * h), rel=1e-6, abs=1e-8)
+    assert at(0, True) != at(0, False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# What no seed reaches
+
+
+class Draws(nn.Module):
+    """A layer that draws in training by something else than torch's global random numbers, or remembers what it saw."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(4, 2)
+        self.torch, self.numpy, self.python = Generator(), np.random.default_rng(0), random.Random(0)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.linear(x)
+        if not self.training:
+            return y
+        return {
+            "numpy": lambda: y * (np.random.random() < 1.0),
+            "python": lambda: y * (random.random() < 1.0),
+            "torch.Generator": lambda: y * (torch.rand(1, generator=self.torch) < 1.0),
+            "numpy.Generator": lambda: y * (self.numpy.random() < 1.0),
+            "random.Random": lambda: y * (self.python.random() < 1.0),
+            "buffer": lambda: y + 0 * self.seen.add_(1),
+            "tuple": lambda: (y, y),
+            "fails": lambda: y @ y.new_zeros(3, 3),
+        }[self.how]()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        *((how, "draws random numbers that torch.manual_seed does not seed") for how in (
+            "numpy", "python", "torch.Generator", "numpy.Generator", "random.Random")),
+        ("buffer", "changes its buffer seen"),
+        ("tuple", r"gives a tuple, and in eval mode a tensor \[2, 2\]"),
+        ("fails", "fails .*; or type dropout=false"),
+    ],
+)  # fmt: skip
+def test_training_that_is_no_function_of_a_seed_is_refused(how: str, message: str) -> None:
+    """Its draws here change no output, so that no trial could find them by chance."""
+    with pytest.raises(ValueError, match=f"Net: in training mode, it {message}"):
+        adapted(lambda: Draws(how), (4,))
+    model = adapted(lambda: Draws(how), (4,), dropout=False)
+    params, x = per_task(start_of(maml(model=model, inner_lr=1.0, inner_steps=1, eval_steps=1)), 1), torch.ones(1, 2, 4)
+    with surrounded(seeds=PassSeeds(1, 1, [0])):
+        assert torch.equal(*(model.apply(params, x.double()) for _ in range(2)))
+
+
+def test_an_algorithm_that_computes_other_tasks_than_those_of_the_chunk_is_refused() -> None:
+    model = adapted(lambda: between(nn.Dropout(0.5)), (6,))
+    with (
+        surrounded(seeds=PassSeeds(1, 1, [0, 1])),
+        pytest.raises(ValueError, match="3 at once in a chunk of 2"),
+    ):
+        model.apply(per_task(model.init(Generator()), 3), torch.zeros(3, 2, 6))
+
+
+@pytest.mark.thorough
+def test_a_compiled_network_is_computed_eagerly() -> None:
+    """torch.compile gives functions without a second derivative. Nothing is compiled here."""
+
+    def inside() -> nn.Module:
+        network = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2)))
+        network[1] = torch.compile(network[1], backend="eager")  # type: ignore[assignment]
+        return network
+
+    def in_place() -> nn.Module:
+        network = nn.Linear(4, 2)
+        network.compile(backend="eager")
+        return network
+
+    for make, names in (
+        (lambda: torch.compile(nn.Linear(4, 2), backend="eager"), ["weight", "bias"]),
+        (inside, ["0.weight", "0.bias", "1.1.weight", "1.1.bias"]),
+        (in_place, ["weight", "bias"]),
+    ):
+        model = adapted(make, (4,))  # type: ignore[arg-type]
+        params, batch = model.init(Generator().manual_seed(0)), Batch(torch.ones(1, 2, 4), torch.tensor([[0, 1]]))
+        assert list(params) == names
+        assert model.cautions == ("Net: is computed without torch.compile, whose functions have no second derivative",)
+        learner = maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1)
+        result = learner.meta_grad(params, Episode(batch, batch), 1)
+        assert all(grad.isfinite().all() for grad in result.grads.values())
+
+
+def test_torchvisions_networks_drop_nothing_out_unless_asked_to() -> None:
+    model, dropping = (
+        torchvision_classifier(name="squeezenet1_1", ways=3, channels=3, image_size=32, dropout=dropout)
+        for dropout in (False, True)
+    )
+    params, x = per_task(model.init(Generator().manual_seed(0)), 1), torch.rand(1, 2, 3, 32, 32)
+    with surrounded(seeds=PassSeeds(1, 1, [0])):
+        still, dropped = (one.apply(params, x) for one in (model, dropping))
+    assert torch.equal(still, dropping.apply(params, x)) and not torch.equal(still, dropped)
+
+
+# Parameters that are fixed, and those that are not used
+
+
+@every_learner
+def test_a_fixed_parameter_is_as_a_constant(name: str) -> None:
+    """The gradients and values are those of the network that has it as a buffer. It has no gradient of its own."""
+    fixed, constant = (adapted(lambda first=first: Net(first=first, p=0.2)) for first in ("fixed", "buffer"))
+    learner, reference = with_fixed(LEARNERS[name](fixed), fixed), LEARNERS[name](constant)
+    start = start_of(reference)
+    drawn = learner.init(Generator().manual_seed(0))
+    assert drawn.keys() - start.keys() == {f"{FIXED}first"}
+    params, numbers = start | {f"{FIXED}first": drawn[f"{FIXED}first"].double()}, torch.arange(3)
+    ours = functions_of(learner).map(params, numbers, 2)
+    theirs = functions_of(reference).map(start, numbers, 2)
+    assert ours.grads.keys() == theirs.grads.keys() == start.keys()
+    assert all(torch.equal(ours.grads[key], theirs.grads[key]) for key in start)
+    values = functions_of(learner).evaluate(params, "test", numbers)
+    wanted = functions_of(reference).evaluate(start, "test", numbers)
+    assert all(torch.equal(values[key], wanted[key]) for key in wanted)
+    if learner.evaluated_on == "tasks":
+        (support, query) = tasks(1)
+        predictors = (learner.adapt(params, support), reference.adapt(start, support))
+        assert torch.equal(*(predict(query.x) for predict in predictors))
+
+
+@every_learner
+def test_an_unused_parameter_has_no_gradient(name: str) -> None:
+    learner, reference = (LEARNERS[name](adapted(lambda spare=spare: Net(spare=spare))) for spare in (True, False))
+    start = start_of(reference)
+    own = {key: value.double() for key, value in learner.init(Generator().manual_seed(0)).items()}
+    params, numbers = {**own, **start}, torch.arange(2)
+    ours, theirs = functions_of(learner).map(params, numbers, 2), functions_of(reference).map(start, numbers, 2)
+    assert not ours.grads["spare"].any()
+    close({key: ours.grads[key] for key in start}, theirs.grads, atol=1e-12)
+
+
+def test_what_a_network_has_and_this_program_does_not_use_is_named() -> None:
+    def taught() -> nn.Module:
+        network = Net(spare=True)
+        network.norm2.running_mean += 1  # type: ignore[operator]
+        return network
+
+    assert adapted(taught).cautions == (
+        "Net: batch norm normalises by its batch or support set, not by its running statistics: norm2",
+        "Net: no output depends on spare, so that stays as it is",
+    )
+    model = adapted(lambda: Net(first="fixed", p=0.1))
+    assert model.note == (
+        "Net: dropout, or what else its training mode changes, is on in training and off in tests; "
+        "Net: 1 of its 9 parameters are fixed, and do not learn"
+    )
+    assert adapted(Net).note == "" and adapted(Net).cautions == () and adapted(Net).fixed is None
+    assert adapted(lambda: Net(p=0.1), dropout=False).note == ""
+
+
+def test_a_network_with_nothing_to_learn_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Net: all its parameters are fixed \(requires_grad=False\)"):
+        adapted(lambda: Net().requires_grad_(False))
