@@ -18,9 +18,13 @@ Metrics = dict[str, Tensor]
 
 Unit = Literal["tasks", "samples"]
 
+Targets = Literal["classes", "labels", "numbers"]
+"""What is to be predicted for a sample: one of the task's classes (`y` [t, n] int64); any of its classes (`y` [t, n,
+classes], 0 or 1 each); or real numbers (`y` [t, n, d]), if the source's `classes` are None."""
+
 
 class Batch(NamedTuple):
-    """Examples of `t` tasks: `x` [t, n, …]; `y` [t, n] int64 (classes) or [t, n, d] (regression)."""
+    """Examples of `t` tasks: `x` [t, n, …]; `y` as `Targets` explains."""
 
     x: Tensor
     y: Tensor
@@ -39,6 +43,24 @@ class ChunkResult(NamedTuple):
     grads: Params
     metrics: Metrics
     count: int  # type: ignore[assignment]  # a tuple's method has this name too
+
+
+class Loss(NamedTuple):
+    """A loss, and the metric beside it, by their names, as pure functions of outputs [t, n, d] and targets.
+
+    It `allows` some kinds of targets. `of_tasks` gives the values of each task [t], `of_samples` those of each sample
+    [t, n]. `weights` is the number of classes that it has weights for. Samples with the label `ignored` have no part in
+    it. `compiled`: it is what compiled networks compute.
+    """
+
+    name: str
+    allows: tuple[Targets, ...]
+    metric: str
+    of_tasks: Callable[[Tensor, Tensor], Metrics]
+    of_samples: Callable[[Tensor, Tensor], Metrics]
+    weights: int | None = None
+    ignored: int | None = None
+    compiled: bool = False
 
 
 class Apply(Protocol):
@@ -114,7 +136,8 @@ class Model(NamedTuple):
     network that can be cut has `stages`. `note` says what a user should know about how the network is computed, if
     anything. `features` computes the inputs [t, n, d] of the `head`, the last linear layer; both are None if the
     network does not end in one. `norms` names the parameters of the normalisation layers. `network` computes the whole
-    network at once, and `body` the features, if they can be compiled.
+    network at once, and `body` the features, if they can be compiled. `loss` measures what it predicts; None:
+    cross-entropy for classes, the squared error for real numbers.
     """
 
     init: Callable[[Generator], Params]
@@ -128,6 +151,7 @@ class Model(NamedTuple):
     norms: tuple[str, ...] = ()
     network: Network | None = None
     body: Network | None = None
+    loss: Loss | None = None
 
 
 class Adapt(Protocol):
@@ -155,6 +179,8 @@ class Algorithm(NamedTuple):
 
     If `evaluated_on_features`, `evaluate` and `adapt` read the parameters of the model's features only. So they may be
     given those of any learner.
+
+    `computes` says that the losses above are those of the model that it was made of, `Model.loss`.
     """
 
     init: Callable[[Generator], Params]
@@ -169,6 +195,7 @@ class Algorithm(NamedTuple):
     transductive: bool = False
     adds_in_pairs: bool = False
     evaluated_on_features: bool = False
+    computes: Loss | None = None
 
 
 class TaskSource(Protocol):

@@ -81,7 +81,7 @@ class Classification:
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A task of real numbers that a learner is adapted to."""
+    """A task of real numbers, or of several labels of a sample, that a learner is adapted to."""
 
     _learner: "Learner" = field(repr=False)
     _values: Callable[[Tensor], Tensor] = field(repr=False)
@@ -89,11 +89,12 @@ class Regression:
 
     def predict(self, x: Any) -> NDArray[np.floating[Any]]:
         """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
+        Of several labels, the probability of each.
 
         Raises:
             ValueError: `x` holds something else than finite numbers, or another number of inputs.
         """
-        inputs = self._learner.on_device(_numbers(x, "x"))
+        inputs = self._learner.shown(self._learner.read(x))
         with self._learner.computing():
             values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
         return values[:, 0] if self._flat else values
@@ -135,7 +136,9 @@ class Learner:
         Args:
             inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); if `form` is None, arrays x [n] or [n, …]
                 as the tasks of the training have them.
-            targets: the label of each input, any hashable values; for real numbers, y [n] or [n, outputs].
+            targets: the label of each input, any hashable values; for real numbers, y [n] or [n, outputs]; for several
+                labels of an input, y [n, classes] of 0 and 1. If the loss has `weights`, labels are the numbers of
+                classes.
             steps: inner steps (default: as in the test). Learners without an inner loop do not use it.
 
         Raises:
@@ -148,11 +151,13 @@ class Learner:
             whole_number("steps", steps, at_least=0)
         if self.trained_ways is None:
             return self._adapt_to_numbers(inputs, targets, steps)
+        if self._has_several_labels():
+            return self._adapt_to_several(inputs, targets, steps)
         given, labels = self.read(inputs), _labels(targets)
         if len(given) != len(labels):
             what = "images; give one label for each image" if self.form else "inputs; give one label for each"
             raise ValueError(f"labels: there are {len(labels)} for {len(given)} {what}")
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        numbers = self._numbered(labels)
         self._check_classes(self.ways, len(numbers))
         y = torch.tensor([[numbers[label] for label in labels]], device=self.device)
         support = Batch(self.shown(given), y)
@@ -169,8 +174,8 @@ class Learner:
         seen_classes: str = REFUSE,
     ) -> dict[str, Any]:
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
-        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"` they have
-        `seen_classes`, which counts the split's classes that it was trained on.
+        learned from: `accuracy`, `mse` or `mae`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"`
+        they have `seen_classes`, which counts the split's classes that it was trained on.
 
         Raises:
             ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
@@ -193,6 +198,28 @@ class Learner:
             numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk)
             values = join([evaluate(self.params, split, some) for some in numbers])
         return summary(values, algorithm.evaluated_on) | counted
+
+    def _numbered(self, labels: list[Label]) -> dict[Label, int]:
+        """The classes of labels: numbers in the order of their first examples, unless the loss has weights for them."""
+        loss = self._taught.algorithm.computes
+        if loss is None or loss.weights is None:
+            return {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        own: dict[Label, int] = {number: number for number in range(loss.weights)}
+        strange = [label for label in labels if label not in own]
+        if strange:
+            raise ValueError(
+                f"labels: {strange[0]!r} is no number from 0 to {loss.weights - 1}, and the loss has a weight for each "
+                "class by its number"
+            )
+        return own
+
+    def _has_several_labels(self) -> bool:
+        """Whether a sample of its tasks may have several labels."""
+        loss = self._taught.algorithm.computes
+        if loss is None or "labels" not in loss.allows:
+            return False
+        only = loss.allows == ("labels",)
+        return only or self._taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
 
     def _check_classes(self, wanted: int | None, classes: int) -> None:
         """Raises ValueError for a number of classes that the learner does not take."""
@@ -218,6 +245,16 @@ class Learner:
         if outputs != targets.shape[2]:
             raise ValueError(f"y: has {targets.shape[2]} numbers for each x, and this learner has {outputs} outputs")
         return Regression(self, self._adapted(support, steps), np.ndim(y) == 1)
+
+    def _adapt_to_several(self, inputs: Any, targets: Any, steps: int | None) -> Regression:
+        given, y = self.read(inputs), _numbers(targets, "targets")
+        if y.shape[1:] != (len(given), self.trained_ways) or bool(((y < 0) | (y > 1)).any()):
+            raise ValueError(
+                f"targets: must be 0 or 1 for each of {self.trained_ways} classes, [{len(given)}, "
+                f"{self.trained_ways}], and have the shape {list(y.shape[1:])}"
+            )
+        adapted = self._adapted(Batch(self.shown(given), self.on_device(y)), steps)
+        return Regression(self, lambda x: adapted(x).sigmoid(), False)
 
     def _adapted(self, support: Batch, steps: int | None) -> Callable[[Tensor], Tensor]:
         with self.computing():

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
+from metalearn.algorithms.common.losses import measured_by
 from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.pictures import form_of, read_form
+from metalearn.app.parts import chosen_loss
 from metalearn.checks import one_of, true_or_false
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
@@ -151,7 +153,8 @@ def _learner(
     config: DictConfig, saved: Snapshot, fit: Callable[[Params, Params], Params], device: torch.device
 ) -> Learner:
     one_of("precision", config.precision, PRECISIONS)
-    source, model = build(config, "dataset"), build(config, "model")
+    source = build(config, "dataset")
+    model = measured_by(build(config, "model"), chosen_loss(build(config, "loss"), source))
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
     target = str(config.algorithm._target_)
     name = option_of("algorithm", target) or target.rpartition(".")[2]

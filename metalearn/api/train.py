@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from omegaconf.errors import OmegaConfBaseException
-from torch import nn
+from torch import Tensor, nn
 
+from metalearn.algorithms.common.losses import measured_by
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
 from metalearn.app.devices import check_device
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import Parts, connect, first_tasks, put_together
+from metalearn.app.parts import Parts, chosen_loss, connect, first_tasks, put_together
 from metalearn.app.run import check_finite, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
@@ -31,7 +32,7 @@ from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import episodes_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner
-from metalearn.types import Algorithm, Model, TaskSource
+from metalearn.types import Algorithm, Loss, Model, TaskSource
 
 Learns = str | Named | Algorithm | Callable[..., Algorithm]
 Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
@@ -45,6 +46,7 @@ def train(
     *,
     steps: int,
     inner: str | Named = "sgd",
+    loss: str | Named | Loss | Callable[[Tensor, Tensor], Tensor] = "auto",
     optimizer: str | Named = "adam",
     seed: int = 0,
     device: str = "auto",
@@ -68,6 +70,8 @@ def train(
         tasks: a name, or an object of your own (`metalearn.types.TaskSource`).
         steps: meta-steps.
         inner: a name: the optimiser of the inner steps.
+        loss: a name; or a function from the outputs [n, d] and the targets ([n] classes, or [n, d]) of one task to one
+            number, such as any loss of torch; or a `metalearn.types.Loss`.
         optimizer: a name: the optimiser of the meta-parameters.
         seed: of the parameters, and of the training tasks of a name.
         device, precision: as the keys of `conf/config.yaml`.
@@ -82,7 +86,8 @@ def train(
         RunError: a loss, a gradient or the best validation is not finite.
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
-    chosen = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "optimizer": optimizer}
+    chosen: dict[str, Any] = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "loss": loss}
+    chosen["optimizer"] = optimizer
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
@@ -101,7 +106,7 @@ def train(
             {name: value.to(parts.device) for name, value in best.params.items()},
             Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
             form=form_of(parts.source, job.config.dataset if named else {}),
-            shape=_shape(parts.source),
+            shape=_shape(parts.source, parts.algorithm.computes),
             validation=validation,
         )
 
@@ -133,19 +138,24 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
+    source, loss = chosen["dataset"], chosen["loss"]
+    if isinstance(described["loss"], Named):
+        loss = build(plain_config({"loss": described["loss"]}, {}), "loss")
     if not isinstance(described["dataset"], Named):
-        described["dataset"] = _facts(chosen["dataset"])
+        loss = chosen_loss(loss, source)
+        described["dataset"] = _facts(source, loss)
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
-    source = chosen["dataset"]
     if isinstance(source, str | Named):
         source = build(config, "dataset")
+        loss = chosen_loss(loss, source)
     model = chosen["model"]
     if isinstance(described["model"], Named):
         model = build(config, "model")
     elif not isinstance(model, Model):
-        model = _from_module(model, source, transductive)
+        model = _from_module(model, source, transductive, loss)
+    model = measured_by(model, loss)
     algorithm = chosen["algorithm"]
     if isinstance(described["algorithm"], Named):
         algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
@@ -165,6 +175,9 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         "model", lambda part: callable(part) or isinstance(part, Model),
         "an nn.Module, a class of one, or a metalearn.types.Model"),
     "inner": ("inner", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
+    "loss": (
+        "loss", lambda part: callable(part) or isinstance(part, Loss),
+        "a function of outputs and targets, or a metalearn.types.Loss"),
     "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
 }  # fmt: skip
 """By group: its argument, a test of values that are no names, and a description of the values allowed."""
@@ -179,19 +192,21 @@ def _check_kinds(chosen: Mapping[str, Any]) -> None:
             raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {what}")
 
 
-def _shape(source: TaskSource) -> tuple[int, ...]:
+def _shape(source: TaskSource, loss: Loss | None) -> tuple[int, ...]:
     """The shape of one input."""
-    return tuple(episodes_of(source, "train", torch.tensor([0])).query.x.shape[2:])
+    return tuple(episodes_of(source, "train", torch.tensor([0]), loss).query.x.shape[2:])
 
 
-def _facts(source: TaskSource) -> dict[str, Any]:
+def _facts(source: TaskSource, loss: Loss | None) -> dict[str, Any]:
     """The keys of a dataset that models read: the number of classes, and the sizes of a picture."""
-    shape, classes = _shape(source), source.classes("train")
+    shape, classes = _shape(source, loss), source.classes("train")
     facts = {} if classes is None else {"ways": classes}
     return facts | ({"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {})
 
 
-def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool) -> Model:
+def _from_module(
+    network: nn.Module | Callable[[], nn.Module], source: TaskSource, transductive: bool, loss: Loss | None
+) -> Model:
     of = type(network) if isinstance(network, nn.Module) else network
     name = str(getattr(of, "__name__", "model"))
 
@@ -202,7 +217,7 @@ def _from_module(network: nn.Module | Callable[[], nn.Module], source: TaskSourc
         return made
 
     advice = "give a network that takes the inputs of the tasks"
-    return model_of(make, name=name, shape=_shape(source), transductive=transductive, advice=advice)
+    return model_of(make, name=name, shape=_shape(source, loss), transductive=transductive, advice=advice)
 
 
 def _in_memory(kept: list[Snapshot]) -> Checkpointer:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
+from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN
@@ -30,7 +31,7 @@ from metalearn.training.loop import Reduce, Run, TrainState
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
-from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource, Updater
+from metalearn.types import Algorithm, Episode, Loss, Model, Params, Strategy, TaskSource, Updater
 
 TARGET = "_target_"
 LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
@@ -76,18 +77,36 @@ def assemble(job: Job) -> Parts:
         check_device(config.device, config.precision)
     import_plugins(config.plugins)
     source = build(config, "dataset")
-    model = build(config, "model")
+    model = measured_by(build(config, "model"), chosen_loss(build(config, "loss"), source))
     algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
     return put_together(job, source, model, algorithm)
+
+
+def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
+    """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if chosen is None or isinstance(chosen, Loss):
+        return chosen
+    if not callable(chosen):
+        raise ConfigError(f"loss={chosen!r}: must be a function of outputs and targets, or a metalearn.types.Loss")
+    return of_function(chosen, classes=source.classes("train") is not None)
 
 
 def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm) -> Parts:
     """These components with those that the config describes beside them.
 
     Raises:
-        ConfigError: a value that a component refuses.
+        ConfigError: a value that a component refuses, or an algorithm that does not compute the model's loss.
     """
     config = job.config
+    if model.loss is not None and algorithm.computes is not model.loss:
+        raise ConfigError(
+            f"loss={model.loss.name}: this algorithm has a loss of its own; type loss=auto, or let it compute "
+            "model.loss and say so: metalearn.types.Algorithm(…, computes=model.loss)"
+        )
     outer = build(config, "optimizer")
     start, start_notes, start_seen = initial_params(config, algorithm, job.run_dir)
     work = make_work(config, algorithm, model, source, start, outer)
@@ -242,14 +261,14 @@ def first_tasks(parts: Parts) -> Episode:
         DataError: data that is missing or damaged.
     """
     if parts.algorithm.trained_on == "tasks":
-        return episodes_of(parts.source, "train", torch.tensor([0]))
+        return episodes_of(parts.source, "train", torch.tensor([0]), parts.algorithm.computes)
     settings = parts.settings
     chunk = _chunk_of(parts, 1)
     counts = [settings.meta_batch_size]
     if parts.algorithm.evaluated_on == "samples":
         counts += [settings.val_tasks, settings.test_tasks]
     smallest = min(count % chunk or chunk for count in counts)
-    return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)))
+    return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)), parts.algorithm.computes)
 
 
 def training_chunk(parts: Parts) -> int:

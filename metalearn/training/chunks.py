@@ -10,9 +10,21 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError, DataError
 from metalearn.training.faults import LOSS, faults_of
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
+from metalearn.types import (
+    Algorithm,
+    Batch,
+    ChunkResult,
+    Episode,
+    Loss,
+    Metrics,
+    Model,
+    Params,
+    Stage,
+    Targets,
+    TaskSource,
+)
 
 DATA_SECONDS = "data_seconds"
 """The metric of a chunk for the seconds that its episodes took to make."""
@@ -63,11 +75,12 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     return tuple(map(single, model.stages))
 
 
-def episodes_of(source: TaskSource, split: str, indices: Tensor) -> Episode:
+def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:
     """What a source gives for these numbers, which may be code of the user's own.
 
     Raises:
-        DataError: it is no episode, or a label is none of the task's classes. The message names the source's code.
+        DataError: it is no episode, a label is none of the task's classes, or the loss is not for such targets. The
+            message names the source's code.
     """
     episode = source.episodes(split, indices)
     parts = list(episode) if isinstance(episode, tuple | list) else []
@@ -81,16 +94,72 @@ def episodes_of(source: TaskSource, split: str, indices: Tensor) -> Episode:
             shapes = f"{list(x.shape)} for x and {list(y.shape)} for y"
             raise DataError(f"{_place_of(source)}: {part} has the shapes {shapes}; both begin with [tasks, samples]")
     classes = source.classes(split)
-    if classes is not None:  # of samples, the first part only gives statistics
-        for _, y in parts if source.unit(split) == "tasks" else parts[1:]:
-            _check_labels(source, split, y, classes)
+    for _, y in parts if source.unit(split) == "tasks" else parts[1:]:  # of samples, the first only gives statistics
+        _check_targets(source, split, y, classes, loss)
     return Episode(Batch(*parts[0]), Batch(*parts[1]))
 
 
-def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int) -> None:
-    """Raises DataError for a label that is none of a task's classes."""
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise DataError(f"{_place_of(source)}: its labels are of {y.dtype}; give whole numbers, of torch.int64")
+MEANINGS: dict[Targets, str] = {
+    "classes": "classes (whole numbers [tasks, samples], and a number of classes)",
+    "labels": "several labels (0.0 or 1.0, [tasks, samples, classes])",
+    "numbers": "real numbers ([tasks, samples, numbers], and None for classes)",
+}
+"""Targets as a message explains them."""
+
+_LOSSES: dict[Targets, str] = {"classes": "cross_entropy", "labels": "binary", "numbers": "squared"}
+
+
+def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | None, loss: Loss | None) -> None:
+    """Raises DataError for targets that contradict the source's number of classes, or that the loss is not for."""
+    real = y.is_floating_point()
+    if y.dtype == torch.bool or (classes is None and not real):
+        wanted = "real numbers, such as y.float()" if classes is None else "whole numbers, of torch.int64"
+        raise DataError(
+            f"{_place_of(source)}: its labels are of {y.dtype}, and classes({split!r}) is {classes}; give {wanted}"
+        )
+    kind: Targets = "numbers" if classes is None else "labels" if real else "classes"
+    if loss is None and kind == "labels":
+        raise DataError(
+            f"{_place_of(source)}: its labels are of {y.dtype}; give whole numbers, of torch.int64, for one class of "
+            f"{classes}; or type loss=binary if a sample may have several labels; or let classes() give None for real "
+            "numbers"
+        )
+    if loss is not None and kind not in loss.allows:
+        allowed = " or ".join(MEANINGS[one] for one in loss.allows)
+        raise DataError(
+            f"{_place_of(source)}: the targets of {split} are {kind} ({y.dtype}, {list(y.shape)}, classes: {classes}), "
+            f"and loss={loss.name} is for {allowed}; type loss={_LOSSES[kind]}, or give other targets"
+        )
+    if loss is not None and classes is not None and loss.weights not in (None, classes):
+        raise ConfigError(
+            f"loss.weights: has {loss.weights} numbers, and a task of {split} has {classes} classes; type one for each"
+        )
+    if kind == "labels":
+        _check_several(source, split, y, classes)
+    elif kind == "classes":
+        _check_labels(source, split, y, classes or 0, None if loss is None else loss.ignored)
+
+
+def _check_several(source: TaskSource, split: str, y: Tensor, classes: int | None) -> None:
+    """Raises DataError unless `y` has a number from 0 to 1 for each of a task's classes."""
+    good = y.dim() == 3 and y.shape[2] == classes and bool(((y >= 0) & (y <= 1)).all())
+    if not good:
+        raise DataError(
+            f"{_place_of(source)}: the labels of {split} have the shape {list(y.shape)} and run from {y.amin():g} to "
+            f"{y.amax():g}; give 0.0 or 1.0 for each of {classes} classes, [tasks, samples, {classes}]"
+        )
+
+
+def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int, ignored: int | None) -> None:
+    """Raises DataError for a label that is none of a task's classes, and for a task without any."""
+    if ignored is not None:
+        counted = y != ignored
+        if 0 <= ignored < classes or not counted.any(dim=1).all():
+            raise DataError(
+                f"{_place_of(source)}: loss.ignored={ignored} is a class of {split}, or the label of all samples of a "
+                f"task; type a label that no class has, such as loss.ignored=-100"
+            )
+        y = y[counted]
     low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise DataError(
@@ -124,7 +193,7 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
     on_device = placing(device, dtype)
 
     def episodes(split: str, indices: Tensor) -> Episode:
-        return on_device(episodes_of(source, split, indices))
+        return on_device(episodes_of(source, split, indices, model.loss))
 
     def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
         support, query = episodes(split, indices)
@@ -132,11 +201,11 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
         return torch.cat([support.x[:, :known], query.x], dim=1), known
 
     def values(outputs: Tensor, split: str, indices: Tensor) -> Metrics:
-        columns = by_sample(outputs, episodes(split, indices).query.y)
+        columns = by_sample(outputs, episodes(split, indices).query.y, model.loss)
         return {name: value[0].unsqueeze(1) for name, value in columns.items()}
 
     def outcome(outputs: Tensor, split: str, indices: Tensor) -> tuple[Tensor, tuple[Metrics, int]]:
-        metrics = by_sample(outputs, episodes(split, indices).query.y)
+        metrics = by_sample(outputs, episodes(split, indices).query.y, model.loss)
         return metrics["loss"].sum(), (summed(metrics), len(indices))
 
     def faults(metrics: Metrics) -> Metrics:
@@ -153,7 +222,7 @@ def chunk_functions(
 
     def training(indices: Tensor) -> tuple[Episode, Metrics]:
         began = time.perf_counter()
-        episode = on_device(episodes_of(source, "train", indices))
+        episode = on_device(episodes_of(source, "train", indices, algorithm.computes))
         return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
@@ -164,7 +233,7 @@ def chunk_functions(
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
         origin = device_of(params)
-        task = episodes_of(source, split, indices)
+        task = episodes_of(source, split, indices, algorithm.computes)
         values = moved(algorithm.evaluate(moved(params, device), on_device(task)), origin)
         return values if algorithm.evaluated_on == "samples" else values | {DIGEST: digests(task)}
 

@@ -183,7 +183,7 @@ class PicturesByNumber:
             for count in (self._shots, per_class - self._shots)
         ]
 
-        wanted = episodes_of(source, "train", torch.arange(tasks))
+        wanted = episodes_of(source, "train", torch.arange(tasks), work.algorithm.computes)
         for ours, theirs in zip(self.episode(), wanted, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
                 raise NotAsNumbersError("its episodes are others than the pictures of its numbers")
@@ -213,13 +213,14 @@ class WholeEpisodes:
     """Tasks of any other kind: the host makes them, and copies them."""
 
     def __init__(self, work: DeviceWork, tasks: int) -> None:
-        self._source, self._tasks = work.source, tasks
+        self._source, self._tasks, self._loss = work.source, tasks, work.algorithm.computes
         self._cast = placing(torch.device("cpu"), work.dtype)
         self.given = [value.to(work.device) for value in self.drawn(1)]
 
     def drawn(self, step: int) -> list[Tensor]:
         indices = torch.arange((step - 1) * self._tasks, step * self._tasks)
-        return [value for batch in self._cast(episodes_of(self._source, "train", indices)) for value in batch]
+        episode = episodes_of(self._source, "train", indices, self._loss)
+        return [value for batch in self._cast(episode) for value in batch]
 
     def episode(self) -> Episode:
         support_x, support_y, query_x, query_y = self.given
