@@ -206,6 +206,9 @@ class TaskSource(Protocol):
     def episodes(self, split: str, indices: Tensor) -> Episode:
         """The tasks of `split` with the numbers `indices` (int64 [t]). The same numbers always give the same tasks.
 
+        If several tasks are asked for that differ in shape, it may give a list of episodes of one task each. If it
+        fails, it is asked for one task at a time.
+
         A source of plain samples gives one episode. Its queries are the samples with these numbers. Its support set is
         empty in training; in evaluation it is a fixed set of training samples, for normalisation statistics.
         """

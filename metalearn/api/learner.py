@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from torch import Tensor
 
 from distributed.strategies.common.work import join
+from distributed.tree_sum import tree_sum
 from metalearn.api.pictures import listed, prepared
 from metalearn.app.parts import evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
@@ -115,7 +116,8 @@ class Learner:
     """What a run has learned, or `metalearn.train`.
 
     `name` is its algorithm. `ways` is the number of classes of every task; None if any number will do, or if it learns
-    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on. `form` is the form of its
+    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on; a range
+    of shots is a list. `form` is the form of its
     pictures; None if it takes arrays. If it is `transductive`, all inputs of a call of `predict` are normalised, or
     predicted, together. `validation` has the figures of its best validation. `params` are the meta-parameters.
     """
@@ -123,7 +125,7 @@ class Learner:
     name: str
     ways: int | None
     trained_ways: int | None
-    shots: int | None
+    shots: int | list[int] | None
     transductive: bool
     form: PictureForm | None
     validation: dict[str, Any] = field(repr=False)
@@ -190,7 +192,7 @@ class Learner:
             check_tasks(tasks)
             source = _source_of(config, tasks)
         settings = build(config, "trainer")
-        evaluate = chunk_functions(algorithm, source, self.device, self.dtype).evaluate
+        evaluate = chunk_functions(algorithm, source, self.device, self.dtype, tree_sum).evaluate
         chunk = evaluated_at_once(settings, algorithm, model, source, self.device)
         with self.computing():
             check_evaluation(algorithm, model, self.params, source, split)
@@ -319,13 +321,17 @@ def learner_of(
     """
     config, source, model, algorithm, _ = taught
     learner = Learner(
-        name=name, ways=None, trained_ways=source.classes("test"), shots=config.dataset.get("shots"),
+        name=name, ways=None, trained_ways=source.classes("test"), shots=_plain(config.dataset.get("shots")),
         transductive=model.transductive or algorithm.transductive, form=form, validation=validation, params=params,
         _taught=taught,
     )  # fmt: skip
     if learner.trained_ways is None or shape is None or algorithm.evaluated_on != "tasks":
         return learner
     return replace(learner, ways=_ways(learner, shape, learner.trained_ways))
+
+
+def _plain(shots: Any) -> int | list[int] | None:
+    return list(shots) if isinstance(shots, ListConfig) else shots
 
 
 def _ways(learner: Learner, shape: tuple[int, ...], trained: int) -> int | None:

@@ -228,7 +228,7 @@ def make_work(
         sizes = {name: value.numel() for name, value in start.items()}
         ends = piece_functions(model, source, device, dtype)
         pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
-    functions = chunk_functions(algorithm, source, device, dtype)
+    functions = chunk_functions(algorithm, source, device, dtype, tree_sum)
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 

@@ -58,7 +58,7 @@ OF_THE_MACHINE = {"root": None, "download": True, "shards": None, "seed": 0, "ev
 
 REQUIRED: dict[str, type | tuple[type, ...]] = {
     "format": str, "algorithm": dict, "inner": dict, "loss": dict, "architecture": dict, "dataset": dict,
-    "trainer": dict, "preprocessing": (dict, type(None)), "ways": (int, type(None)), "shots": (int, type(None)),
+    "trainer": dict, "preprocessing": (dict, type(None)), "ways": (int, type(None)), "shots": (int, list, type(None)),
     "transductive": (bool, type(None)), "step": int, "precision": str, "sha256": str,
 }  # fmt: skip
 """Fields without which a model cannot be used, and their types. The others are for its readers."""

@@ -2,9 +2,10 @@
 
 import hashlib
 import inspect
+import logging
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,12 @@ EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of te
 
 DIGEST = "digest"
 """The name of the value that is a hash of an evaluation task's content."""
+
+
+Add = Callable[[Sequence[Any]], Any]
+"""Adds up values with tensors and numbers in them."""
+
+log = logging.getLogger("metalearn")
 
 
 class ChunkFunctions(NamedTuple):
@@ -82,7 +89,43 @@ def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | No
         DataError: it is no episode, a label is none of the task's classes, or the loss is not for such targets. The
             message names the source's code.
     """
-    episode = source.episodes(split, indices)
+    return _checked(source, split, source.episodes(split, indices), loss)
+
+
+def chunk_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> list[Episode]:
+    """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task.
+
+    Raises:
+        DataError: as `episodes_of`.
+    """
+    given: Any
+    try:
+        given = source.episodes(split, indices)
+    except Exception:  # of code of the user's own, which may not be able to stack what differs
+        if len(indices) == 1 or source.unit(split) == "samples":
+            raise
+        given = [source.episodes(split, index) for index in indices.split(1)]
+        if len(set(map(_shapes, given))) == 1:
+            raise
+    if not (isinstance(given, list) and given and all(isinstance(task, Episode) for task in given)):
+        return [_checked(source, split, given, loss)]
+    tasks = [_checked(source, split, task, loss) for task in given]
+    if len(tasks) != len(indices) or any(len(task.query.x) != 1 for task in tasks):
+        raise DataError(
+            f"{_place_of(source)}: gives a list of {len(tasks)} episodes for {len(indices)} tasks; a list has an "
+            "episode of one task for each number"
+        )
+    if len(set(map(_shapes, tasks))) > 1:
+        return tasks
+    return [Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))]
+
+
+def _shapes(episode: Episode) -> tuple[torch.Size, ...]:
+    return tuple(value.shape for batch in episode for value in batch)
+
+
+def _checked(source: TaskSource, split: str, episode: object, loss: Loss | None) -> Episode:
+    """An episode that a source has given, whose form and targets are right."""
     parts = list(episode) if isinstance(episode, tuple | list) else []
     if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
         raise DataError(f"{_place_of(source)}: gives a {type(episode).__name__}; give {EPISODE}")
@@ -215,43 +258,72 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
 
 
 def chunk_functions(
-    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype, add: Add
 ) -> ChunkFunctions:
-    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`."""
-    on_device = placing(device, dtype)
+    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`.
 
-    def training(indices: Tensor) -> tuple[Episode, Metrics]:
+    Tasks of a chunk that differ in shape are computed one by one, and `add` adds up their results as a strategy does
+    those of chunks.
+    """
+    on_device = placing(device, dtype)
+    said: list[str] = []
+
+    def tasks_of(split: str, indices: Tensor) -> list[Episode]:
+        tasks = chunk_of(source, split, indices, algorithm.computes)
+        if len(tasks) > 1 and not said:
+            said.append("tasks differ in shape: those of a chunk with several shapes are computed one by one")
+            log.info("%s", *said)
+        return tasks
+
+    def training(indices: Tensor) -> tuple[list[Episode], Metrics]:
         began = time.perf_counter()
-        episode = on_device(episodes_of(source, "train", indices, algorithm.computes))
-        return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
+        tasks = [on_device(task) for task in tasks_of("train", indices)]
+        return tasks, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
         origin = device_of(params)
-        episode, seconds = training(indices)
-        result = algorithm.meta_grad(moved(params, device), episode, step)
+        tasks, seconds = training(indices)
+        here = moved(params, device)
+        result = add([algorithm.meta_grad(here, task, step) for task in tasks])
         return ChunkResult(moved(result.grads, origin), moved(result.metrics | seconds, origin), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
         origin = device_of(params)
-        task = episodes_of(source, split, indices, algorithm.computes)
-        values = moved(algorithm.evaluate(moved(params, device), on_device(task)), origin)
-        return values if algorithm.evaluated_on == "samples" else values | {DIGEST: digests(task)}
+        tasks, here = tasks_of(split, indices), moved(params, device)
+        parts = [moved(algorithm.evaluate(here, on_device(task)), origin) for task in tasks]
+        if algorithm.evaluated_on != "samples":
+            parts = [values | {DIGEST: digests(task)} for values, task in zip(parts, tasks, strict=True)]
+        return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
 
     def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
-        episode, _ = training(indices)
-        return {"fault": faults_of(algorithm, moved(params, device), episode, step)}
+        tasks, _ = training(indices)
+        here = moved(params, device)
+        return {"fault": torch.cat([faults_of(algorithm, here, task, step) for task in tasks])}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
         origin = device_of(params)
-        episode, seconds = training(indices)
-        values = algorithm.outcome(moved(params, device), episode, step)
-        return values["loss"].sum().to(origin), (moved(summed(values) | seconds, origin), len(indices))
+        tasks, seconds = training(indices)
+        copies = _copies(moved(params, device), len(tasks))
+        parts = [algorithm.outcome(copy, task, step) for copy, task in zip(copies, tasks, strict=True)]
+        total = add([values["loss"].sum() for values in parts])
+        metrics = add([summed(values) for values in parts])
+        return total.to(origin), (moved(metrics | seconds, origin), len(indices))
 
     def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
         return ChunkResult(grads, *rest)
 
     return ChunkFunctions(map_chunk, evaluate, diagnose, None if algorithm.outcome is None else loss, result)
+
+
+def _copies(params: Params, count: int) -> list[Params]:
+    """The same parameters for each of some tasks. Their gradients are added as those of terms are in
+    `distributed.tree_sum`, not in the order in which autograd meets them."""
+    if count == 1:
+        return [params]
+    left = 1 << (count - 1).bit_length() - 1
+    halves = [{name: value.view_as(value) for name, value in params.items()} for _ in range(2)]
+    return _copies(halves[0], left) + _copies(halves[1], count - left)
 
 
 def digests(episode: Episode) -> Tensor:

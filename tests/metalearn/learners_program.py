@@ -7,6 +7,7 @@ from distributed.cluster.info import get_world_size
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
+from distributed.tree_sum import tree_sum
 from metalearn.training.chunks import chunk_functions
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 
@@ -16,7 +17,8 @@ def main() -> None:
     for name, make in LEARNERS.items():
         learner = make(network())
         plain = learner.trained_on == "samples"
-        work = Work(**chunk_functions(learner, Tasks(learner), cpu, FLOAT64)._asdict(), device=cpu, plain=plain)
+        functions = chunk_functions(learner, Tasks(learner), cpu, FLOAT64, tree_sum)
+        work = Work(**functions._asdict(), device=cpu, plain=plain)
         plan = WorkPlan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
         strategy = rpc(plan=plan, timeout=30)()
         if strategy.drives:

@@ -185,7 +185,7 @@ def _check_enough(
             f"{name} ({len(files)})"
             for split, classes in splits.items()
             for name, files in classes.items()
-            if len(files) < shapes[split].shots + shapes[split].queries
+            if len(files) < shapes[split].most
         ]
         which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
         raise DataError(f"{error}. This is dataset.root={root}{which}") from error
