@@ -232,6 +232,17 @@ class NamesClasses(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesSamples(Protocol):
+    """An optional part of a source of tasks: the same data for algorithms that are trained on plain samples.
+
+    `samples(evaluated_on)` gives a source of plain training samples, which evaluates on tasks or on samples; and how it
+    has divided the data, in words.
+    """
+
+    samples: Callable[[Unit], tuple[TaskSource, str]]
+
+
 class Optimizer(Protocol):
     """An outer optimiser, with a part of the interface of torch's: `step` uses the `grad` of the parameters, and the
     rate `lr` of each of the `param_groups`."""

@@ -1,6 +1,7 @@
 """Training without a command line, a run folder and other processes: `metalearn.train`."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,15 @@ from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
 from metalearn.app.devices import check_device
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import Parts, chosen_loss, connect, first_tasks, put_together
+from metalearn.app.parts import (
+    Parts,
+    chosen_loss,
+    connect,
+    first_tasks,
+    plain_samples_of,
+    put_together,
+    with_outputs,
+)
 from metalearn.app.run import check_finite, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
@@ -33,6 +42,8 @@ from metalearn.training.chunks import episodes_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner
 from metalearn.types import Algorithm, Loss, Model, TaskSource
+
+log = logging.getLogger("metalearn")
 
 Learns = str | Named | Algorithm | Callable[..., Algorithm]
 Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
@@ -150,19 +161,25 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool) 
     if isinstance(source, str | Named):
         source = build(config, "dataset")
         loss = chosen_loss(loss, source)
-    model = chosen["model"]
-    if isinstance(described["model"], Named):
-        model = build(config, "model")
-    elif not isinstance(model, Model):
-        model = _from_module(model, source, transductive, loss)
-    model = measured_by(model, loss)
-    algorithm = chosen["algorithm"]
-    if isinstance(described["algorithm"], Named):
-        algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    elif not isinstance(algorithm, Algorithm):
-        algorithm = algorithm(model=model)
+
+    def learner() -> tuple[Model, Algorithm]:
+        model, algorithm = chosen["model"], chosen["algorithm"]
+        if isinstance(described["model"], Named):
+            model = build(config, "model")
+        elif not isinstance(model, Model):
+            model = _from_module(model, source, transductive, loss)
+        model = measured_by(model, loss)
+        if isinstance(described["algorithm"], Named):
+            return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
+        return model, algorithm if isinstance(algorithm, Algorithm) else algorithm(model=model)
+
+    model, algorithm = learner()
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm: gives a {type(algorithm).__name__}, and must give a metalearn.types.Algorithm")
+    if (plain := plain_samples_of(source, algorithm)) is not None:
+        source, words = plain
+        log.info("%s", "; ".join([words, *with_outputs(source, config, None)]))
+        model, algorithm = learner()
     job = Job(config, Path(), "library", None, installed(), [], workers=1)
     return put_together(job, source, model, algorithm), job
 

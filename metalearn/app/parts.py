@@ -1,13 +1,13 @@
 """From a job to the objects that it is made of. Nothing is started or opened here."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
@@ -15,6 +15,7 @@ from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN
+from metalearn.checks import Invalid
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
 from metalearn.config.saved import check_checkpoint
@@ -31,7 +32,7 @@ from metalearn.training.loop import Reduce, Run, TrainState
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
-from metalearn.types import Algorithm, Episode, Loss, Model, Params, Strategy, TaskSource, Updater
+from metalearn.types import Algorithm, Episode, GivesSamples, Loss, Model, Params, Strategy, TaskSource, Updater
 
 TARGET = "_target_"
 LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
@@ -77,9 +78,46 @@ def assemble(job: Job) -> Parts:
         check_device(config.device, config.precision)
     import_plugins(config.plugins)
     source = build(config, "dataset")
-    model = measured_by(build(config, "model"), chosen_loss(build(config, "loss"), source))
-    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    return put_together(job, source, model, algorithm)
+
+    def learner() -> tuple[Model, Algorithm]:
+        model = measured_by(build(config, "model"), chosen_loss(build(config, "loss"), source))
+        return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
+
+    model, algorithm = learner()
+    notes: list[str] = []
+    if (plain := plain_samples_of(source, algorithm)) is not None:
+        source, words = plain
+        notes = [words, *with_outputs(source, config, job.whole)]
+        model, algorithm = learner()
+    return put_together(job, source, model, algorithm, notes)
+
+
+def plain_samples_of(source: TaskSource, algorithm: Algorithm) -> tuple[TaskSource, str] | None:
+    """The plain samples of a source of tasks, if the algorithm is trained on such, and a line on them; else None.
+
+    Raises:
+        ConfigError: the source has no use for a value.
+        DataError: data that is missing or damaged.
+    """
+    if algorithm.trained_on == "tasks" or source.unit("train") == "samples" or not isinstance(source, GivesSamples):
+        return None
+    try:
+        samples, words = source.samples(algorithm.evaluated_on)
+    except Invalid as error:
+        raise ConfigError(error.text("dataset")) from error
+    return samples, f"dataset: plain samples to train on: {words}"
+
+
+def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | None) -> list[str]:
+    """Sets the outputs of a model that follow the classes of a task to the number of classes that are trained on, in
+    the config and in what Hydra records of it; returns a line on that."""
+    classes, ways = source.classes("train"), OmegaConf.select(config, "dataset.ways")
+    if OmegaConf.select(config, "model.ways") != ways or ways in (None, classes):
+        return []
+    for node in (config, recorded):
+        if node is not None:
+            OmegaConf.update(node, "model.ways", classes)
+    return [f"model.ways={classes}, an output for each class, in place of dataset.ways={ways}"]
 
 
 def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
@@ -95,8 +133,8 @@ def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
     return of_function(chosen, classes=source.classes("train") is not None)
 
 
-def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm) -> Parts:
-    """These components with those that the config describes beside them.
+def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm, notes: Sequence[str] = ()) -> Parts:
+    """These components with those that the config describes beside them; `notes` are lines for the start of the log.
 
     Raises:
         ConfigError: a value that a component refuses, or an algorithm that does not compute the model's loss.
@@ -119,7 +157,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         source=source,
         model=model,
         start=start,
-        start_notes=start_notes,
+        start_notes=[*notes, *start_notes],
         start_seen=start_seen,
         algorithm=algorithm,
         device=work.device,
@@ -244,12 +282,15 @@ def connect(parts: Parts) -> Strategy:
 
 def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
     """Raises ConfigError where validation or test asks for more than the source has."""
-    for key, split, wanted in (("val_tasks", "val", settings.val_tasks), ("test_tasks", "test", settings.test_tasks)):
-        size = source.size(split)
-        if size is not None and wanted > size:
-            raise ConfigError(
-                f"trainer.{key}={wanted}: the split '{split}' has {size} samples; type trainer.{key}={size} or fewer"
-            )
+    asked = {"val": settings.val_tasks, "test": settings.test_tasks}
+    sizes = {split: source.size(split) for split in asked}
+    wrong = {split: size for split, size in sizes.items() if size is not None and asked[split] > size}
+    if wrong:
+        split, size = next(iter(wrong.items()))
+        advice = " ".join(f"trainer.{name}_tasks={most}" for name, most in wrong.items())
+        raise ConfigError(
+            f"trainer.{split}_tasks={asked[split]}: the split '{split}' has {size} samples; type {advice} or fewer"
+        )
 
 
 def first_tasks(parts: Parts) -> Episode:

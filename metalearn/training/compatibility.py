@@ -54,7 +54,8 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
         )
     example = "omniglot_pretraining" if algorithm.evaluated_on == "tasks" else "omniglot_characters"
     raise ConfigError(
-        f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example"
+        f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example, or "
+        "dataset=image_folder for pictures of your own"
     )
 
 

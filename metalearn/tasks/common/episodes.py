@@ -20,6 +20,7 @@ SPLITS = {"train": 0, "val": 1, "test": 2}
 
 Images = NDArray[np.uint8]
 TaskGenerator = Callable[[str, int], np.random.Generator]
+Samples = Callable[[Unit], tuple[TaskSource, str]]
 
 
 class Seeds(NamedTuple):
@@ -233,8 +234,10 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 class _PictureTasks:
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        seeds: Seeds,
+        seeds: Seeds, samples: Samples | None,
     ) -> None:  # fmt: skip
+        if samples is not None:
+            self.samples = samples
         self._load, self._shapes, self._rotations, self._seeds = load, shapes, rotations, seeds
         self._generator = task_generator(seeds)
         self._splits: Mapping[str, Classes] | None = None
@@ -311,6 +314,7 @@ def picture_tasks(
     *,
     rotations: bool,
     seeds: Seeds,
+    samples: Samples | None = None,
 ) -> TaskSource:
     """A source of few-shot classification tasks.
 
@@ -318,10 +322,11 @@ def picture_tasks(
         load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
         shapes: the shape of each split's episodes.
         rotations: turn each drawn class by a random multiple of 90°, in every split.
+        samples: that of `metalearn.types.GivesSamples`, if the source is one.
 
     Raises:
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
     varies = any(not isinstance(shape.shots, int) for shape in shapes.values())
-    return (_VaryingPictureTasks if varies else _PictureTasks)(load, shapes, rotations, seeds)
+    return (_VaryingPictureTasks if varies else _PictureTasks)(load, shapes, rotations, seeds, samples)
