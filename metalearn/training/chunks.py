@@ -104,7 +104,7 @@ def chunk_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None 
     except Exception:  # of code of the user's own, which may not be able to stack what differs
         if len(indices) == 1 or source.unit(split) == "samples":
             raise
-        given = [source.episodes(split, index) for index in indices.split(1)]
+        given = [episodes_of(source, split, index, loss) for index in indices.split(1)]
         if len(set(map(_shapes, given))) == 1:
             raise
     if not (isinstance(given, list) and given and all(isinstance(task, Episode) for task in given)):
@@ -175,7 +175,8 @@ def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | Non
         )
     if loss is not None and classes is not None and loss.weights not in (None, classes):
         raise ConfigError(
-            f"loss.weights: has {loss.weights} numbers, and a task of {split} has {classes} classes; type one for each"
+            f"loss.weights: has {loss.weights} numbers, and a task of {split} has {classes} classes; each split needs "
+            f"{loss.weights} classes, else type loss.weights=null"
         )
     if kind == "labels":
         _check_several(source, split, y, classes)
@@ -200,7 +201,7 @@ def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int, ignor
         if 0 <= ignored < classes or not counted.any(dim=1).all():
             raise DataError(
                 f"{_place_of(source)}: loss.ignored={ignored} is a class of {split}, or the label of all samples of a "
-                f"task; type a label that no class has, such as loss.ignored=-100"
+                "task; type a label that no class has, such as loss.ignored=-100"
             )
         y = y[counted]
     low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)

@@ -297,6 +297,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a function that fails": (
         {"loss": lambda outputs, y: outputs @ y.float()},
         r"loss: fails for outputs \[12, 3\] and targets \[12\] of torch.int64"),
+    "a function without a second derivative": (
+        {"loss": nn.MultiMarginLoss()}, "loss=MultiMarginLoss: has no second derivative .* type algorithm.first"),
     "no loss": ({"loss": 3}, r"loss=3: must be a name of conf/, or a function of outputs and targets"),
     "a smoothing of one": ({"loss": metalearn.named("cross_entropy", smoothing=1)}, "loss.smoothing=1: must be below"),
     "weights of text": (
@@ -310,6 +312,12 @@ def test_contradictions_are_refused_before_the_first_step(name: str) -> None:
     arguments: dict[str, Any] = {"algorithm": MAML, "model": plain, "tasks": Tasks()} | changed
     with pytest.raises(ValueError, match=message):
         metalearn.train(**arguments, steps=1, **SETTINGS)
+
+
+def test_a_loss_without_a_second_derivative_serves_who_needs_none() -> None:
+    first = metalearn.named("maml", inner_lr=0.1, first_order=True)
+    learned = metalearn.train(first, plain, Tasks(), steps=1, loss=nn.MultiMarginLoss(), **SETTINGS)
+    assert math.isfinite(learned.validation["loss"])
 
 
 def test_ignored_support_samples_teach_nothing() -> None:
