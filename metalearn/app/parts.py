@@ -1,4 +1,5 @@
-"""From a job to the objects that it is made of. Nothing is started or opened here."""
+"""From a job to the objects that it is made of. Nothing is started or opened here, but for pictures whose number the
+network depends on."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,9 @@ LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
 """The strategies of one process."""
 OUTPUTS = ("ways", "outputs")
 """Keys of models that say how many outputs there are."""
+
+FOLLOWING = ("model.ways", "model.network.num_classes")
+"""Keys that follow dataset.ways."""
 
 
 class Parts(NamedTuple):
@@ -112,12 +116,11 @@ def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | 
     """Sets the outputs of a model that follow the classes of a task to the number of classes that are trained on, in
     the config and in what Hydra records of it; returns a line on that."""
     classes, ways = source.classes("train"), OmegaConf.select(config, "dataset.ways")
-    if OmegaConf.select(config, "model.ways") != ways or ways in (None, classes):
-        return []
-    for node in (config, recorded):
-        if node is not None:
-            OmegaConf.update(node, "model.ways", classes)
-    return [f"model.ways={classes}, an output for each class, in place of dataset.ways={ways}"]
+    keys = [key for key in FOLLOWING if ways not in (None, classes) and OmegaConf.select(config, key) == ways]
+    for node in filter(None, (config, recorded)):
+        for key in keys:
+            OmegaConf.update(node, key, classes)
+    return [f"{key}={classes}, an output for each class, in place of dataset.ways={ways}" for key in keys]
 
 
 def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
