@@ -105,6 +105,8 @@ def plain_samples_of(source: TaskSource, algorithm: Algorithm) -> tuple[TaskSour
     """
     if algorithm.trained_on == "tasks" or source.unit("train") == "samples" or not isinstance(source, GivesSamples):
         return None
+    if "samples" not in vars(source):  # it belongs to a source within, whose pictures this one may change
+        return None
     try:
         samples, words = source.samples(algorithm.evaluated_on)
     except Invalid as error:

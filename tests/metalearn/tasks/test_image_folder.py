@@ -725,6 +725,21 @@ def test_the_outputs_of_the_network_follow_the_classes_that_are_trained_on(algor
     assert len(again.start_notes) == 1 and again.start["head.weight"].equal(parts.start["head.weight"])
 
 
+def test_a_source_around_another_is_not_replaced_by_the_samples_within(tmp_path: Path) -> None:
+    put(tmp_path, ANIMALS)
+
+    class Around:
+        def __init__(self) -> None:
+            self.inside = source(tmp_path)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inside, name)
+
+    around: Any = Around()
+    with pytest.raises(ConfigError, match="it gives tasks, and this algorithm learns from plain samples"):
+        metalearn.train("supervised", metalearn.named("conv4", filters=4), around, steps=1, progress=False)
+
+
 def test_the_library_trains_the_baselines_on_folders(tmp_path: Path) -> None:
     put(tmp_path / "d", ANIMALS)
     pictures = metalearn.named(

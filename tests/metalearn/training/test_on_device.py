@@ -276,7 +276,7 @@ def test_a_source_around_another_keeps_its_own_episodes(caplog: pytest.LogCaptur
             return Episode(*(Batch(x + 1, y) for x, y in self.inside.episodes(split, indices)))
 
     feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS)  # type: ignore[arg-type]
-    assert type(feed) is WholeEpisodes and feed.episode().support.x.min() >= 1
+    assert type(feed) is WholeEpisodes and feed.tasks()[0].support.x.min() >= 1
 
 
 @pytest.mark.parametrize(("what", "reason"), [("brighter", "its episodes are others"), ("wide", "12×24 pixels")])
