@@ -38,7 +38,7 @@ def run_of(
 
     As in train.py, the parameters stay on the CPU and chunks are computed on `device`.
     """
-    work = Work(**chunk_functions(algorithm, source, device, dtype)._asdict(), device=device)
+    work = Work(**chunk_functions(algorithm, source, device, dtype, tree_sum)._asdict(), device=device)
     plan = WorkPlan(work, 1, dim_partitioner(), mean())
     outer = adam(
         lr=RATE, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0

@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from distributed.tree_sum import tree_sum
 from metalearn.app.job import installed, to_job
 from metalearn.app.parts import assemble, evaluation_chunk, training_chunk
 from metalearn.app.process import set_up_torch
@@ -26,7 +27,7 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
         if parts.settings.ema_decay is not None:
             sys.exit("trainer.ema_decay: this example keeps no average; type trainer.ema_decay=null")
         self.weights = nn.ParameterList(parts.start.values())
-        self.compute = chunk_functions(parts.algorithm, parts.source, parts.device, self.weights[0].dtype)
+        self.compute = chunk_functions(parts.algorithm, parts.source, parts.device, self.weights[0].dtype, tree_sum)
 
     def params(self) -> dict[str, Tensor]:
         return dict(zip(self.parts.start, self.weights, strict=True))

@@ -21,9 +21,13 @@ Metrics = dict[str, Tensor]
 
 Unit = Literal["tasks", "samples"]
 
+Targets = Literal["classes", "labels", "numbers"]
+"""What is to be predicted for a sample: one of the task's classes (`y` [t, n] int64); any of its classes (`y` [t, n,
+classes], 0 or 1 each); or real numbers (`y` [t, n, d]), if the source's `classes` are None."""
+
 
 class Batch(NamedTuple):
-    """Examples of `t` tasks: `x` [t, n, …]; `y` [t, n] int64 (classes) or [t, n, d] (regression)."""
+    """Examples of `t` tasks: `x` [t, n, …]; `y` as `Targets` explains."""
 
     x: Tensor
     y: Tensor
@@ -42,6 +46,24 @@ class ChunkResult(NamedTuple):
     grads: Params
     metrics: Metrics
     count: int  # type: ignore[assignment]  # a tuple's method has this name too
+
+
+class Loss(NamedTuple):
+    """A loss, and the metric beside it, by their names, as pure functions of outputs [t, n, d] and targets.
+
+    It `allows` some kinds of targets. `of_tasks` gives the values of each task [t], `of_samples` those of each sample
+    [t, n]. `weights` is the number of classes that it has weights for. Samples with the label `ignored` have no part in
+    it. `compiled`: it is what compiled networks compute.
+    """
+
+    name: str
+    allows: tuple[Targets, ...]
+    metric: str
+    of_tasks: Callable[[Tensor, Tensor], Metrics]
+    of_samples: Callable[[Tensor, Tensor], Metrics]
+    weights: int | None = None
+    ignored: int | None = None
+    compiled: bool = False
 
 
 class Apply(Protocol):
@@ -119,7 +141,8 @@ class Model(NamedTuple):
     network does not end in one. `norms` names the parameters of the normalisation layers. `network` computes the whole
     network at once, and `body` the features, if they can be compiled. `cautions` are lines on what the network has and
     this program does not use. `fixed` draws the parameters that do not learn, from a generator as `init` gets it. They
-    are not in the `params` of `apply`, which finds them in `metalearn.nn.surroundings`.
+    are not in the `params` of `apply`, which finds them in `metalearn.nn.surroundings`. `loss` measures what it
+    predicts; None: cross-entropy for classes, the squared error for real numbers.
     """
 
     init: Callable[[Generator], Params]
@@ -135,6 +158,7 @@ class Model(NamedTuple):
     body: Network | None = None
     cautions: tuple[str, ...] = ()
     fixed: Callable[[Generator], Params] | None = None
+    loss: Loss | None = None
 
 
 class Adapt(Protocol):
@@ -162,6 +186,8 @@ class Algorithm(NamedTuple):
 
     If `evaluated_on_features`, `evaluate` and `adapt` read the parameters of the model's features only. So they may be
     given those of any learner.
+
+    `computes` says that the losses above are those of the model that it was made of, `Model.loss`.
     """
 
     init: Callable[[Generator], Params]
@@ -176,6 +202,7 @@ class Algorithm(NamedTuple):
     transductive: bool = False
     adds_in_pairs: bool = False
     evaluated_on_features: bool = False
+    computes: Loss | None = None
 
 
 class TaskSource(Protocol):
@@ -185,6 +212,9 @@ class TaskSource(Protocol):
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         """The tasks of `split` with the numbers `indices` (int64 [t]). The same numbers always give the same tasks.
+
+        If several tasks are asked for that differ in shape, it may give a list of episodes of one task each. If it
+        fails, it is asked for one task at a time.
 
         A source of plain samples gives one episode. Its queries are the samples with these numbers. Its support set is
         empty in training; in evaluation it is a fixed set of training samples, for normalisation statistics.
@@ -207,6 +237,17 @@ class NamesClasses(Protocol):
     def identities(self, split: str) -> Sequence[str]:
         """The identities of the split's classes: texts without blanks, the same for a class wherever it appears."""
         ...
+
+
+@runtime_checkable
+class GivesSamples(Protocol):
+    """An optional part of a source of tasks: the same data for algorithms that are trained on plain samples.
+
+    `samples(evaluated_on)` gives a source of plain training samples, which evaluates on tasks or on samples; and how it
+    has divided the data, in words.
+    """
+
+    samples: Callable[[Unit], tuple[TaskSource, str]]
 
 
 class Optimizer(Protocol):

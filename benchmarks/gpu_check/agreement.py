@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
 from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
 from benchmarks.ways import RECIPES, SEED, SMOOTH, Recipe, error, loop, ours, problem, shortened
+from distributed.tree_sum import tree_sum
 from metalearn.nn.layers import (
     ChannelsLast,
     Convolution,
@@ -122,7 +123,7 @@ def _algorithm_error(name: str, device: str, dtype: torch.dtype) -> dict[str, An
 def _meta_gradient(name: str, device: str, dtype: torch.dtype) -> list[Tensor]:
     """The gradient of a chunk at the start, as a worker computes it; zero if the algorithm trains nothing."""
     algorithm, source, batch = training_of(name)
-    functions = chunk_functions(algorithm, source, torch.device(device), dtype)
+    functions = chunk_functions(algorithm, source, torch.device(device), dtype, tree_sum)
     start = algorithm.init(Generator().manual_seed(SEED))
     params = {key: value.to(dtype) for key, value in start.items()}
     grads = functions.map(params, torch.arange(batch), 1).grads

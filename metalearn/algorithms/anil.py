@@ -55,7 +55,7 @@ def anil(
         start = per_task({name: params[name] for name in head.params}, tasks)
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return objective(head.apply(adapted, known, 0), support.y)["loss"]
+            return objective(head.apply(adapted, known, 0), support.y, model.loss)["loss"]
 
         for adapted in descent(loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order):
             yield replaced(model, theta, adapted)

@@ -84,9 +84,9 @@ def baseline_pp(
         start = {VECTORS: class_means(F.normalize(support.x, dim=2), one_hot(support, support.x.dtype))}
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return objective(classify_task(adapted, support.x), support.y)["loss"]
+            return objective(classify_task(adapted, support.x), support.y, model.loss)["loss"]
 
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
 
     in_a_task = evaluated_by_new_heads(model, path, classify_task, eval_steps)
-    return trained_on_samples(classify, init, *in_a_task)
+    return trained_on_samples(model, *in_a_task, classify=classify, init=init)

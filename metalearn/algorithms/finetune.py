@@ -69,7 +69,7 @@ def finetune(
 
         def loss(adapted: Params, step: int) -> Tensor:
             outputs = (model.apply if whole else classify)(adapted, support.x)
-            return objective(outputs, support.y)["loss"]
+            return objective(outputs, support.y, model.loss)["loss"]
 
         return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
 
@@ -77,4 +77,4 @@ def finetune(
         in_a_task = evaluated_by_descent(model, path, eval_steps)
     else:
         in_a_task = evaluated_by_new_heads(model, path, classify, eval_steps)
-    return trained_on_samples(model.apply, model.init, *in_a_task)
+    return trained_on_samples(model, *in_a_task)

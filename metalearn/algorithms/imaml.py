@@ -116,7 +116,8 @@ def imaml(
         grads = sums_by_name(model, solution)
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
-    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, eval_path, eval_steps), loss=None)
+    evaluated = evaluated_by_descent(model, eval_path, eval_steps)
+    return Algorithm(model.init, meta_grad, *evaluated, loss=None, computes=model.loss)
 
 
 def _regularised(plain: TaskLoss, start: Params, strength: float) -> TaskLoss:

@@ -80,7 +80,7 @@ def laplacian_shot(
             logits = -distances + strength * weights @ logits.softmax(dim=2)
             yield logits
 
-    return learner(*evaluated_together(path, eval_steps))._replace(transductive=True)
+    return learner(*evaluated_together(model, path, eval_steps))._replace(transductive=True)
 
 
 def affinities(z: Tensor, neighbours: int) -> Tensor:

@@ -122,7 +122,7 @@ def reptile(
         return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
-    return Algorithm(init, meta_grad, *evaluated, loss=None, adds_in_pairs=not carries)
+    return Algorithm(init, meta_grad, *evaluated, loss=None, adds_in_pairs=not carries, computes=model.loss)
 
 
 # The carried state

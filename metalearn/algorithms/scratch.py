@@ -41,4 +41,5 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
         values = results(model, start_of(model, params, tasks), query, support.x, twice=False)
         return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), tasks)
 
-    return Algorithm(model.init, meta_grad, *evaluated_by_descent(model, path, eval_steps), loss=None)
+    evaluated = evaluated_by_descent(model, path, eval_steps)
+    return Algorithm(model.init, meta_grad, *evaluated, loss=None, computes=model.loss)

@@ -1,8 +1,8 @@
 """Plain classification: no tasks and no adaptation, one network for all samples.
 
-The loss of a step is the mean cross-entropy over its samples. The trainer's chunks are micro-batches here. In
-training, batch normalisation takes its statistics from one micro-batch; in evaluation, from a fixed set of training
-samples, unless the model is transductive.
+The loss of a step is the mean over its samples; with `loss=auto` it is their cross-entropy. The trainer's chunks are
+micro-batches here. In training, batch normalisation takes its statistics from one micro-batch; in evaluation, from a
+fixed set of training samples, unless the model is transductive.
 
 Tests: `test_every_strategy_trains_the_same_model`, `test_distributed_data_parallel_agrees_in_one_step`.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, gradient_of, per_task, total_of
-from metalearn.algorithms.common.learners import evaluated_once
+from metalearn.algorithms.common.learners import FOR_SAMPLES, evaluated_once, refuse_ignored
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -22,12 +22,17 @@ def supervised(*, model: Model) -> Algorithm:
 
     Args:
         model: the network.
+
+    Raises:
+        ConfigError: the loss ignores a label.
     """
+    refuse_ignored(model, FOR_SAMPLES)
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
         known = support.x if support.x.shape[1] else None
-        return {name: v[0] for name, v in by_sample(model.apply(per_task(params, 1), query.x, known), query.y).items()}
+        values = by_sample(model.apply(per_task(params, 1), query.x, known), query.y, model.loss)
+        return {name: value[0] for name, value in values.items()}
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()
@@ -37,4 +42,4 @@ def supervised(*, model: Model) -> Algorithm:
         return predict
 
     learned = (gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
-    return Algorithm(model.init, *learned, trained_on="samples", evaluated_on="samples")
+    return Algorithm(model.init, *learned, trained_on="samples", evaluated_on="samples", computes=model.loss)

@@ -4,7 +4,9 @@ The network is trained as in supervised learning. A task has a vector w_k for ea
 support features. The probability of class k for features z, of length 1, is a softmax over −τ/2 ‖z − w_k‖². All
 queries of a task together move these vectors, by Adam on
 
-    λ · cross-entropy of the support set − H(Y) + α · H(Y | X).
+    λ · cross-entropy of the support set − H(Y) + α · H(Y | X),
+
+whatever the `loss` of training and evaluation.
 
 H(Y) is the entropy of the mean of the queries' probabilities: it makes the classes equally frequent. H(Y | X) is the
 mean of the entropies of each query: it makes predictions sure. So the learner is transductive, whatever the model.
@@ -94,7 +96,7 @@ def tim(
         for adapted in descent(loss, start, optimizer=ADAM, rate=constant(rate), steps=steps, order=0):
             yield logits(queries, adapted)
 
-    return learner(*evaluated_together(path, eval_steps))._replace(transductive=True)
+    return learner(*evaluated_together(model, path, eval_steps))._replace(transductive=True)
 
 
 def entropies(logits: Tensor) -> tuple[Tensor, Tensor]:

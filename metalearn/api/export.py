@@ -10,8 +10,9 @@ from typing import Any
 from metalearn.api.load import found, load_as
 from metalearn.api.pictures import described
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import check_groups, run_folder_of
+from metalearn.config.saved import FORMERLY, check_groups, run_folder_of
 from metalearn.errors import ConfigError
+from metalearn.runs.metrics import METRIC_NAMES
 from metalearn.runs.published import GROUPS, is_published, named, option_of, write
 from metalearn.runs.seen import KEY, is_count
 from metalearn.storage.files import read_json, refuse_nameless, refuse_used
@@ -28,7 +29,7 @@ LICENCES = {
 
 SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
 
-_FIGURES = ("accuracy", "mse", "ci95", "tasks", "transductive")
+_FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
 _VERSIONS = ("torch", "numpy", "python")
 _LONGEST_VERSION = 40
 
@@ -61,7 +62,7 @@ def export(
     learner = load_as(run_key, folder, network=network, plugins=plugins)
     saved = named(run_key, folder)
     config = check_saved(saved.meta["config"])
-    check_groups(config, tuple(GROUPS))
+    check_groups(FORMERLY | config, tuple(GROUPS))
     dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
         "preprocessing": described(learner.form),

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from torch import Tensor
 
 from distributed.strategies.common.work import join
+from distributed.tree_sum import tree_sum
 from metalearn.api.pictures import described, listed, prepared
 from metalearn.app.parts import evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
@@ -86,7 +87,7 @@ class Classification:
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A task of real numbers that a learner is adapted to."""
+    """A task of real numbers, or of several labels of a sample, that a learner is adapted to."""
 
     _learner: "Learner" = field(repr=False)
     _values: Callable[[Tensor], Tensor] = field(repr=False)
@@ -94,11 +95,12 @@ class Regression:
 
     def predict(self, x: Any) -> NDArray[np.floating[Any]]:
         """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
+        Of several labels, the probability of each.
 
         Raises:
             ValueError: `x` holds something else than finite numbers, or another number of inputs.
         """
-        inputs = self._learner.on_device(_numbers(x, "x"))
+        inputs = self._learner.shown(self._learner.read(x))
         with self._learner.computing():
             values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
         return values[:, 0] if self._flat else values
@@ -119,7 +121,8 @@ class Learner:
     """What a run has learned, or `metalearn.train`.
 
     `name` is its algorithm. `ways` is the number of classes of every task; None if any number will do, or if it learns
-    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on. `form` is the form of its
+    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on; a range
+    of shots is a list. `form` is the form of its
     pictures; None if it takes arrays. If it is `transductive`, all inputs of a call of `predict` are normalised, or
     predicted, together. `validation` has the figures of its best validation. `params` are the meta-parameters.
     """
@@ -127,7 +130,7 @@ class Learner:
     name: str
     ways: int | None
     trained_ways: int | None
-    shots: int | None
+    shots: int | list[int] | None
     transductive: bool
     form: PictureForm | None
     validation: dict[str, Any] = field(repr=False)
@@ -140,7 +143,9 @@ class Learner:
         Args:
             inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); if `form` is None, arrays x [n] or [n, …]
                 as the tasks of the training have them.
-            targets: the label of each input, any hashable values; for real numbers, y [n] or [n, outputs].
+            targets: the label of each input, any hashable values; for real numbers, y [n] or [n, outputs]; for several
+                labels of an input, y [n, classes] of 0 and 1. If the loss has `weights`, labels are the numbers of
+                classes.
             steps: inner steps (default: as in the test). Learners without an inner loop do not use it.
 
         Raises:
@@ -153,11 +158,13 @@ class Learner:
             whole_number("steps", steps, at_least=0)
         if self.trained_ways is None:
             return self._adapt_to_numbers(inputs, targets, steps)
+        if self._has_several_labels():
+            return self._adapt_to_several(inputs, targets, steps)
         given, labels = self.read(inputs), _labels(targets)
         if len(given) != len(labels):
             what = "images; give one label for each image" if self.form else "inputs; give one label for each"
             raise ValueError(f"labels: there are {len(labels)} for {len(given)} {what}")
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        numbers = self._numbered(labels)
         self._check_classes(self.ways, len(numbers))
         y = torch.tensor([[numbers[label] for label in labels]], device=self.device)
         support = Batch(self.shown(given), y)
@@ -174,8 +181,8 @@ class Learner:
         seen_classes: str = REFUSE,
     ) -> dict[str, Any]:
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
-        learned from: `accuracy` or `mse`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"` they have
-        `seen_classes`, which counts the split's classes that it was trained on.
+        learned from: `accuracy`, `mse` or `mae`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"`
+        they have `seen_classes`, which counts the split's classes that it was trained on.
 
         Raises:
             ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
@@ -190,7 +197,7 @@ class Learner:
             check_tasks(tasks)
             source = _source_of(config, tasks)
         settings = build(config, "trainer")
-        evaluate = chunk_functions(algorithm, source, self.device, self.dtype).evaluate
+        evaluate = chunk_functions(algorithm, source, self.device, self.dtype, tree_sum).evaluate
         chunk = evaluated_at_once(settings, algorithm, model, source, self.device)
         with self.computing():
             check_evaluation(algorithm, model, self.params, source, split)
@@ -227,6 +234,28 @@ class Learner:
             outputs = self._taught.algorithm.adapt(self.params, Batch(x, y), 0)(x)
         return outputs.double().flatten().cpu().numpy()
 
+    def _numbered(self, labels: list[Label]) -> dict[Label, int]:
+        """The classes of labels: numbers in the order of their first examples, unless the loss has weights for them."""
+        loss = self._taught.algorithm.computes
+        if loss is None or loss.weights is None:
+            return {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        own: dict[Label, int] = {number: number for number in range(loss.weights)}
+        strange = [label for label in labels if label not in own]
+        if strange:
+            raise ValueError(
+                f"labels: {strange[0]!r} is no number from 0 to {loss.weights - 1}, and the loss has a weight for each "
+                "class by its number"
+            )
+        return own
+
+    def _has_several_labels(self) -> bool:
+        """Whether a sample of its tasks may have several labels."""
+        loss = self._taught.algorithm.computes
+        if loss is None or "labels" not in loss.allows:
+            return False
+        only = loss.allows == ("labels",)
+        return only or self._taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
+
     def _check_classes(self, wanted: int | None, classes: int) -> None:
         """Raises ValueError for a number of classes that the learner does not take."""
         if wanted is not None and classes != wanted:
@@ -251,6 +280,16 @@ class Learner:
         if outputs != targets.shape[2]:
             raise ValueError(f"y: has {targets.shape[2]} numbers for each x, and this learner has {outputs} outputs")
         return Regression(self, self._adapted(support, steps), np.ndim(y) == 1)
+
+    def _adapt_to_several(self, inputs: Any, targets: Any, steps: int | None) -> Regression:
+        given, y = self.read(inputs), _numbers(targets, "targets")
+        if y.shape[1:] != (len(given), self.trained_ways) or bool(((y < 0) | (y > 1)).any()):
+            raise ValueError(
+                f"targets: must be 0 or 1 for each of {self.trained_ways} classes, [{len(given)}, "
+                f"{self.trained_ways}], and have the shape {list(y.shape[1:])}"
+            )
+        adapted = self._adapted(Batch(self.shown(given), self.on_device(y)), steps)
+        return Regression(self, lambda x: adapted(x).sigmoid(), False)
 
     def _adapted(self, support: Batch, steps: int | None) -> Callable[[Tensor], Tensor]:
         with self.computing():
@@ -315,13 +354,17 @@ def learner_of(
     """
     config, source, model, algorithm, _ = taught
     learner = Learner(
-        name=name, ways=None, trained_ways=source.classes("test"), shots=config.dataset.get("shots"),
+        name=name, ways=None, trained_ways=source.classes("test"), shots=_plain(config.dataset.get("shots")),
         transductive=model.transductive or algorithm.transductive, form=form, validation=validation, params=params,
         _taught=taught,
     )  # fmt: skip
     if learner.trained_ways is None or shape is None or algorithm.evaluated_on != "tasks":
         return learner
     return replace(learner, ways=_ways(learner, shape, learner.trained_ways))
+
+
+def _plain(shots: Any) -> int | list[int] | None:
+    return list(shots) if isinstance(shots, ListConfig) else shots
 
 
 def _ways(learner: Learner, shape: tuple[int, ...], trained: int) -> int | None:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from metalearn.algorithms.common.fixed import with_fixed
+from metalearn.algorithms.common.losses import measured_by
 from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.own import Network, TasksElsewhere, algorithm_from, given_again, model_from, read_shape
 from metalearn.api.pictures import form_of, read_form
+from metalearn.app.parts import chosen_loss
 from metalearn.checks import one_of, true_or_false
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
@@ -27,7 +30,7 @@ from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.published import is_published, named, option_of
 from metalearn.runs.seen import from_meta
 from metalearn.storage.files import is_folder
-from metalearn.types import Algorithm, Model, Params
+from metalearn.types import Algorithm, Loss, Model, Params
 
 
 def load(
@@ -35,6 +38,7 @@ def load(
     *,
     network: Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
+    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
     plugins: Sequence[str] = (),
     transductive: bool | None = None,
     device: str = "cpu",
@@ -46,7 +50,7 @@ def load(
             metalearn export has published; or that of a saved learner.
         network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
             only you can name it. If `metalearn.train` got an object, give the same again: its weights are replaced.
-        algorithm: if `metalearn.train` got a function or an `Algorithm` of your own, the same again.
+        algorithm, loss: if `metalearn.train` got a function or an object of your own, the same again.
         plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
         transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
             depend on other queries. If true, all queries of a call are normalised together, as a run with
@@ -61,8 +65,8 @@ def load(
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"path={path!r}: must be the path of a folder, such as outputs/maml_glyphs/seed0")
     return load_as(
-        "path", Path(path), network=network, algorithm=algorithm, plugins=plugins, transductive=transductive,
-        device=device,
+        "path", Path(path), network=network, algorithm=algorithm, loss=loss, plugins=plugins,
+        transductive=transductive, device=device,
     )  # fmt: skip
 
 
@@ -72,6 +76,7 @@ def load_as(
     *,
     network: Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
+    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
     plugins: Sequence[str] = (),
     transductive: bool | None = None,
     device: str = "cpu",
@@ -88,7 +93,7 @@ def load_as(
         together = saved.meta.get("queries_together") is True if transductive is None else transductive
         config = _configured(saved, network, _listed(plugins), together)
         import_plugins(config.plugins)
-        return _learner(config, saved, network, algorithm, partial(fitted, key, folder), torch.device(device))
+        return _learner(config, saved, network, algorithm, loss, partial(fitted, key, folder), torch.device(device))
     except NotAdmittedError as error:
         raise ConfigError(
             f"{key}={folder}: {error.reason}. Code of {error.package} would run here; if you trust it, give "
@@ -152,7 +157,11 @@ def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str]
             f"network={str(target)!r} (scripts: --network {target})"
         )
     # Only what is published was checked for such notes, and no run writes them.
-    own = [group for group in ("algorithm", "model", "dataset") if OWN in plain[group]] if _is_checked(saved) else []
+    own = (
+        [group for group in ("algorithm", "model", "dataset", "loss") if OWN in plain.get(group, {})]
+        if _is_checked(saved)
+        else []
+    )
     if network is not None and target is None and "model" not in own:
         raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
     if target is not None and not isinstance(network, str):
@@ -175,6 +184,7 @@ def _learner(
     saved: Snapshot,
     network: Network | None,
     own_algorithm: Any,
+    own_loss: Any,
     fit: Callable[[Params, Params], Params],
     device: torch.device,
 ) -> Learner:
@@ -184,6 +194,9 @@ def _learner(
         model = model_from(given_again("model", config.model, network, "network"), config.model)
     else:
         model = build(config, "model")
+    own = OWN in config.loss
+    loss = given_again("loss", config.loss, own_loss, "loss") if own else build(config, "loss")
+    model = measured_by(model, chosen_loss(loss, source))
     name, algorithm = _algorithm(config, model, own_algorithm)
     if algorithm.evaluated_on != "tasks":
         raise ConfigError(

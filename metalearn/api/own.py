@@ -14,7 +14,7 @@ from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.training.chunks import episodes_of
-from metalearn.types import Algorithm, Episode, Model, TaskSource, Unit
+from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 
 Learns = str | Named | Algorithm | Callable[..., Algorithm]
 Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
@@ -31,23 +31,25 @@ def name_of(part: object) -> str:
     return str(getattr(part, "__name__", type(part).__name__))
 
 
-def shape_of(source: TaskSource) -> tuple[int, ...]:
-    """The shape of one input."""
-    return tuple(episodes_of(source, "train", torch.tensor([0])).query.x.shape[2:])
+def shape_of(source: TaskSource, loss: Loss | None) -> tuple[int, ...]:
+    """The shape of one input of tasks whose targets the loss measures."""
+    return tuple(episodes_of(source, "train", torch.tensor([0]), loss).query.x.shape[2:])
 
 
-def note_of_tasks(source: TaskSource) -> dict[str, Any]:
+def note_of_tasks(source: TaskSource, loss: Loss | None) -> dict[str, Any]:
     """A source in a config: its classes and shape, and the keys of a dataset that models read."""
-    shape, classes = shape_of(source), {split: source.classes(split) for split in SPLITS}
+    shape, classes = shape_of(source, loss), {split: source.classes(split) for split in SPLITS}
     facts = {} if classes["train"] is None else {"ways": classes["train"]}
     sizes = {"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {}
     return facts | sizes | {OWN: name_of(source), "shape": list(shape), "classes": classes}
 
 
-def note_of_network(network: Any, source: TaskSource, transductive: bool, dropout: bool) -> dict[str, Any]:
+def note_of_network(
+    network: Any, source: TaskSource, transductive: bool, dropout: bool, loss: Loss | None
+) -> dict[str, Any]:
     """A network in a config."""
     by_batch = network.transductive if isinstance(network, Model) else transductive
-    return {OWN: name_of(network), "shape": list(shape_of(source)), "transductive": by_batch, "dropout": dropout}
+    return {OWN: name_of(network), "shape": list(shape_of(source, loss)), "transductive": by_batch, "dropout": dropout}
 
 
 def model_from(network: Any, note: Mapping[str, Any]) -> Model:

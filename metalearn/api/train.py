@@ -1,12 +1,15 @@
 """Training without a command line, a run folder and other processes: `metalearn.train`."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 
+from metalearn.algorithms.common.losses import measured_by
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.own import (
     Learns,
@@ -22,7 +25,15 @@ from metalearn.api.own import (
 from metalearn.api.pictures import form_of
 from metalearn.app.devices import check_device
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import Parts, connect, first_tasks, put_together
+from metalearn.app.parts import (
+    Parts,
+    chosen_loss,
+    connect,
+    first_tasks,
+    plain_samples_of,
+    put_together,
+    with_outputs,
+)
 from metalearn.app.run import check_finite, log_network, make_run, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
@@ -39,7 +50,9 @@ from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner
-from metalearn.types import Algorithm, Model
+from metalearn.types import Algorithm, Loss, Model
+
+log = logging.getLogger("metalearn")
 
 
 def train(
@@ -49,6 +62,7 @@ def train(
     *,
     steps: int,
     inner: str | Named = "sgd",
+    loss: str | Named | Loss | Callable[[Tensor, Tensor], Tensor] = "auto",
     optimizer: str | Named = "adam",
     seed: int = 0,
     device: str = "auto",
@@ -73,6 +87,8 @@ def train(
         tasks: a name, or an object of your own (`metalearn.types.TaskSource`).
         steps: meta-steps.
         inner: a name: the optimiser of the inner steps.
+        loss: a name; or a function from the outputs [n, d] and the targets ([n] classes, or [n, d]) of one task to one
+            number, such as any loss of torch; or a `metalearn.types.Loss`.
         optimizer: a name: the optimiser of the meta-parameters.
         seed: of the parameters, and of the training tasks of a name.
         device, precision: as the keys of `conf/config.yaml`.
@@ -88,7 +104,8 @@ def train(
         RunError: a loss, a gradient or the best validation is not finite.
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
-    chosen = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "optimizer": optimizer}
+    chosen: dict[str, Any] = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "loss": loss}
+    chosen["optimizer"] = optimizer
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
@@ -108,7 +125,7 @@ def train(
             {name: value.to(parts.device) for name, value in best.params.items()},
             Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
             form=form_of(parts.source, job.config.dataset if named else {}),
-            shape=shape_of(parts.source),
+            shape=shape_of(parts.source, parts.algorithm.computes),
             validation=validation,
         )
 
@@ -139,27 +156,39 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, 
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
+    source, loss = chosen["dataset"], chosen["loss"]
+    if isinstance(described["loss"], Named):
+        loss = build(plain_config({"loss": described["loss"]}, {}), "loss")
     if not isinstance(described["dataset"], Named):
-        described["dataset"] = note_of_tasks(chosen["dataset"])
-    if not isinstance(described["algorithm"], Named):
-        described["algorithm"] = {OWN: name_of(chosen["algorithm"])}
+        loss = chosen_loss(loss, source)
+        described["dataset"] = note_of_tasks(source, loss)
+    for group in ("algorithm", "loss"):
+        if not isinstance(described[group], Named):
+            described[group] = {OWN: name_of(chosen[group])}
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
-    source = chosen["dataset"]
     if isinstance(source, str | Named):
         source = build(config, "dataset")
-    model = chosen["model"]
-    if isinstance(described["model"], Named):
-        model = build(config, "model")
-    else:
-        note = note_of_network(model, source, transductive, dropout)
-        model, config.model = model_from(model, note), note
-    algorithm = chosen["algorithm"]
-    if isinstance(described["algorithm"], Named):
-        algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    else:
-        algorithm = algorithm_from(algorithm, model)
+        loss = chosen_loss(loss, source)
+
+    def learner() -> tuple[Model, Algorithm]:
+        model, algorithm = chosen["model"], chosen["algorithm"]
+        if isinstance(described["model"], Named):
+            model = build(config, "model")
+        else:
+            note = note_of_network(model, source, transductive, dropout, loss)
+            model, config.model = model_from(model, note), note
+        model = measured_by(model, loss)
+        if isinstance(described["algorithm"], Named):
+            return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
+        return model, algorithm_from(algorithm, model)
+
+    model, algorithm = learner()
+    if (plain := plain_samples_of(source, algorithm)) is not None:
+        source, words = plain
+        log.info("%s", "; ".join([words, *with_outputs(source, config, None)]))
+        model, algorithm = learner()
     job = Job(config, Path(), "library", None, installed(), [], workers=1)
     return put_together(job, source, model, algorithm), job
 
@@ -172,6 +201,9 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         "model", lambda part: callable(part) or isinstance(part, Model),
         "an nn.Module, a class of one, or a metalearn.types.Model"),
     "inner": ("inner", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
+    "loss": (
+        "loss", lambda part: callable(part) or isinstance(part, Loss),
+        "a function of outputs and targets, or a metalearn.types.Loss"),
     "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
 }  # fmt: skip
 """By group: its argument, a test of values that are no names, and a description of the values allowed."""

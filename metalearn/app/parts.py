@@ -1,22 +1,25 @@
-"""From a job to the objects that it is made of. Nothing is started or opened here."""
+"""From a job to the objects that it is made of. Nothing is started or opened here, but for pictures whose number the
+network depends on."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from distributed.cluster.meeting import UnlikeWorkerError, compare_workers
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
+from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
 from metalearn.app.likeness import code_digest, likeness_of
 from metalearn.app.unseen import UNKNOWN
+from metalearn.checks import Invalid
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
 from metalearn.config.saved import check_checkpoint
@@ -33,13 +36,16 @@ from metalearn.training.loop import Reduce, Run, TrainState
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
-from metalearn.types import Algorithm, Episode, Model, Params, Strategy, TaskSource, Updater
+from metalearn.types import Algorithm, Episode, GivesSamples, Loss, Model, Params, Strategy, TaskSource, Updater
 
 TARGET = "_target_"
 LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
 """The strategies of one process."""
 OUTPUTS = ("ways", "outputs")
 """Keys of models that say how many outputs there are."""
+
+FOLLOWING = ("model.ways", "model.network.num_classes")
+"""Keys that follow dataset.ways."""
 
 
 class Parts(NamedTuple):
@@ -80,18 +86,74 @@ def assemble(job: Job) -> Parts:
         check_device(config.device, config.precision)
     import_plugins(config.plugins)
     source = build(config, "dataset")
-    model = build(config, "model")
-    algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    return put_together(job, source, model, algorithm)
+
+    def learner() -> tuple[Model, Algorithm]:
+        model = measured_by(build(config, "model"), chosen_loss(build(config, "loss"), source))
+        return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
+
+    model, algorithm = learner()
+    notes: list[str] = []
+    if (plain := plain_samples_of(source, algorithm)) is not None:
+        source, words = plain
+        notes = [words, *with_outputs(source, config, job.whole)]
+        model, algorithm = learner()
+    return put_together(job, source, model, algorithm, notes)
 
 
-def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm) -> Parts:
-    """These components with those that the config describes beside them.
+def plain_samples_of(source: TaskSource, algorithm: Algorithm) -> tuple[TaskSource, str] | None:
+    """The plain samples of a source of tasks, if the algorithm is trained on such, and a line on them; else None.
 
     Raises:
-        ConfigError: a value that a component refuses.
+        ConfigError: the source has no use for a value.
+        DataError: data that is missing or damaged.
+    """
+    if algorithm.trained_on == "tasks" or source.unit("train") == "samples" or not isinstance(source, GivesSamples):
+        return None
+    if "samples" not in vars(source):  # it belongs to a source within, whose pictures this one may change
+        return None
+    try:
+        samples, words = source.samples(algorithm.evaluated_on)
+    except Invalid as error:
+        raise ConfigError(error.text("dataset")) from error
+    return samples, f"dataset: plain samples to train on: {words}"
+
+
+def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | None) -> list[str]:
+    """Sets the outputs of a model that follow the classes of a task to the number of classes that are trained on, in
+    the config and in what Hydra records of it; returns a line on that."""
+    classes, ways = source.classes("train"), OmegaConf.select(config, "dataset.ways")
+    keys = [key for key in FOLLOWING if ways not in (None, classes) and OmegaConf.select(config, key) == ways]
+    for node in filter(None, (config, recorded)):
+        for key in keys:
+            OmegaConf.update(node, key, classes)
+    return [f"{key}={classes}, an output for each class, in place of dataset.ways={ways}" for key in keys]
+
+
+def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
+    """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if chosen is None or isinstance(chosen, Loss):
+        return chosen
+    if not callable(chosen):
+        raise ConfigError(f"loss={chosen!r}: must be a function of outputs and targets, or a metalearn.types.Loss")
+    return of_function(chosen, classes=source.classes("train") is not None)
+
+
+def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm, notes: Sequence[str] = ()) -> Parts:
+    """These components with those that the config describes beside them; `notes` are lines for the start of the log.
+
+    Raises:
+        ConfigError: a value that a component refuses, or an algorithm that does not compute the model's loss.
     """
     config, algorithm = job.config, with_fixed(algorithm, model)
+    if model.loss is not None and algorithm.computes is not model.loss:
+        raise ConfigError(
+            f"loss={model.loss.name}: this algorithm has a loss of its own; type loss=auto, or let it compute "
+            "model.loss and say so: metalearn.types.Algorithm(…, computes=model.loss)"
+        )
     outer = build(config, "optimizer")
     start, start_notes, start_seen = initial_params(config, algorithm, job.run_dir)
     work = make_work(config, algorithm, model, source, start, outer)
@@ -104,7 +166,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         source=source,
         model=model,
         start=start,
-        start_notes=start_notes,
+        start_notes=[*notes, *start_notes],
         start_seen=start_seen,
         algorithm=algorithm,
         device=work.device,
@@ -214,7 +276,7 @@ def make_work(
         sizes = {name: value.numel() for name, value in start.items()}
         ends = piece_functions(model, source, device, dtype)
         pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
-    functions = chunk_functions(algorithm, source, device, dtype, seed=config.seed)
+    functions = chunk_functions(algorithm, source, device, dtype, tree_sum, seed=config.seed)
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 
@@ -248,12 +310,15 @@ def connect(parts: Parts) -> Strategy:
 
 def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
     """Raises ConfigError where validation or test asks for more than the source has."""
-    for key, split, wanted in (("val_tasks", "val", settings.val_tasks), ("test_tasks", "test", settings.test_tasks)):
-        size = source.size(split)
-        if size is not None and wanted > size:
-            raise ConfigError(
-                f"trainer.{key}={wanted}: the split '{split}' has {size} samples; type trainer.{key}={size} or fewer"
-            )
+    asked = {"val": settings.val_tasks, "test": settings.test_tasks}
+    sizes = {split: source.size(split) for split in asked}
+    wrong = {split: size for split, size in sizes.items() if size is not None and asked[split] > size}
+    if wrong:
+        split, size = next(iter(wrong.items()))
+        advice = " ".join(f"trainer.{name}_tasks={most}" for name, most in wrong.items())
+        raise ConfigError(
+            f"trainer.{split}_tasks={asked[split]}: the split '{split}' has {size} samples; type {advice} or fewer"
+        )
 
 
 def first_tasks(parts: Parts) -> Episode:
@@ -265,14 +330,14 @@ def first_tasks(parts: Parts) -> Episode:
         DataError: data that is missing or damaged.
     """
     if parts.algorithm.trained_on == "tasks":
-        return episodes_of(parts.source, "train", torch.tensor([0]))
+        return episodes_of(parts.source, "train", torch.tensor([0]), parts.algorithm.computes)
     settings = parts.settings
     chunk = _chunk_of(parts, 1)
     counts = [settings.meta_batch_size]
     if parts.algorithm.evaluated_on == "samples":
         counts += [settings.val_tasks, settings.test_tasks]
     smallest = min(count % chunk or chunk for count in counts)
-    return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)))
+    return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)), parts.algorithm.computes)
 
 
 def training_chunk(parts: Parts) -> int:

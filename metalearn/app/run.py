@@ -391,6 +391,9 @@ def log_network(model: Model) -> None:
 
 def not_compiled(parts: Parts) -> str | None:
     """Why the network is not compiled as a whole; None: it can be."""
+    loss = parts.model.loss
+    if loss is not None and not loss.compiled:
+        return f"loss={loss.name} is torch's"
     if parts.model.network is None:
         return "this network has others than those of metalearn.nn"
     return parts.model.network.refusal(parts.start)
@@ -411,7 +414,7 @@ def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The plots."""
     learning_curve(job.run_dir)
     episode = parts.source.episodes("test", torch.tensor([0]))
-    if is_curve(episode):
+    if is_curve(episode) and parts.source.classes("test") is None:
         adaptation(job.run_dir, parts.algorithm.adapt, in_float32(params), episode)
 
 

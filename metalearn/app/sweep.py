@@ -270,7 +270,8 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     metric, steps, shapes = "", 0, None
     for params in _checked(plan):
         parts = _assemble_one(program, others, plan.overrides(params))
-        metric = "mse" if parts.source.classes("val") is None else "accuracy"
+        loss = parts.algorithm.computes
+        metric = loss.metric if loss else "mse" if parts.source.classes("val") is None else "accuracy"
         _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
         steps = parts.settings.steps
         own = {name: value.shape for name, value in parts.start.items()}

@@ -43,6 +43,9 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
 
+FORMERLY = {"loss": {"_target_": "metalearn.algorithms.common.losses.auto"}}
+"""Groups that older configs lack, and what they stand for."""
+
 MANIFEST, DESCRIPTION = "manifest.json", "model.json"
 """Files that mark the folder of a checkpoint, and that of a published model."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metalearn.runs.metrics import METRIC_NAMES, main_metric
 from metalearn.storage.files import lines_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def rows_of(run_dir: Path) -> Iterator[Row]:
 
 def learning_figure(rows: Sequence[Row]) -> Any:
     """Loss and main metric against the meta-step; the metric's validations have their 95% intervals."""
-    metric = "accuracy" if any("accuracy" in row for row in rows) else "mse"
+    metric = main_metric({name for row in rows for name in row})
     figure, (left, right) = new_axes(11, 4, columns=2)
     for axes, name in ((left, "loss"), (right, metric)):
         known = [row for row in rows if row[name] is not None]
@@ -61,10 +62,10 @@ def learning_figure(rows: Sequence[Row]) -> Any:
         for row in (row for row in known if row["split"] == "test"):
             axes.axhline(row[name], color="C2", linestyle="--", label=f"test {_number(name, row[name])}")
         axes.set_xlabel("meta-step")
-        axes.set_ylabel("query " + {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}[name])
+        axes.set_ylabel(f"query {METRIC_NAMES.get(name, name)}")
         axes.grid(alpha=0.3)
         axes.legend()
-    if metric == "mse":
+    if metric != "accuracy":
         right.set_yscale("log")
     return figure
 
@@ -101,7 +102,7 @@ def inner_steps_figure(test: Mapping[str, Any], metric: str) -> Any:
     intervals = [test["ci95_by_step"][str(step)] for step in steps]
     axes.errorbar(steps, values, intervals, color="C2", marker="o", markersize=4, capsize=3)
     axes.set_xlabel("inner step")
-    axes.set_ylabel("test " + {"accuracy": "accuracy", "mse": "mean squared error"}[metric])
+    axes.set_ylabel(f"test {METRIC_NAMES[metric]}")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     return figure

@@ -24,7 +24,7 @@ from metalearn.reporting.loggers.to_mlflow import mlflow_logger
 from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
 from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
 from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
-from metalearn.runs.metrics import describe, jsonable
+from metalearn.runs.metrics import METRIC_NAMES, describe, jsonable
 from metalearn.storage.files import is_disk_fault, logged_lines, unwritten, write_atomically, writing
 
 _PACKAGES = ("metalearn", "distributed")
@@ -228,7 +228,7 @@ class _Lines:
 
 
 def _as_text(step: int, values: Values, window: Window) -> str:
-    parts = [f"{name} {values[name]:.4f}" for name in ("loss", "accuracy", "mse") if name in values]
+    parts = [f"{name} {values[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in values]
     speed = f"{window.meta_batch_size / values['step_seconds']:.1f} {window.unit}/s"
     return "  ".join([*parts, speed, f"{_time_left(step, window, values['step_seconds'])} left"])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metalearn.reporting.figures import METRICS, adaptation_figure, learning_figure, new_axes, rows_of, save
+from metalearn.runs.metrics import METRIC_NAMES, main_metric
 
 if TYPE_CHECKING:
     from metalearn.types import Adapt, Episode, Params
@@ -32,7 +33,7 @@ def curve_of(run_dir: Path) -> Curve:
     rows = [row for row in rows_of(run_dir) if row.get("split") == "val"]
     if not rows:
         raise ValueError(f"{run_dir}: has not been validated yet; let it run for trainer.val_every steps")
-    metric = "accuracy" if "accuracy" in rows[0] else "mse"
+    metric = main_metric(rows[0])
     timed = all("elapsed_seconds" in row for row in rows)
     try:
         rows = [row for row in rows if row[metric] is not None]
@@ -64,7 +65,7 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
     left.set_xlabel("minutes of training and validation")
     right.set_xlabel("meta-steps")
     left.set_yscale("log")
-    left.set_ylabel("validation accuracy" if accuracy else "validation: mean squared error")
+    left.set_ylabel("validation: " + " or ".join(dict.fromkeys(METRIC_NAMES[curve.metric] for curve in curves)))
     if accuracy:
         _name_accuracies(left, [value for curve in curves for value in curve.values])
     for axes in (left, right):

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FREE_KEYS
+from metalearn.config.saved import FORMERLY, FREE_KEYS
 from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
@@ -372,7 +372,7 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 
 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    changes = differences(old, new) if old else {}
+    changes = differences({**FORMERLY, **old}, new) if old else {}
     return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 
 

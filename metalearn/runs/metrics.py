@@ -3,17 +3,21 @@
 import csv
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from metalearn.storage.files import writing
 from metalearn.types import Metrics
 
+METRIC_NAMES = {"accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error"}
+"""The metrics that decide which of two learners is better, and their names in words. Of accuracy more is better, of the
+others less."""
 
-def main_metric(values: Mapping[str, Any]) -> str:
-    """The metric that decides which of two learners is better: `accuracy` (higher is better), else `mse` (lower)."""
-    return "accuracy" if "accuracy" in values else "mse"
+
+def main_metric(values: Collection[str]) -> str:
+    """The metric among values."""
+    return next((name for name in METRIC_NAMES if name in values), "mse")
 
 
 def better(metric: str, new: float, old: float | None) -> bool:
@@ -42,9 +46,9 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     """Figures over tasks (or samples: `unit`), after the last inner step, from values [tasks, inner steps + 1].
 
     Returns:
-        `accuracy` or `mse`, `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their number. `by_step` and
-        `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string. For tasks
-        also `task_list`: two lists with the same name have the same tasks.
+        `accuracy`, `mse` or `mae`, `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their number.
+        `by_step` and `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string.
+        For tasks also `task_list`: two lists with the same name have the same tasks.
     """
     metric = main_metric(values)
     table = values[metric].double()
@@ -92,7 +96,7 @@ def write_table(path: Path, values: Metrics) -> None:
 
 
 def describe(figures: dict[str, Any]) -> str:
-    """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean squared error."""
+    """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean error."""
     metric = main_metric(figures)
     form = ".2%" if metric == "accuracy" else ".4f"
     unit = "samples" if "samples" in figures else "tasks"

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from metalearn.config.compose import PACKAGE
 from metalearn.config.foreign import check_saved
 from metalearn.config.options import CONF
-from metalearn.config.saved import DATA, DESCRIPTION, OWN
+from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
@@ -41,6 +41,7 @@ FACTORY = "made-by"
 GROUPS = {
     "algorithm": "algorithm",
     "inner": "inner",
+    "loss": "loss",
     "model": "architecture",
     "dataset": "dataset",
     "trainer": "trainer",
@@ -63,8 +64,8 @@ OF_THE_MACHINE = {"root": None, "download": True, "shards": None, "seed": 0, "ev
 """Keys of a dataset that are not published, and what a reader takes: its own folder, and seeds that follow others."""
 
 REQUIRED: dict[str, type | tuple[type, ...]] = {
-    "format": str, "algorithm": dict, "inner": dict, "architecture": dict, "dataset": dict, "trainer": dict,
-    "preprocessing": (dict, type(None)), "ways": (int, type(None)), "shots": (int, type(None)),
+    "format": str, "algorithm": dict, "inner": dict, "loss": dict, "architecture": dict, "dataset": dict,
+    "trainer": dict, "preprocessing": (dict, type(None)), "ways": (int, type(None)), "shots": (int, list, type(None)),
     "transductive": (bool, type(None)), "step": int, "precision": str, "sha256": str,
 }  # fmt: skip
 """Fields without which a model cannot be used, and their types. The others are for its readers."""
@@ -133,7 +134,7 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a value is a path of this machine.
     """
     config = snapshot.meta["config"]
-    parts = {name: _part(group, config[group]) for group, name in GROUPS.items()}
+    parts = {name: _part(group, (FORMERLY | config)[group]) for group, name in GROUPS.items()}
     top = {key: config[group].get(name) for key, (group, name) in OUTSIDE.items()}
     if _is_path(parts["dataset"].get("split")):
         parts["dataset"]["split"] = None  # a folder of lists
@@ -213,7 +214,7 @@ def read(key: str, path: Path) -> Snapshot:
             # A folder from elsewhere must not lead to other files of this machine.
             if (path / name).is_symlink():
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
-        content = check_saved(read_object(path / DESCRIPTION))
+        content = {"loss": {KIND: "auto"}} | check_saved(read_object(path / DESCRIPTION))
         _check_fields(content)
         if content["sha256"] != _sha256(path / PARAMETERS):
             raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")

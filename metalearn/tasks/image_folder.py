@@ -6,11 +6,20 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from metalearn.checks import Invalid, true_or_false
 from metalearn.errors import DataError
 from metalearn.storage.files import read_bounded
-from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Seeds, picture_tasks, shapes_of
+from metalearn.tasks.common.episodes import (
+    SPLITS,
+    Classes,
+    EpisodeSpec,
+    HoldsClasses,
+    Seeds,
+    picture_tasks,
+    shapes_of,
+)
 from metalearn.tasks.common.picture_folders import (
     PictureFolder,
     check_picture_shape,
@@ -19,9 +28,13 @@ from metalearn.tasks.common.picture_folders import (
     only_pictures,
     picture_folders,
 )
-from metalearn.types import TaskSource
+from metalearn.tasks.common.samples import Chosen, pretraining, samples
+from metalearn.types import TaskSource, Unit
 
 FOLDERS = "folders"
+KNOWN = 256
+"""The most training samples whose statistics normalise validation and test samples."""
+
 LARGEST_LIST = 2**26
 """The most bytes of a list of classes."""
 
@@ -116,13 +129,7 @@ def _divide(root: Path, folders: Mapping[str, PictureFolder], split: str | Seque
     Raises:
         DataError: as `by_fractions`, `by_lists`, `by_folders`; pictures outside class folders; a class in two splits.
     """
-    outside = [*SPLITS, "."] if split == FOLDERS else ["."]
-    loose = [picture for name in outside if name in folders for picture in folders[name].pictures]
-    if loose:
-        raise DataError(
-            f"dataset.root={root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a "
-            "folder named by their class, or name the folder above: dataset.root=/path"
-        )
+    _refuse_loose(root, folders, split)
     if not isinstance(split, str):
         splits = by_fractions(root, folders, split)
     elif split == FOLDERS:
@@ -141,6 +148,17 @@ def _divide(root: Path, folders: Mapping[str, PictureFolder], split: str | Seque
                 )
             split_of[label] = part
     return splits
+
+
+def _refuse_loose(root: Path, folders: Mapping[str, PictureFolder], split: str | Sequence[float]) -> None:
+    """Raises DataError for pictures that lie in no class folder."""
+    outside = [*SPLITS, "."] if split == FOLDERS else ["."]
+    loose = [picture for name in outside if name in folders for picture in folders[name].pictures]
+    if loose:
+        raise DataError(
+            f"dataset.root={root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a "
+            "folder named by their class, or name the folder above: dataset.root=/path"
+        )
 
 
 def _below_split(name: str) -> str:
@@ -164,6 +182,10 @@ def image_folder(
     seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
     """Few-shot classification of the pictures below a folder; a class is a folder that holds pictures, at any depth.
+
+    Algorithms that are trained on plain samples get all pictures of the training classes, and are evaluated on tasks of
+    the others. `supervised` gets all classes: the pictures of each are divided as `split` divides classes, in the same
+    way for every seed; with `folders`, each class is in all three folders.
 
     Args:
         root: the folder of class folders.
@@ -193,4 +215,110 @@ def image_folder(
             class_name=_below_split,
         )  # fmt: skip
 
-    return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)
+    def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
+        for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
+            if value is not None:
+                allowed = "this algorithm trains on plain samples, which have no training tasks"
+                raise Invalid(name, value, allowed, "type KEY=null")
+        if evaluated_on == "tasks":
+            assert isinstance(tasks, HoldsClasses)
+            names, _, pictures, *_ = tasks.classes_of("train")
+            sizes = [len(pictures(label)) for label in range(len(names))]
+            trained = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
+            words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
+            return pretraining(_samples(names, trained, seeds), tasks), words
+        if rotations:
+            raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
+        names, divided = _classified(Path(root), split, image_size, channels)
+        how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
+        counts = ", ".join(f"{part} {size}" for part, size in _sizes(divided).items())
+        return _samples(names, divided, seeds), f"the pictures of all {len(names)} classes, {how}: {counts}"
+
+    tasks = picture_tasks(load, shapes, rotations=rotations, seeds=seeds, samples=plain)
+    return tasks
+
+
+# Plain samples
+
+
+def _samples(names: Sequence[str], divided: Mapping[str, Chosen], seeds: Seeds) -> TaskSource:
+    sizes = _sizes(divided)
+    return samples(lambda: divided, sizes, names, known=min(KNOWN, sizes["train"]), seeds=seeds)
+
+
+def _sizes(divided: Mapping[str, Chosen]) -> dict[str, int]:
+    return {split: sum(map(len, divided[split].places)) if split in divided else 0 for split in SPLITS}
+
+
+def _classified(
+    root: Path, split: str | Sequence[float], image_size: int, channels: int
+) -> tuple[Sequence[str], dict[str, Chosen]]:
+    """The identities of all classes, and their pictures in each split.
+
+    Raises:
+        DataError: lists divide classes; a class is not in every folder; or it has too few pictures to be divided.
+    """
+    if isinstance(split, str) and split != FOLDERS:
+        raise DataError(
+            f"dataset.split={split}: lists divide the classes, and plain classification divides the pictures of each; "
+            f"type dataset.split=[0.64,0.16,0.2] or dataset.split={FOLDERS}"
+        )
+    folders = picture_folders(root)
+    _refuse_loose(root, folders, split)
+    pictures = only_pictures(root, folders)
+    if split == FOLDERS:
+        pictures = {name: files for name, files in pictures.items() if name.partition("/")[0] in SPLITS}
+        _check_in_every_folder(root, pictures)
+    everyone = sorted(pictures)
+    sizes = {name: len(pictures[name]) for name in everyone}
+    places = None if split == FOLDERS else _divided(root, sizes, [float(part) for part in split])
+    identities, _, of_class, *_ = decoded_classes(
+        "image_folder", root, {"all": pictures}, None, image_size=image_size, channels=channels, class_name=_below_split
+    )["all"]
+    if places is not None:
+        return identities, {part: Chosen(of_class, numbers) for part, numbers in places.items()}
+
+    def of_folder(part: str) -> Chosen:
+        labels = [label for label, name in enumerate(everyone) if name.startswith(f"{part}/")]
+        return Chosen(lambda label: of_class(labels[label]), [np.arange(sizes[everyone[label]]) for label in labels])
+
+    first = [identities[label] for label, name in enumerate(everyone) if name.startswith("train/")]
+    return first, {part: of_folder(part) for part in SPLITS}
+
+
+def _check_in_every_folder(root: Path, names: Collection[str]) -> None:
+    """Raises DataError unless the folders train, val and test have the same two classes or more."""
+    found = {part: {_below_split(name) for name in names if name.startswith(f"{part}/")} for part in SPLITS}
+    everyone = set().union(*found.values())
+    for part, classes in found.items():
+        missing = sorted(everyone - classes)
+        if missing or len(everyone) < 2:
+            what = f"has no pictures of {first_few(missing)}" if missing else f"has {len(everyone)} classes"
+            raise DataError(
+                f"dataset.split={FOLDERS}: {root / part} {what}, and plain classification needs the same two or "
+                "more classes in train, val and test; type dataset.split=[0.64,0.16,0.2] for class folders side by side"
+            )
+
+
+def _divided(root: Path, sizes: Mapping[str, int], fractions: Sequence[float]) -> dict[str, list[NDArray[np.int64]]]:
+    """The numbers of the pictures of each class in each split: a constant shuffle, divided by the fractions, at least
+    one in each.
+
+    Raises:
+        DataError: a class with fewer than three pictures.
+    """
+    small = [name for name, size in sizes.items() if size < len(SPLITS)]
+    if small:
+        raise DataError(
+            f"dataset.root={root}: {len(small)} classes have fewer than 3 pictures, and one each must train, validate "
+            f"and test: {first_few(small)}; add pictures, or remove these folders"
+        )
+    places: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
+    for name, size in sizes.items():
+        order = np.random.default_rng([_SHUFFLE, *name.encode(errors="surrogateescape")]).permutation(size)
+        val, test = (max(1, round(fraction * size)) for fraction in fractions[1:])
+        train = max(1, size - val - test)
+        val = min(val, size - train - 1)
+        for split, part in zip(SPLITS, np.split(order, [train, train + val]), strict=True):
+            places[split].append(np.sort(part))
+    return places

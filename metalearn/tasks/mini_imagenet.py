@@ -212,7 +212,7 @@ def mini_imagenet(
     shapes = shapes_of(episode)
     sizes = {split: list(published_splits().values()).count(split) for split in SPLITS}
     # The number of pictures is not known yet. This check assumes as many as an episode needs.
-    check_filled(shapes, {split: (sizes[split], shape.shots + shape.queries) for split, shape in shapes.items()})
+    check_filled(shapes, {split: (sizes[split], shape.most) for split, shape in shapes.items()})
     check_picture_shape(image_size, channels)
     true_or_false("rotations", rotations)
 

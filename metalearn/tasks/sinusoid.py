@@ -3,20 +3,23 @@
 Amplitude in [0.1, 5], phase in [0, π], inputs in [−5, 5]: y = amplitude · sin(x − phase).
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from metalearn.checks import whole_number
-from metalearn.tasks.common.episodes import Seeds, task_generator
+from metalearn.tasks.common.episodes import Seeds, Shots, check_shots, shots_of_task, task_generator
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 
 class _Sinusoid:
-    def __init__(self, *, shots: int, queries: int, eval_queries: int, seeds: Seeds) -> None:
+    def __init__(self, *, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> None:
         self._shots = shots
         self._queries = queries
         self._eval_queries = eval_queries
+        self._seeds = seeds
         self._generator = task_generator(seeds)
 
     def classes(self, split: str) -> None:
@@ -28,35 +31,40 @@ class _Sinusoid:
     def size(self, split: str) -> None:
         return None
 
-    def episodes(self, split: str, indices: Tensor) -> Episode:
+    def episodes(self, split: str, indices: Tensor) -> Any:
+        if isinstance(self._shots, int):
+            return self._of(split, indices.tolist(), self._shots)
+        tasks = [self._of(split, [n], shots_of_task(self._shots, self._seeds, split, n)) for n in indices.tolist()]
+        return tasks[0] if len(tasks) == 1 else tasks
+
+    def _of(self, split: str, indices: list[int], k: int) -> Episode:
         queries = self._queries if split == "train" else self._eval_queries
         xs, ys = [], []
-        for index in indices.tolist():
+        for index in indices:
             rng = self._generator(split, index)
             amplitude, phase = rng.uniform(0.1, 5.0), rng.uniform(0.0, np.pi)
-            x = rng.uniform(-5.0, 5.0, (self._shots + queries, 1))
+            x = rng.uniform(-5.0, 5.0, (k + queries, 1))
             xs.append(x)
             ys.append(amplitude * np.sin(x - phase))
         x_all, y_all = (torch.from_numpy(np.stack(values)).to(torch.float32) for values in (xs, ys))
-        k = self._shots
         return Episode(
             Batch(x_all[:, :k].contiguous(), y_all[:, :k].contiguous()),
             Batch(x_all[:, k:].contiguous(), y_all[:, k:].contiguous()),
         )
 
 
-def sinusoid(*, shots: int, queries: int, eval_queries: int, seeds: Seeds) -> TaskSource:
+def sinusoid(*, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> TaskSource:
     """Sine waves, each learned from a few points.
 
     Args:
-        shots: support points of a task.
+        shots: support points of a task, or the fewest and the most.
         queries: query points of a training task.
         eval_queries: query points of a validation or test task.
 
     Raises:
         ValueError: fewer than one point, or a negative seed.
     """
-    whole_number("shots", shots, at_least=1)
+    check_shots(shots)
     whole_number("queries", queries, at_least=1)
     whole_number("eval_queries", eval_queries, at_least=1)
     return _Sinusoid(shots=shots, queries=queries, eval_queries=eval_queries, seeds=seeds)

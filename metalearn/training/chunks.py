@@ -2,18 +2,31 @@
 
 import hashlib
 import inspect
+import logging
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError, DataError
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage, TaskSource
+from metalearn.types import (
+    Algorithm,
+    Batch,
+    ChunkResult,
+    Episode,
+    Loss,
+    Metrics,
+    Model,
+    Params,
+    Stage,
+    Targets,
+    TaskSource,
+)
 
 DATA_SECONDS = "data_seconds"
 """The metric of a chunk for the seconds that its episodes took to make."""
@@ -22,6 +35,12 @@ EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of te
 
 DIGEST = "digest"
 """The name of the value that is a hash of an evaluation task's content."""
+
+
+Add = Callable[[Sequence[Any]], Any]
+"""Adds up values with tensors and numbers in them."""
+
+log = logging.getLogger("metalearn")
 
 
 class ChunkFunctions(NamedTuple):
@@ -64,13 +83,50 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     return tuple(map(single, model.stages))
 
 
-def episodes_of(source: TaskSource, split: str, indices: Tensor) -> Episode:
+def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:
     """What a source gives for these numbers, which may be code of the user's own.
 
     Raises:
-        DataError: it is no episode, or a label is none of the task's classes. The message names the source's code.
+        DataError: it is no episode, a label is none of the task's classes, or the loss is not for such targets. The
+            message names the source's code.
     """
-    episode = source.episodes(split, indices)
+    return _checked(source, split, source.episodes(split, indices), loss)
+
+
+def chunk_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> list[Episode]:
+    """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task.
+
+    Raises:
+        DataError: as `episodes_of`.
+    """
+    given: Any
+    try:
+        given = source.episodes(split, indices)
+    except Exception:  # of code of the user's own, which may not be able to stack what differs
+        if len(indices) == 1 or source.unit(split) == "samples":
+            raise
+        given = [episodes_of(source, split, index, loss) for index in indices.split(1)]
+        if len(set(map(_shapes, given))) == 1:
+            raise
+    if not (isinstance(given, list) and given and all(isinstance(task, Episode) for task in given)):
+        return [_checked(source, split, given, loss)]
+    tasks = [_checked(source, split, task, loss) for task in given]
+    if len(tasks) != len(indices) or any(len(task.query.x) != 1 for task in tasks):
+        raise DataError(
+            f"{_place_of(source)}: gives a list of {len(tasks)} episodes for {len(indices)} tasks; a list has an "
+            "episode of one task for each number"
+        )
+    if len(set(map(_shapes, tasks))) > 1:
+        return tasks
+    return [Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))]
+
+
+def _shapes(episode: Episode) -> tuple[torch.Size, ...]:
+    return tuple(value.shape for batch in episode for value in batch)
+
+
+def _checked(source: TaskSource, split: str, episode: object, loss: Loss | None) -> Episode:
+    """An episode that a source has given, whose form and targets are right."""
     parts = list(episode) if isinstance(episode, tuple | list) else []
     if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
         raise DataError(f"{_place_of(source)}: gives a {type(episode).__name__}; give {EPISODE}")
@@ -82,16 +138,73 @@ def episodes_of(source: TaskSource, split: str, indices: Tensor) -> Episode:
             shapes = f"{list(x.shape)} for x and {list(y.shape)} for y"
             raise DataError(f"{_place_of(source)}: {part} has the shapes {shapes}; both begin with [tasks, samples]")
     classes = source.classes(split)
-    if classes is not None:  # of samples, the first part only gives statistics
-        for _, y in parts if source.unit(split) == "tasks" else parts[1:]:
-            _check_labels(source, split, y, classes)
+    for _, y in parts if source.unit(split) == "tasks" else parts[1:]:  # of samples, the first only gives statistics
+        _check_targets(source, split, y, classes, loss)
     return Episode(Batch(*parts[0]), Batch(*parts[1]))
 
 
-def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int) -> None:
-    """Raises DataError for a label that is none of a task's classes."""
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise DataError(f"{_place_of(source)}: its labels are of {y.dtype}; give whole numbers, of torch.int64")
+MEANINGS: dict[Targets, str] = {
+    "classes": "classes (whole numbers [tasks, samples], and a number of classes)",
+    "labels": "several labels (0.0 or 1.0, [tasks, samples, classes])",
+    "numbers": "real numbers ([tasks, samples, numbers], and None for classes)",
+}
+"""Targets as a message explains them."""
+
+_LOSSES: dict[Targets, str] = {"classes": "cross_entropy", "labels": "binary", "numbers": "squared"}
+
+
+def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | None, loss: Loss | None) -> None:
+    """Raises DataError for targets that contradict the source's number of classes, or that the loss is not for."""
+    real = y.is_floating_point()
+    if y.dtype == torch.bool or (classes is None and not real):
+        wanted = "real numbers, such as y.float()" if classes is None else "whole numbers, of torch.int64"
+        raise DataError(
+            f"{_place_of(source)}: its labels are of {y.dtype}, and classes({split!r}) is {classes}; give {wanted}"
+        )
+    kind: Targets = "numbers" if classes is None else "labels" if real else "classes"
+    if loss is None and kind == "labels":
+        raise DataError(
+            f"{_place_of(source)}: its labels are of {y.dtype}; give whole numbers, of torch.int64, for one class of "
+            f"{classes}; or type loss=binary if a sample may have several labels; or let classes() give None for real "
+            "numbers"
+        )
+    if loss is not None and kind not in loss.allows:
+        allowed = " or ".join(MEANINGS[one] for one in loss.allows)
+        raise DataError(
+            f"{_place_of(source)}: the targets of {split} are {kind} ({y.dtype}, {list(y.shape)}, classes: {classes}), "
+            f"and loss={loss.name} is for {allowed}; type loss={_LOSSES[kind]}, or give other targets"
+        )
+    if loss is not None and classes is not None and loss.weights not in (None, classes):
+        raise ConfigError(
+            f"loss.weights: has {loss.weights} numbers, and a task of {split} has {classes} classes; each split needs "
+            f"{loss.weights} classes, else type loss.weights=null"
+        )
+    if kind == "labels":
+        _check_several(source, split, y, classes)
+    elif kind == "classes":
+        _check_labels(source, split, y, classes or 0, None if loss is None else loss.ignored)
+
+
+def _check_several(source: TaskSource, split: str, y: Tensor, classes: int | None) -> None:
+    """Raises DataError unless `y` has a number from 0 to 1 for each of a task's classes."""
+    good = y.dim() == 3 and y.shape[2] == classes and bool(((y >= 0) & (y <= 1)).all())
+    if not good:
+        raise DataError(
+            f"{_place_of(source)}: the labels of {split} have the shape {list(y.shape)} and run from {y.amin():g} to "
+            f"{y.amax():g}; give 0.0 or 1.0 for each of {classes} classes, [tasks, samples, {classes}]"
+        )
+
+
+def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int, ignored: int | None) -> None:
+    """Raises DataError for a label that is none of a task's classes, and for a task without any."""
+    if ignored is not None:
+        counted = y != ignored
+        if 0 <= ignored < classes or not counted.any(dim=1).all():
+            raise DataError(
+                f"{_place_of(source)}: loss.ignored={ignored} is a class of {split}, or the label of all samples of a "
+                "task; type a label that no class has, such as loss.ignored=-100"
+            )
+        y = y[counted]
     low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise DataError(
@@ -125,7 +238,7 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
     on_device = placing(device, dtype)
 
     def episodes(split: str, indices: Tensor) -> Episode:
-        return on_device(episodes_of(source, split, indices))
+        return on_device(episodes_of(source, split, indices, model.loss))
 
     def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
         support, query = episodes(split, indices)
@@ -133,11 +246,11 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
         return torch.cat([support.x[:, :known], query.x], dim=1), known
 
     def values(outputs: Tensor, split: str, indices: Tensor) -> Metrics:
-        columns = by_sample(outputs, episodes(split, indices).query.y)
+        columns = by_sample(outputs, episodes(split, indices).query.y, model.loss)
         return {name: value[0].unsqueeze(1) for name, value in columns.items()}
 
     def outcome(outputs: Tensor, split: str, indices: Tensor) -> tuple[Tensor, tuple[Metrics, int]]:
-        metrics = by_sample(outputs, episodes(split, indices).query.y)
+        metrics = by_sample(outputs, episodes(split, indices).query.y, model.loss)
         return metrics["loss"].sum(), (summed(metrics), len(indices))
 
     def faults(metrics: Metrics) -> Metrics:
@@ -147,50 +260,84 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
 
 
 def chunk_functions(
-    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype, *, seed: int = 0
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype, add: Add, *, seed: int = 0
 ) -> ChunkFunctions:
-    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`. What the network draws
-    in training follows from `seed`."""
+    """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`.
+
+    Tasks of a chunk that differ in shape are computed one by one, and `add` adds up their results as a strategy does
+    those of chunks. What the network draws in training follows from `seed`.
+    """
     on_device = placing(device, dtype)
+    said: list[str] = []
 
-    def seeds(indices: Tensor, step: int) -> PassSeeds:
+    def seeds_of(indices: Tensor, step: int, parts: int) -> list[PassSeeds]:
+        """For each of the parts in which a chunk is computed: the whole chunk, or its tasks."""
         numbers = indices.tolist()
-        return PassSeeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
+        whole = PassSeeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
+        return [whole] if parts == 1 else [whole.of_task(place) for place in range(parts)]
 
-    def training(indices: Tensor) -> tuple[Episode, Metrics]:
+    def tasks_of(split: str, indices: Tensor) -> list[Episode]:
+        tasks = chunk_of(source, split, indices, algorithm.computes)
+        if len(tasks) > 1 and not said:
+            said.append("tasks differ in shape: those of a chunk with several shapes are computed one by one")
+            log.info("%s", *said)
+        return tasks
+
+    def training(indices: Tensor) -> tuple[list[Episode], Metrics]:
         began = time.perf_counter()
-        episode = on_device(episodes_of(source, "train", indices))
-        return episode, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
+        tasks = [on_device(task) for task in tasks_of("train", indices)]
+        return tasks, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
         origin = device_of(params)
-        episode, seconds = training(indices)
-        with surrounded(seeds=seeds(indices, step)):
-            result = algorithm.meta_grad(moved(params, device), episode, step)
+        tasks, seconds = training(indices)
+        here, parts = moved(params, device), list[ChunkResult]()
+        for task, seeds in zip(tasks, seeds_of(indices, step, len(tasks)), strict=True):
+            with surrounded(seeds=seeds):
+                parts.append(algorithm.meta_grad(here, task, step))
+        result = add(parts)
         return ChunkResult(moved(result.grads, origin), moved(result.metrics | seconds, origin), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
         origin = device_of(params)
-        task = episodes_of(source, split, indices)
-        values = moved(algorithm.evaluate(moved(params, device), on_device(task)), origin)
-        return values if algorithm.evaluated_on == "samples" else values | {DIGEST: digests(task)}
+        tasks, here = tasks_of(split, indices), moved(params, device)
+        parts = [moved(algorithm.evaluate(here, on_device(task)), origin) for task in tasks]
+        if algorithm.evaluated_on != "samples":
+            parts = [values | {DIGEST: digests(task)} for values, task in zip(parts, tasks, strict=True)]
+        return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
 
     def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
-        episode, _ = training(indices)
-        return {"fault": faults_of(algorithm, moved(params, device), episode, step, seeds(indices, step))}
+        tasks, _ = training(indices)
+        here, seeds = moved(params, device), seeds_of(indices, step, len(tasks))
+        faults = [faults_of(algorithm, here, task, step, own) for task, own in zip(tasks, seeds, strict=True)]
+        return {"fault": torch.cat(faults)}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
         origin = device_of(params)
-        episode, seconds = training(indices)
-        with surrounded(seeds=seeds(indices, step)):
-            values = algorithm.outcome(moved(params, device), episode, step)
-        return values["loss"].sum().to(origin), (moved(summed(values) | seconds, origin), len(indices))
+        tasks, seconds = training(indices)
+        copies, parts = _copies(moved(params, device), len(tasks)), list[Metrics]()
+        for copy, task, seeds in zip(copies, tasks, seeds_of(indices, step, len(tasks)), strict=True):
+            with surrounded(seeds=seeds):
+                parts.append(algorithm.outcome(copy, task, step))
+        total = add([values["loss"].sum() for values in parts])
+        metrics = add([summed(values) for values in parts])
+        return total.to(origin), (moved(metrics | seconds, origin), len(indices))
 
     def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
         return ChunkResult(grads, *rest)
 
     return ChunkFunctions(map_chunk, evaluate, diagnose, None if algorithm.outcome is None else loss, result)
+
+
+def _copies(params: Params, count: int) -> list[Params]:
+    """The same parameters for each of some tasks. Their gradients are added as those of terms are in
+    `distributed.tree_sum`, not in the order in which autograd meets them."""
+    if count == 1:
+        return [params]
+    left = 1 << (count - 1).bit_length() - 1
+    halves = [{name: value.view_as(value) for name, value in params.items()} for _ in range(2)]
+    return _copies(halves[0], left) + _copies(halves[1], count - left)
 
 
 def digests(episode: Episode) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from metalearn.algorithms.common.functional import per_task
 from metalearn.errors import ConfigError
 from metalearn.training.chunks import episodes_of, placing
-from metalearn.types import Algorithm, Apply, Batch, Episode, Model, Params, TaskSource, Unit
+from metalearn.types import Algorithm, Apply, Batch, Episode, Loss, Metrics, Model, Params, TaskSource, Unit
 
 
 def check_compatible(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
@@ -20,7 +20,7 @@ def check_compatible(algorithm: Algorithm, model: Model, params: Params, source:
     """
     _check_unit(source.unit("train"), algorithm.trained_on, algorithm, "learns from")
     if algorithm.trained_on == "samples":
-        _try_samples(algorithm.classify or model.apply, params, source, first)
+        _try_samples(algorithm.classify or model.apply, params, source, first, algorithm.computes)
     else:
         _try_task(algorithm, params, source, first, "train")
     for split in ("val", "test"):
@@ -36,10 +36,12 @@ def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source:
         ConfigError: as `check_compatible`.
     """
     _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is evaluated on")
+    loss = algorithm.computes
     if algorithm.evaluated_on == "samples":
-        _try_samples(algorithm.classify or model.apply, params, source, episodes_of(source, split, torch.arange(2)))
+        two = episodes_of(source, split, torch.arange(2), loss)
+        _try_samples(algorithm.classify or model.apply, params, source, two, loss)
     else:
-        _try_task(algorithm, params, source, episodes_of(source, split, torch.tensor([0])), split)
+        _try_task(algorithm, params, source, episodes_of(source, split, torch.tensor([0]), loss), split)
 
 
 def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> None:
@@ -52,11 +54,12 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
         )
     example = "omniglot_pretraining" if algorithm.evaluated_on == "tasks" else "omniglot_characters"
     raise ConfigError(
-        f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example"
+        f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example, or "
+        "dataset=image_folder for pictures of your own"
     )
 
 
-def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Episode) -> None:
+def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Episode, loss: Loss | None) -> None:
     advice = (
         " in micro-batches of one sample; type a trainer.task_chunk that leaves none over, or a larger "
         "trainer.meta_batch_size (or other val_tasks and test_tasks)"
@@ -65,6 +68,7 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
     x, known = query.x, support.x if support.x.shape[1] else None
     outputs = _outputs(lambda: classify(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")
     _check_outputs(outputs, source.classes("train"), first.query)
+    _try_loss(loss and loss.of_samples, outputs, query.y)
 
 
 def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Episode, split: str) -> None:
@@ -77,6 +81,39 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
             "test alike; type dataset.train_ways=null, or algorithm=protonet, which has no head"
         )
     _check_outputs(outputs, source.classes(split), task.query)
+    _try_loss(algorithm.computes and algorithm.computes.of_tasks, outputs, query.y)
+    if split == "train" and algorithm.computes is not None:
+        _try_second_derivative(algorithm, algorithm.computes, params, Episode(support, query), outputs)
+
+
+def _try_second_derivative(algorithm: Algorithm, loss: Loss, params: Params, task: Episode, outputs: Tensor) -> None:
+    """Raises ConfigError for a loss without a second derivative, as some of torch are, if the algorithm needs it."""
+    with torch.enable_grad():
+        at = outputs.detach().requires_grad_()
+        try:
+            (slope,) = torch.autograd.grad(loss.of_tasks(at, task.query.y)["loss"].sum(), at, create_graph=True)
+            if slope.requires_grad:
+                torch.autograd.grad(slope.sum(), at)
+        except RuntimeError as error:
+            try:
+                algorithm.meta_grad(params, task, 1)
+            except RuntimeError:
+                raise ConfigError(
+                    f"loss={loss.name}: has no second derivative ({error}), and this algorithm needs it; type "
+                    "algorithm.first_order=true where there is such a key, algorithm=reptile, or another loss"
+                ) from error
+
+
+def _try_loss(measure: Callable[[Tensor, Tensor], Metrics] | None, outputs: Tensor, y: Tensor) -> None:
+    """Raises ConfigError for a loss, which may be code of the user's own, that fails."""
+    try:
+        if measure is not None:
+            measure(outputs, y)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever it is
+        shapes = f"outputs {list(outputs.shape[1:])} and targets {list(y.shape[1:])} of {y.dtype}"
+        raise ConfigError(f"loss: fails for {shapes} ({type(error).__name__}: {error}); type loss=auto") from error
 
 
 def _placed(params: Params, episode: Episode) -> Episode:

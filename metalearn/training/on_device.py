@@ -20,7 +20,7 @@ from torch import Tensor
 from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
-from metalearn.training.chunks import DATA_SECONDS, episodes_of, placing
+from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient
 from metalearn.types import (
@@ -148,13 +148,13 @@ for operation in OPERATIONS.split():
 
 class Feed(Protocol):
     """Where a step's tasks come from. `drawn(step)` makes them on the host; `given` are the tensors on the device that
-    they are copied to; `episode()` is what a step computes with, from these tensors."""
+    they are copied to; `tasks()` is what a step computes with, from these tensors: an episode, or one for each task."""
 
     given: list[Tensor]
 
     def drawn(self, step: int) -> list[Tensor]: ...
 
-    def episode(self) -> Episode: ...
+    def tasks(self) -> list[Episode]: ...
 
 
 class NotAsNumbersError(Exception):
@@ -191,13 +191,16 @@ class PicturesByNumber:
             for count in (self._shots, per_class - self._shots)
         ]
 
-        wanted = episodes_of(source, "train", torch.arange(tasks))
+        wanted = episodes_of(source, "train", torch.arange(tasks), work.algorithm.computes)
         for ours, theirs in zip(self.episode(), wanted, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
                 raise NotAsNumbersError("its episodes are others than the pictures of its numbers")
 
     def drawn(self, step: int) -> list[Tensor]:
         return [self._source.numbers("train", torch.arange((step - 1) * self._tasks, step * self._tasks))]
+
+    def tasks(self) -> list[Episode]:
+        return [self.episode()]
 
     def episode(self) -> Episode:
         (numbers,) = self.given
@@ -221,17 +224,18 @@ class WholeEpisodes:
     """Tasks of any other kind: the host makes them, and copies them."""
 
     def __init__(self, work: DeviceWork, tasks: int) -> None:
-        self._source, self._tasks = work.source, tasks
+        self._source, self._tasks, self._loss = work.source, tasks, work.algorithm.computes
         self._cast = placing(torch.device("cpu"), work.dtype)
         self.given = [value.to(work.device) for value in self.drawn(1)]
 
     def drawn(self, step: int) -> list[Tensor]:
         indices = torch.arange((step - 1) * self._tasks, step * self._tasks)
-        return [value for batch in self._cast(episodes_of(self._source, "train", indices)) for value in batch]
+        tasks = chunk_of(self._source, "train", indices, self._loss)
+        return [value for task in tasks for batch in self._cast(task) for value in batch]
 
-    def episode(self) -> Episode:
-        support_x, support_y, query_x, query_y = self.given
-        return Episode(Batch(support_x, support_y), Batch(query_x, query_y))
+    def tasks(self) -> list[Episode]:
+        batches = [Batch(*pair) for pair in zip(self.given[::2], self.given[1::2], strict=True)]
+        return [Episode(*pair) for pair in zip(batches[::2], batches[1::2], strict=True)]
 
 
 def feed_of(work: DeviceWork, tasks: int) -> Feed:
@@ -383,7 +387,7 @@ class UpdateOnDevice:
         began = time.perf_counter()
         drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
-        if any(given.shape != value.shape for given, value in zip(self._feed.given, drawn, strict=True)):
+        if [given.shape for given in self._feed.given] != [value.shape for value in drawn]:
             self._take_otherwise(drawn, rate)
         else:
             for given, value in zip(self._feed.given, drawn, strict=True):
@@ -444,7 +448,7 @@ class UpdateOnDevice:
         """Computes a step, and changes the parameters unless it is bad."""
         no_number: Any = _NoNumber()
         try:
-            chunks = _chunks_of(self._feed.episode(), self._run.training)
+            chunks = _chunks_of(self._feed.tasks(), self._run.training)
             with surrounded(seeds=_NoSeeds(0, 0, ())):
                 parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
             result = self._work.add(parts)
@@ -497,8 +501,12 @@ class UpdateOnDevice:
         return graph
 
 
-def _chunks_of(episode: Episode, units: Units) -> list[Episode]:
-    """The tasks of an episode in chunks; or its samples, which are the queries of one task without a support set."""
+def _chunks_of(tasks: list[Episode], units: Units) -> list[Episode]:
+    """The tasks of an episode in chunks; or its samples, which are the queries of one task without a support set. Tasks
+    that differ in shape are computed one by one."""
+    if len(tasks) > 1:
+        return tasks
+    (episode,) = tasks
     along = 0 if units.unit == "tasks" else 1
 
     def cut(batch: Batch) -> list[Batch]:

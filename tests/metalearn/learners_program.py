@@ -11,6 +11,7 @@ from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
+from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.models.common.adapter import model_of
 from metalearn.training.chunks import chunk_functions
@@ -35,7 +36,8 @@ def main() -> None:
         rows |= {f"{name}, {how.__name__}": (own_learner(name), how) for how in (rpc, rpc_autograd)}
     for name, (learner, how) in rows.items():
         plain = learner.trained_on == "samples"
-        work = Work(**chunk_functions(learner, Tasks(learner), cpu, FLOAT64)._asdict(), device=cpu, plain=plain)
+        functions = chunk_functions(learner, Tasks(learner), cpu, FLOAT64, tree_sum)
+        work = Work(**functions._asdict(), device=cpu, plain=plain)
         plan = WorkPlan(work, get_world_size(), partition.batch_partitioner, reduce.mean())
         strategy = how(plan=plan, timeout=30)()
         if strategy.drives:

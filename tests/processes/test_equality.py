@@ -30,6 +30,7 @@ LEARNERS = {
         "trainer.task_chunk=5", "trainer.val_tasks=11", "trainer.test_tasks=17",
     ),
     "maml": (*SHORT, *TASKS),
+    "varying shots": (*SHORT, *TASKS, "dataset.shots=[1,3]"),
     "first-order maml": (*SHORT, *TASKS, "algorithm.first_order=true"),
 }  # fmt: skip
 STRATEGIES = {
@@ -45,6 +46,7 @@ def is_slow(learner: str, strategy: str, workers: int) -> bool:
     code a faster row runs too, except for a few lines."""
     return (
         learner == "first-order maml"
+        or (learner == "varying shots" and strategy != "rpc_autograd")
         or workers == 1
         or (learner, strategy)
         in (("supervised", "rpc"), ("supervised", "rpc_autograd"), ("supervised", "ddp"), ("maml", "rpc"))

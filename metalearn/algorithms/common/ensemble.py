@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import objective
@@ -26,6 +27,13 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
     if algorithm.evaluated_on != "tasks":
         raise ConfigError("ensemble: this algorithm is evaluated on plain samples, and an ensemble needs tasks")
 
+    of_labels = algorithm.computes is not None and "labels" in algorithm.computes.allows
+
+    def mean(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
+        if not y.is_floating_point():
+            return _mean_of_classes(outputs)
+        return _mean_of_labels(outputs) if of_labels else torch.stack(list(outputs)).mean(dim=0)
+
     def init(generator: Generator) -> Params:
         return joined([algorithm.init(generator) for _ in range(members)])
 
@@ -34,17 +42,21 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         tasks = zip(_alone(episode.support), episode.query.x.split(1), strict=True)
-        return objective(torch.cat([adapt(params, support)(x) for support, x in tasks]), episode.query.y)
+        outputs = torch.cat([adapt(params, support)(x) for support, x in tasks])
+        return objective(outputs, episode.query.y, algorithm.computes)
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         adapted = [algorithm.adapt(part(f"{number}.", params), support, steps) for number in range(members)]
 
         def predict(x: Tensor) -> Tensor:
-            return _mean([member(x) for member in adapted], of_numbers=support.y.is_floating_point())
+            return mean([member(x) for member in adapted], support.y)
 
         return predict
 
-    return Algorithm(init, meta_grad, evaluated_once(outcome), adapt, loss=None, transductive=algorithm.transductive)
+    evaluated = (evaluated_once(outcome), adapt)
+    return Algorithm(
+        init, meta_grad, *evaluated, loss=None, transductive=algorithm.transductive, computes=algorithm.computes
+    )
 
 
 def joined(members: Sequence[Params]) -> Params:
@@ -58,8 +70,13 @@ def _alone(batch: Batch) -> list[Batch]:
     return [Batch(*task) for task in zip(batch.x.split(1), batch.y.split(1), strict=True)]
 
 
-def _mean(outputs: Sequence[Tensor], *, of_numbers: bool) -> Tensor:
-    """The mean of real numbers; or the logarithm of the mean of the probabilities, which are logits, too."""
-    if of_numbers:
-        return torch.stack(list(outputs)).mean(dim=0)
+def _mean_of_classes(outputs: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of the probabilities, which are logits, too."""
     return torch.stack([logits.log_softmax(dim=2) for logits in outputs]).logsumexp(dim=0) - math.log(len(outputs))
+
+
+def _mean_of_labels(outputs: Sequence[Tensor]) -> Tensor:
+    """The logits of the mean of each label's probabilities."""
+    logits = torch.stack(list(outputs))
+    yes, no = (F.logsigmoid(sign * logits).logsumexp(dim=0) for sign in (1, -1))
+    return yes - no

@@ -3,34 +3,44 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from metalearn.algorithms.common.losses import (
+    accuracy,
+    cross_entropies,
+    mean_squared_error,
+    squared_errors,
+)
 from metalearn.nn import laid_out
 from metalearn.nn.network import one_for_each
 from metalearn.nn.packing import is_packed, sum_of_tasks
-from metalearn.types import Batch, ChunkResult, Episode, Metrics, Model, Params
+from metalearn.types import Batch, ChunkResult, Episode, Loss, Metrics, Model, Params
 
 Outcome = Callable[[Params, Episode, int], Metrics]
 """`outcome(params, episode, step)`: the values per task [t]; their `loss` has a graph."""
 
 
-def objective(outputs: Tensor, y: Tensor) -> Metrics:
-    """The loss and the metrics of predictions, per task [t]; the type of the targets decides which.
+def objective(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
+    """The `loss` and the metric of predictions, per task [t]. Without a loss the type of the targets decides.
 
     Classes (`y` [t, n] integers; `outputs` [t, n, ways] logits): mean cross-entropy as `loss`, and
     `accuracy`. Regression (`y` [t, n, d]): mean squared error as `loss` and `mse`.
     """
+    if loss is not None:
+        return loss.of_tasks(outputs, y)
     if y.is_floating_point():
-        mse = (outputs - y).square().mean(dim=(1, 2))
-        return {"loss": mse, "mse": mse.detach()}
+        return mean_squared_error(outputs, y)
     return {name: values.mean(dim=1) for name, values in by_sample(outputs, y).items()}
 
 
-def by_sample(logits: Tensor, y: Tensor) -> Metrics:
-    """Cross-entropy as `loss`, and `accuracy`, of every sample [t, n]; `logits` [t, n, ways], `y` [t, n] integers."""
-    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-    return {"loss": losses, "accuracy": (logits.detach().argmax(dim=-1) == y).to(logits.dtype)}
+def by_sample(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
+    """As `objective`, for every sample [t, n]."""
+    if loss is not None:
+        return loss.of_samples(outputs, y)
+    if y.is_floating_point():
+        errors = squared_errors(outputs, y)
+        return {"loss": errors, "mse": errors.detach()}
+    return {"loss": cross_entropies(outputs, y), "accuracy": accuracy(outputs, y)}
 
 
 def cholesky(systems: Tensor) -> Tensor:
@@ -52,7 +62,7 @@ def results(model: Model, params: Params, batch: Batch, support_x: Tensor | None
     """
     if model.network is not None and is_packed(params):
         return model.network.metrics(params, batch.x, batch.y, support_x, twice=twice)
-    return objective(model.apply(params, batch.x, support_x), batch.y)
+    return objective(model.apply(params, batch.x, support_x), batch.y, model.loss)
 
 
 def start_of(model: Model, params: Params, tasks: int) -> Params:

@@ -74,7 +74,8 @@ def gradient_learner(
 
     outcome = outcome or after_the_last_step
     evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
-    return Algorithm(init or model.init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
+    learned = (gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
+    return Algorithm(init or model.init, *learned, computes=model.loss)
 
 
 def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tuple[Evaluate, Adapt]:
@@ -186,11 +187,16 @@ def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int, eval_lr
 
 
 def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
-    """An algorithm that adapts in closed form: its meta-loss is the cross-entropy of the logits of `compare`."""
+    """An algorithm that adapts in closed form: its meta-loss is that of the outputs of `compare`.
+
+    Raises:
+        ConfigError: the loss ignores a label, and each support sample needs a class.
+    """
+    refuse_ignored(model, "it compares all samples of a support set, so each needs a class; type algorithm=maml")
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
-        return objective(compare(params, support, query.x), query.y)
+        return objective(compare(params, support, query.x), query.y, model.loss)
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()
@@ -199,7 +205,8 @@ def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
 
         return predict
 
-    return Algorithm(init, gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
+    learned = (gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
+    return Algorithm(init, *learned, computes=model.loss)
 
 
 def evaluated_once(outcome: Outcome) -> Evaluate:
@@ -249,13 +256,14 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 # Learners whose steps need the queries
 
 
-def evaluated_together(path: PathOfLogits, eval_steps: int) -> tuple[Evaluate, Adapt]:
+def evaluated_together(model: Model, path: PathOfLogits, eval_steps: int) -> tuple[Evaluate, Adapt]:
     """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that predicts all queries of a task along `path`."""
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        return _by_step([objective(logits, query.y) for logits in path(params, support, query.x, eval_steps)])
+        along = path(params, support, query.x, eval_steps)
+        return _by_step([objective(logits, query.y, model.loss) for logits in along])
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()
@@ -270,15 +278,39 @@ def evaluated_together(path: PathOfLogits, eval_steps: int) -> tuple[Evaluate, A
 # Learners that are trained on samples, and evaluated on tasks
 
 
-def trained_on_samples(classify: Apply, init: Init, evaluate: Evaluate, adapt: Adapt) -> Algorithm:
-    """An algorithm whose meta-loss is the cross-entropy of `classify` on single samples of all training classes."""
+def trained_on_samples(
+    model: Model, evaluate: Evaluate, adapt: Adapt, *, classify: Apply | None = None, init: Init | None = None
+) -> Algorithm:
+    """An algorithm whose meta-loss is that of the model on single samples of all training classes.
+
+    Args:
+        model: the network.
+        evaluate, adapt: those of the algorithm.
+        classify: the outputs for samples, if they are not those of the model.
+        init: draws the meta-parameters, if they are not those of the model.
+
+    Raises:
+        ConfigError: the loss ignores a label.
+    """
+    refuse_ignored(model, FOR_SAMPLES)
+    outputs = classify or model.apply
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         query = episode.query
-        return {name: v[0] for name, v in by_sample(classify(per_task(params, 1), query.x), query.y).items()}
+        values = by_sample(outputs(per_task(params, 1), query.x), query.y, model.loss)
+        return {name: value[0] for name, value in values.items()}
 
     learned = (gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
-    return Algorithm(init, *learned, trained_on="samples", classify=classify)
+    return Algorithm(init or model.init, *learned, trained_on="samples", classify=outputs, computes=model.loss)
+
+
+FOR_SAMPLES = "this algorithm trains on plain samples; leave those with this label out of the dataset"
+
+
+def refuse_ignored(model: Model, why: str) -> None:
+    """Raises ConfigError if the model's loss ignores a label."""
+    if model.loss is not None and model.loss.ignored is not None:
+        raise ConfigError(f"loss.ignored={model.loss.ignored}: not with this algorithm, since {why}")
 
 
 # The parts of a model

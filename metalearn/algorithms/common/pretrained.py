@@ -73,7 +73,7 @@ def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
         return params | {CENTRE: vectors.new_zeros(vectors.shape[1])}
 
     def learner(evaluate: Evaluate, adapt: Adapt) -> Algorithm:
-        plain = trained_on_samples(model.apply, model.init, evaluate, adapt)
+        plain = trained_on_samples(model, evaluate, adapt)
         if not centred:
             return plain._replace(evaluated_on_features=True)
 

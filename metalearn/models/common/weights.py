@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,12 @@ _FORMER = (
     (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
 )
 """Names of layers in torchvision's published files of densenet121 and vit_b_16, and their present names."""
+
+_INSIDE = ("state_dict", "model_state_dict", "model")
+"""Entries of training checkpoints that hold a state dict."""
+
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""What DataParallel, torch.compile and a LightningModule put before the names of a network within them."""
 
 _UNUSED = "num_batches_tracked"
 """The buffer of a batch norm that its outputs do not depend on; not every file has it."""
@@ -79,10 +85,10 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     members = {one.name: one for one in known if max(one.meta.get("min_size", (1, 1))) <= _LARGEST_SIZE}
     named = _NAME.fullmatch(weights)
     if named is None:
-        chosen, state = known.DEFAULT, _read(weights)
+        chosen, (state, unpacked) = known.DEFAULT, _unpacked(weights, _read(weights))
         with Path(weights).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        note = f"{name}: weights of {weights}, SHA-256 {digest[:12]}…"
+        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest[:12]}…"
     elif named[1] == known.__name__ and named[2] in members:
         chosen = members[named[2]]
         state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
@@ -104,7 +110,7 @@ def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
     return Invalid("weights", weights, allowed, advice, quoted=False)
 
 
-def _read(path: str) -> dict[str, Tensor]:
+def _read(path: str) -> object:
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
@@ -113,14 +119,41 @@ def _read(path: str) -> dict[str, Tensor]:
             check_header(Path(path))
             return load_file(path)
         check_torch_file(Path(path), old=True)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         advice = "type the path of a state dict that torch.save or safetensors has saved"
         raise _invalid(path, f"cannot be read ({reason})", advice) from error
-    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()):
-        raise _invalid(path, "is no state dict: names with tensors", "save network.state_dict()")
-    return state
+
+
+def _unpacked(path: str, content: object) -> tuple[dict[str, Tensor], str]:
+    """The state dict in what a file holds, which may be a checkpoint with a state dict in it, of a network in a wrapper
+    or in half precision; and what was made of the file, in words.
+
+    Raises:
+        ValueError: there is no state dict, or one of whole numbers.
+    """
+    inside = [name for name in _INSIDE if isinstance(content, dict) and _is_state(content.get(name))]
+    if not _is_state(content) and not inside:
+        advice = f"save network.state_dict(), as the whole file or as its entry {' or '.join(_INSIDE)}"
+        raise _invalid(path, "is no state dict: names with tensors", advice)
+    words = [] if _is_state(content) else [f"entry {inside[0]}"]
+    state: Any = content if _is_state(content) else content[inside[0]]  # type: ignore[index]
+    while prefix := next((before for before in _WRAPPERS if all(name.startswith(before) for name in state)), ""):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+        words.append(f"without the prefix {prefix}")
+    kinds = {value.dtype for name, value in state.items() if not name.endswith(_UNUSED)}
+    wrong = sorted(str(kind) for kind in kinds if not kind.is_floating_point)
+    if wrong:
+        raise _invalid(path, f"has weights of {', '.join(wrong)}", "save them as real numbers: network.float()")
+    if kinds & {torch.float16, torch.bfloat16}:
+        words.append("in half precision")
+    return state, "".join(f", {word}" for word in words)
+
+
+def _is_state(content: object) -> bool:
+    pairs = content.items() if isinstance(content, dict) else ()
+    return bool(pairs) and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs)
 
 
 def _downloaded(weights: str, chosen: object) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ can make any task, and a resumed run draws the same tasks as a run that was neve
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ SPLITS = {"train": 0, "val": 1, "test": 2}
 
 Images = NDArray[np.uint8]
 TaskGenerator = Callable[[str, int], np.random.Generator]
+Samples = Callable[[Unit], tuple[TaskSource, str]]
 
 
 class Seeds(NamedTuple):
@@ -29,12 +30,24 @@ class Seeds(NamedTuple):
     eval_seed: int
 
 
+Shots = int | Sequence[int]
+"""A number of support samples, or a range: the fewest and the most, of which each task draws one."""
+
+_SHOTS = 3
+"""The last number of the seed of a task's number of shots. Those of other generators differ from it."""
+
+
 class EpisodeShape(NamedTuple):
     """An episode has `ways` classes; of each class it has `shots` support pictures and `queries` query pictures."""
 
     ways: int
-    shots: int
+    shots: Shots
     queries: int
+
+    @property
+    def most(self) -> int:
+        """The most pictures of a class."""
+        return most_shots(self.shots) + self.queries
 
 
 class EpisodeSpec(NamedTuple):
@@ -45,7 +58,7 @@ class EpisodeSpec(NamedTuple):
     """
 
     ways: int
-    shots: int
+    shots: Shots
     queries: int
     train_ways: int | None = None
     train_queries: int | None = None
@@ -95,6 +108,29 @@ def task_generator(seeds: Seeds) -> TaskGenerator:
     return generator
 
 
+def check_shots(shots: Shots) -> None:
+    """Raises ValueError for what is neither a number of samples nor a range."""
+    if isinstance(shots, int):
+        whole_number("shots", shots, at_least=1)
+    elif not isinstance(shots, list | tuple) or [type(part) for part in shots] != [int, int]:
+        raise Invalid("shots", shots, "must be a whole number, or the fewest and the most", "type KEY=5 or KEY=[1,5]")
+    elif not 1 <= shots[0] <= shots[1]:
+        raise Invalid("shots", list(shots), "must begin with the fewest, at least 1", "type KEY=[1,5], for example")
+
+
+def most_shots(shots: Shots) -> int:
+    """The most support samples."""
+    return shots if isinstance(shots, int) else shots[1]
+
+
+def shots_of_task(shots: Shots, seeds: Seeds, split: str, index: int) -> int:
+    """The number of a task's support samples."""
+    if isinstance(shots, int):
+        return shots
+    root = seeds.seed if split == "train" else seeds.eval_seed
+    return int(np.random.default_rng((root, SPLITS[split], index, _SHOTS)).integers(shots[0], shots[1] + 1))
+
+
 def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
     """The shape of each split's episodes.
 
@@ -103,7 +139,7 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
     """
     ways, shots, queries, train_ways, train_queries = episode
     whole_number("ways", ways, at_least=2)
-    whole_number("shots", shots, at_least=1)
+    check_shots(shots)
     whole_number("queries", queries, at_least=1)
     if train_ways is not None:
         whole_number("train_ways", train_ways, at_least=2)
@@ -123,7 +159,8 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
         ValueError: too few classes, or too few pictures of a class.
     """
     evaluation = shapes["test"]
-    for split, (ways, shots, queries) in shapes.items():
+    for split, shape in shapes.items():
+        (ways, _, queries), shots = shape, most_shots(shape.shots)
         classes, pictures = counts[split]
         enough_classes(f"{group}train_ways" if ways != evaluation.ways else f"{group}ways", ways, split, classes)
         name = f"{group}train_queries" if queries != evaluation.queries else f"{group}queries"
@@ -197,8 +234,10 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 class _PictureTasks:
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        seeds: Seeds,
+        seeds: Seeds, samples: Samples | None,
     ) -> None:  # fmt: skip
+        if samples is not None:
+            self.samples = samples
         self._load, self._shapes, self._rotations, self._seeds = load, shapes, rotations, seeds
         self._generator = task_generator(seeds)
         self._splits: Mapping[str, Classes] | None = None
@@ -222,7 +261,7 @@ class _PictureTasks:
         return self._splits[split]
 
     def shots_of(self, split: str) -> int:
-        return self._shapes[split].shots
+        return most_shots(self._shapes[split].shots)
 
     def _sizes(self, split: str) -> NDArray[np.int64]:
         """How many pictures each class has."""
@@ -239,21 +278,34 @@ class _PictureTasks:
         return torch.from_numpy(np.concatenate([classes.pictures(label) for label in range(len(classes.identities))]))
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
-        ways, shots, queries = self._shapes[split]
+        shape = self._shapes[split]
         root = self._seeds.seed if split == "train" else self._seeds.eval_seed
-        draws = TaskDraws(root, SPLITS[split], self._sizes(split), ways, shots + queries, self._rotations)
+        draws = TaskDraws(root, SPLITS[split], self._sizes(split), shape.ways, shape.most, self._rotations)
         return torch.from_numpy(draw_many(draws, indices.numpy()))
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
+        drawn = [self._drawn(split, index, self._shapes[split].most) for index in indices.tolist()]
+        return image_episode(np.stack(drawn), shots=self.shots_of(split))
+
+    def _drawn(self, split: str, index: int, per_class: int) -> Images:
         shape, classes = self._shapes[split], self.classes_of(split)
-        drawn = [
-            draw_images(
-                self._generator(split, index), classes.pictures, len(classes.identities), ways=shape.ways,
-                per_class=shape.shots + shape.queries, rotations=self._rotations,
-            )
-            for index in indices.tolist()
-        ]  # fmt: skip
-        return image_episode(np.stack(drawn), shots=shape.shots)
+        return draw_images(
+            self._generator(split, index), classes.pictures, len(classes.identities), ways=shape.ways,
+            per_class=per_class, rotations=self._rotations,
+        )  # fmt: skip
+
+
+class _VaryingPictureTasks(_PictureTasks):
+    """Tasks with different numbers of shots."""
+
+    def episodes(self, split: str, indices: Tensor) -> Any:
+        tasks = [self._task(split, index) for index in indices.tolist()]
+        return tasks[0] if len(tasks) == 1 else tasks
+
+    def _task(self, split: str, index: int) -> Episode:
+        shape = self._shapes[split]
+        shots = shots_of_task(shape.shots, self._seeds, split, index)
+        return image_episode(self._drawn(split, index, shots + shape.queries)[None], shots=shots)
 
 
 def picture_tasks(
@@ -262,6 +314,7 @@ def picture_tasks(
     *,
     rotations: bool,
     seeds: Seeds,
+    samples: Samples | None = None,
 ) -> TaskSource:
     """A source of few-shot classification tasks.
 
@@ -269,9 +322,11 @@ def picture_tasks(
         load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
         shapes: the shape of each split's episodes.
         rotations: turn each drawn class by a random multiple of 90°, in every split.
+        samples: that of `metalearn.types.GivesSamples`, if the source is one.
 
     Raises:
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    return _PictureTasks(load, shapes, rotations, seeds)
+    varies = any(not isinstance(shape.shots, int) for shape in shapes.values())
+    return (_VaryingPictureTasks if varies else _PictureTasks)(load, shapes, rotations, seeds, samples)

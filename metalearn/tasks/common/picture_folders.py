@@ -180,7 +180,7 @@ def _check_enough(
             f"{name} ({len(files)})"
             for split, classes in splits.items()
             for name, files in classes.items()
-            if len(files) < shapes[split].shots + shapes[split].queries
+            if len(files) < shapes[split].most
         ]
         which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
         raise DataError(f"{error}. This is dataset.root={root}{which}") from error
@@ -195,7 +195,7 @@ def decoded_classes(
     name: str,
     root: Path,
     splits: Mapping[str, Mapping[str, Sequence[str]]],
-    shapes: Mapping[str, EpisodeShape],
+    shapes: Mapping[str, EpisodeShape] | None,
     *,
     image_size: int,
     channels: int,
@@ -207,7 +207,7 @@ def decoded_classes(
         name: the beginning of the cache file's name.
         root: the folder from which the paths of pictures start.
         splits: split → class → its pictures; no class is in two splits, no split is empty.
-        shapes: the shape of each split's episodes.
+        shapes: the shape of each split's episodes; None: there are none.
         image_size: height and width of the decoded pictures.
         channels: 1 (grey) or 3.
         class_name: gives the name of a class in other divisions of the same pictures.
@@ -216,7 +216,8 @@ def decoded_classes(
         DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them
             and names the first.
     """
-    _check_enough(root, splits, shapes)
+    if shapes is not None:
+        _check_enough(root, splits, shapes)
     members = {label: files for classes in splits.values() for label, files in classes.items()}
     labels = sorted(members)
     files = [file for label in labels for file in members[label]]

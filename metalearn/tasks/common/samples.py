@@ -46,7 +46,23 @@ class ByClass(NamedTuple):
         return Labelled(np.stack(drawn), np.array([label for label, _ in places], np.int64))
 
 
-Split = Labelled | ByClass
+class Chosen(NamedTuple):
+    """Some pictures of each class, class after class: those with the numbers `places[label]`. `pictures(label)` gives a
+    class."""
+
+    pictures: Callable[[int], Images]
+    places: Sequence[NDArray[np.int64]]
+
+    def take(self, numbers: list[int]) -> Labelled:
+        """The samples with these numbers."""
+        firsts = np.cumsum([0, *map(len, self.places)])
+        labels = np.searchsorted(firsts, numbers, side="right") - 1
+        pairs = zip(labels.tolist(), numbers, strict=True)
+        drawn = [self.pictures(label)[self.places[label][number - firsts[label]]] for label, number in pairs]
+        return Labelled(np.stack(drawn), labels)
+
+
+Split = Labelled | ByClass | Chosen
 
 
 class _SampleSource:

@@ -121,6 +121,7 @@ def test_evaluation_keeps_no_graph_and_counts_steps() -> None:
 
 MEMORY = """
 import resource, sys, torch
+from distributed.tree_sum import tree_sum
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import mean_of_sums
 from distributed.strategies.local import local
@@ -141,7 +142,7 @@ device = torch.device("cpu")
 model = conv4(ways=5, channels=1, image_size=28)
 algorithm = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=1)
 source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
-work = Work(**chunk_functions(algorithm, source, device, torch.float32)._asdict(), device=device)
+work = Work(**chunk_functions(algorithm, source, device, torch.float32, tree_sum)._asdict(), device=device)
 settings = trainer(
     steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
 )

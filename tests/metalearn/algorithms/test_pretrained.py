@@ -19,7 +19,7 @@ from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.scratch import scratch
 from metalearn.models.common.frozen import SCALE
-from metalearn.models.common.weights import HEADS, _without_head
+from metalearn.models.common.weights import HEADS, _without_head, load_body, pretrained
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.types import Algorithm, Batch, Episode, Model
 
@@ -166,6 +166,59 @@ def test_the_names_in_torchvisions_older_files_are_understood(name: str, old: st
     former = {re.sub(old, new, key): value for key, value in state.items()}
     assert former.keys() != state.keys()
     assert _without_head(name, "file", former).keys() == _without_head(name, "file", state).keys()
+
+
+def renamed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+WRAPPED: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "DataParallel": (lambda state: renamed(state, "module."), r", without the prefix module\., SHA"),
+    "compiled and parallel": (
+        lambda state: renamed(state, "_orig_mod.module."),
+        r", without the prefix _orig_mod\., without the prefix module\., SHA"),
+    "a checkpoint": (lambda state: {"epoch": 3, "optimizer": {}, "state_dict": state}, ", entry state_dict, SHA"),
+    "a compiled one in a checkpoint": (
+        lambda state: {"model": renamed(state, "_orig_mod.")}, r", entry model, without the prefix _orig_mod\., SHA"),
+    "half precision": (
+        lambda state: {name: v.half() if v.is_floating_point() else v for name, v in state.items()},
+        ", in half precision, SHA"),
+    "safetensors": (lambda state: renamed(state, "module."), r", without the prefix module\., SHA"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_weights_in_a_wrapper_are_understood_and_a_line_says_so(name: str, tmp_path: Path) -> None:
+    wrap, line = WRAPPED[name]
+    made = models.resnet18(weights=None)
+    path = tmp_path / ("weights.safetensors" if name == "safetensors" else "weights.pth")
+    content = wrap(made.state_dict())
+    save_file(content, path) if name == "safetensors" else torch.save(content, path)
+    read = pretrained("resnet18", str(path), None)
+    assert re.search(line, read.note)
+    wanted = {key: value for key, value in made.state_dict().items() if not key.startswith("fc.")}
+    wanted = {key: value for key, value in wanted.items() if not key.endswith("num_batches_tracked")}
+    assert read.state.keys() == wanted.keys()
+    fresh = models.resnet18(weights=None)
+    load_body(fresh, read.state)
+    rounded = 1e-3 if name == "half precision" else 0
+    for key, value in wanted.items():
+        assert fresh.state_dict()[key].dtype == value.dtype
+        torch.testing.assert_close(fresh.state_dict()[key], value, rtol=rounded, atol=rounded / 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"net": {"a": torch.zeros(1)}}, "is no state dict: names with tensors; save network.state_dict"),
+        ({"state_dict": {}}, "is no state dict"),
+        ({"module.conv1.weight": torch.zeros(1, dtype=torch.int8)}, r"has weights of torch\.int8; save them as real"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "odd.pth")
+    with pytest.raises(ValueError, match=rf"odd\.pth: {message}"):
+        frozen("resnet18", str(tmp_path / "odd.pth"))
 
 
 def test_weights_for_pictures_of_another_size_are_not_offered() -> None:

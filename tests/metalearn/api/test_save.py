@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import metalearn
 from metalearn.algorithms.maml import maml
 from metalearn.api.learner import Learner
+from metalearn.cli import evaluate
 from metalearn.models.mlp import mlp
-from scripts import evaluate
 from tests.metalearn.api.test_train import INNER, STEPS, Lines
 from tests.runs import ROOT, Program
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from metalearn.api.learner import Prediction
 from metalearn.api.results import accuracy
 from metalearn.cli import adapt, evaluate
 from metalearn.cli import export as export_script
+from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
+from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
+from metalearn.runs.folder import inspect
 from metalearn.tasks.glyphs import character
 from tests.runs import ROOT, Outcome, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
@@ -89,6 +93,28 @@ def test_a_published_model_says_what_its_reader_needs(published: Path) -> None:
     assert content["versions"]["torch"] == torch.__version__
     preprocessing = content["preprocessing"]
     assert (preprocessing["image_size"], preprocessing["channels"], preprocessing["inverted"]) == (28, 1, True)
+
+
+def test_what_was_saved_before_there_were_losses_has_the_default(model: Path, tmp_path: Path) -> None:
+    content = content_of(model)
+    assert content.pop("loss") == {"kind": "auto"}
+    (model / "model.json").write_text(json.dumps(content))
+    assert metalearn.load(model).name == "protonet"
+    composed = compose_config([*TINY, f"hydra.run.dir={tmp_path / 'old'}"])
+    (tmp_path / "old/.hydra").mkdir(parents=True)
+    (tmp_path / "old/train.log").touch()  # else it counts as empty
+    old = {key: value for key, value in to_container(composed.config).items() if key != "loss"}
+    for loss, changed in (({}, ""), ({"loss": {"_target_": "metalearn.algorithms.common.losses.binary"}}, "loss")):
+        (tmp_path / "old/.hydra/config.yaml").write_text(json.dumps(old | loss))
+        with pytest.raises(ConfigError, match=r"  loss\._target_: ") if changed else nullcontext():
+            inspect(composed.run_dir, composed.config, {}, lambda saved: None)
+
+
+def test_a_loss_of_a_packages_own_is_named_and_runs_only_if_it_is_admitted(model: Path) -> None:
+    content = content_of(model) | {"loss": {"made-by": "some_package.some_loss", "power": 3}}
+    (model / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"Code of some_package would run here; if you trust it, give plugins="):
+        metalearn.load(model)
 
 
 def test_a_published_model_holds_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

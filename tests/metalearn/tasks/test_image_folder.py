@@ -16,13 +16,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from metalearn.errors import DataError
+import metalearn
+from metalearn.app.job import script, to_job
+from metalearn.app.parts import assemble, first_tasks
+from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common import decoding
 from metalearn.tasks.common.pictures import PictureForm, formed, opened
 from metalearn.tasks.image_folder import image_folder
-from metalearn.types import Batch, Episode, TaskSource
+from metalearn.training.compatibility import check_compatible
+from metalearn.types import Batch, Episode, GivesSamples, TaskSource, Unit
 from tests.metalearn.flat import source_of
-from tests.runs import Start
+from tests.runs import ROOT, Start
 
 Pixels = NDArray[np.uint8]
 Known = dict[bytes, tuple[str, int]]
@@ -626,3 +631,134 @@ def test_the_program_refuses_a_bad_folder_before_it_makes_anything(tmp_path: Pat
     assert outcome.code == 2, outcome.text
     assert "1 of 35 pictures cannot be read: cat/000.png (not recognised as a picture)" in outcome.text
     assert "Traceback" not in outcome.text and not (tmp_path / "outputs").exists()
+
+
+# Plain samples
+
+
+def plain(root: Path, evaluated_on: Unit, **given: Any) -> tuple[TaskSource, str]:
+    tasks = source(root, **given)
+    assert isinstance(tasks, GivesSamples)
+    return tasks.samples(evaluated_on)
+
+
+def samples_shown(samples: TaskSource, split: str, count: int, known: Known) -> dict[tuple[str, int], int]:
+    """(class, number) → label of the first samples of a split."""
+    query = samples.episodes(split, torch.arange(count)).query
+    return dict(zip(shown(query, 0, known), query.y[0].tolist(), strict=True))
+
+
+def test_algorithms_that_are_evaluated_on_tasks_train_on_all_pictures_of_the_training_classes(tmp_path: Path) -> None:
+    known = put(tmp_path, ANIMALS)
+    tasks = source(tmp_path)
+    samples, words = plain(tmp_path, "tasks")
+    trained = classes_shown(tasks, "train", known)
+    wanted = {place for place in known.values() if place[0] in trained}
+    assert f"all {len(wanted)} pictures of the {len(trained)} training classes" in words
+    found = samples_shown(samples, "train", len(wanted), known)
+    assert found.keys() == wanted, "each once in an epoch"
+    labels = {name: label for (name, _), label in found.items()}
+    assert sorted(labels.values()) == list(range(len(trained))) and samples.classes("train") == len(trained)
+    assert all(label == labels[name] for (name, _), label in found.items())
+    for split in ("val", "test"):
+        assert samples.unit(split) == "tasks" and samples.classes(split) == 2
+        assert same(samples.episodes(split, torch.arange(3)), tasks.episodes(split, torch.arange(3)))
+
+
+def test_plain_classification_divides_the_pictures_of_every_class(tmp_path: Path) -> None:
+    known = put(tmp_path, ANIMALS | {"cow": 10})
+    samples, words = plain(tmp_path, "samples", split=[0.6, 0.2, 0.2], ways=5)
+    sizes = {"train": 19, "val": 9, "test": 10}
+    # By hand: of 3, 4, 5, 6 and 10 pictures, 0.2 round to 1, 1, 1, 1 and 2; the rest train.
+    assert "all 8 classes, divided by [0.6, 0.2, 0.2] in each class" in words
+    divided = {split: samples_shown(samples, split, samples.size(split) or 20, known) for split in SPLITS}
+    counts = {split: len(found) for split, found in divided.items()}
+    assert counts["val"] == sizes["val"] and words.endswith(f"val {counts['val']}, test {counts['test']}")
+    everything = [place for found in divided.values() for place in found]
+    assert sorted(everything) == sorted(known.values()), "each picture is in one split"
+    names = sorted(ANIMALS)
+    assert all(names[label] == name for found in divided.values() for (name, _), label in found.items())
+    assert all({name for name, _ in found} == set(names) for found in divided.values())
+    other, _ = plain(tmp_path, "samples", split=[0.6, 0.2, 0.2], seed=5, eval_seed=6)
+    assert samples_shown(other, "test", counts["test"], known).keys() == divided["test"].keys(), "whatever the seed"
+
+
+def test_plain_classification_takes_the_folders_train_val_and_test(tmp_path: Path) -> None:
+    known = put(tmp_path, {f"{split}/{name}": 2 + place for place, split in enumerate(SPLITS) for name in "ab"})
+    samples, words = plain(tmp_path, "samples", split="folders")
+    assert words.endswith("as train, val and test have them: train 4, val 6, test 8") and samples.classes("test") == 2
+    for split, count in zip(SPLITS, (4, 6, 8), strict=True):
+        found = samples_shown(samples, split, count, known)
+        assert {(f"{split}/{name}", n): "ab".index(name) for name in "ab" for n in range(count // 2)} == found
+
+
+@pytest.mark.parametrize(
+    ("classes", "given", "message"),
+    [
+        ({"a": 3, "b": 2}, {}, r"1 classes have fewer than 3 pictures, .*: b; add pictures"),
+        ({"train/a": 3, "train/b": 3, "val/a": 3, "test/a": 3}, {"split": "folders"}, r"val has no pictures of b, and"),
+        ({"a": 3, "b": 3}, {"split": "folders"}, r"train has 0 classes, and plain classification needs the same two"),
+        (
+            {"a": 3, "b": 3},
+            {"split": "lists"},
+            "lists divide the classes, and plain classification divides the pictures",
+        ),
+        ({"a": 3, "b": 3}, {"rotations": True}, "rotations=True: plain samples are not turned"),
+        ({"a": 3, "b": 3}, {"train_ways": 2}, "train_ways=2: this algorithm trains on plain samples"),
+    ],
+)
+def test_what_cannot_be_divided_is_named(
+    classes: dict[str, int], given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    put(tmp_path, classes)
+    with pytest.raises(ValueError, match=message):
+        plain(tmp_path, "samples", **given)
+
+
+@pytest.mark.parametrize("algorithm", ["supervised", "finetune", "simpleshot", "tim"])
+def test_the_outputs_of_the_network_follow_the_classes_that_are_trained_on(algorithm: str, tmp_path: Path) -> None:
+    put(tmp_path / "d", ANIMALS)
+    overrides = [
+        *(f"algorithm={algorithm}", "dataset=image_folder", f"dataset.root={tmp_path}/d", "dataset.ways=2"),
+        *("dataset.split=[0.5,0.25,0.25]", "dataset.queries=2", "dataset.image_size=12", "model.filters=4"),
+        *("trainer.val_tasks=8", "trainer.test_tasks=8"),
+    ]
+    job = to_job(*compose_config(overrides), script(ROOT / "train.py"), [])
+    parts = assemble(job)
+    classes = 8 if algorithm == "supervised" else 4
+    assert parts.start["head.weight"].shape[0] == job.config.model.ways == classes
+    assert job.whole is not None and job.whole.model.ways == classes, "Hydra records what is trained"
+    assert parts.start_notes[1:] == [f"model.ways={classes}, an output for each class, in place of dataset.ways=2"]
+    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    if algorithm == "supervised":
+        many = to_job(*compose_config([*overrides[:-2]]), script(ROOT / "train.py"), [])
+        with pytest.raises(ConfigError, match=r"has 10 samples; type trainer.val_tasks=10 trainer.test_tasks=10 or f"):
+            assemble(many)
+    again = assemble(job)  # as a rank, and as an evaluation of the saved config
+    assert len(again.start_notes) == 1 and again.start["head.weight"].equal(parts.start["head.weight"])
+
+
+def test_a_source_around_another_is_not_replaced_by_the_samples_within(tmp_path: Path) -> None:
+    put(tmp_path, ANIMALS)
+
+    class Around:
+        def __init__(self) -> None:
+            self.inside = source(tmp_path)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inside, name)
+
+    around: Any = Around()
+    with pytest.raises(ConfigError, match="it gives tasks, and this algorithm learns from plain samples"):
+        metalearn.train("supervised", metalearn.named("conv4", filters=4), around, steps=1, progress=False)
+
+
+def test_the_library_trains_the_baselines_on_folders(tmp_path: Path) -> None:
+    put(tmp_path / "d", ANIMALS)
+    pictures = metalearn.named(
+        "image_folder", root=str(tmp_path / "d"), split=[0.5, 0.25, 0.25], ways=2, queries=2, image_size=12
+    )
+    learned = metalearn.train(
+        "finetune", metalearn.named("conv4", filters=4), pictures, steps=1, val_tasks=2, test_tasks=2, progress=False
+    )
+    assert learned.params["head.weight"].shape[0] == 4 and learned.ways == 2

@@ -53,7 +53,7 @@ def test_chunks_stay_where_others_would_change_bits_or_are_asked_for() -> None:
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ON_SAMPLES])
 def test_algorithms_that_add_in_pairs_have_the_bits_of_one_chunk(name: str) -> None:
     algorithm, source, _ = training_of(name)
-    functions = chunk_functions(algorithm, source, CPU, torch.float32)
+    functions = chunk_functions(algorithm, source, CPU, torch.float32, tree_sum)
     params = algorithm.init(torch.Generator().manual_seed(0))
     whole, *cut = (
         tree_sum([functions.map(params, tasks, 1) for tasks in torch.arange(7).split(size)]) for size in (7, 4, 2, 1)

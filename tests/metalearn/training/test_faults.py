@@ -9,6 +9,7 @@ from torch import Tensor
 from distributed import partition, reduce
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
+from distributed.tree_sum import tree_sum
 from metalearn.errors import RunError
 from metalearn.reporting.logging import SILENT
 from metalearn.runs.checkpoint import NO_CHECKPOINTS
@@ -39,7 +40,7 @@ class Spoiled(Tasks):
 
 def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
     learner = LEARNERS[name](network())
-    functions = chunk_functions(learner, Spoiled(learner), CPU, FLOAT64)
+    functions = chunk_functions(learner, Spoiled(learner), CPU, FLOAT64, tree_sum)
     plan = WorkPlan(Work(**functions._asdict(), device=CPU), 1, partition.batch_partitioner, reduce.mean())
     settings = trainer(
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
@@ -100,5 +101,5 @@ def test_a_loss_and_a_gradient_are_different_faults() -> None:
             x = torch.tensor([0.0, 1.0, -1.0])[indices].view(-1, 1, 1)
             return Episode(Batch(x, x), Batch(x, x))
 
-    functions = chunk_functions(learner._replace(meta_grad=meta_grad), Numbers(learner), CPU, FLOAT64)
+    functions = chunk_functions(learner._replace(meta_grad=meta_grad), Numbers(learner), CPU, FLOAT64, tree_sum)
     assert functions.diagnose({}, torch.tensor([0, 1, 2]), 1)["fault"].tolist() == [3, 0, 2]

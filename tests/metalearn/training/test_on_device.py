@@ -307,7 +307,7 @@ def test_a_source_around_another_keeps_its_own_episodes(caplog: pytest.LogCaptur
             return Episode(*(Batch(x + 1, y) for x, y in self.inside.episodes(split, indices)))
 
     feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS)  # type: ignore[arg-type]
-    assert type(feed) is WholeEpisodes and feed.episode().support.x.min() >= 1
+    assert type(feed) is WholeEpisodes and feed.tasks()[0].support.x.min() >= 1
 
 
 @pytest.mark.parametrize(("what", "reason"), [("brighter", "its episodes are others"), ("wide", "12×24 pixels")])
@@ -415,8 +415,13 @@ class Growing:
         return sinusoid(shots=shots, queries=5, eval_queries=5, seeds=Seeds(0, 0)).episodes(split, indices)
 
 
-def test_tasks_of_another_shape_are_computed_without_the_graph(caplog: pytest.LogCaptureFixture) -> None:
-    algorithm, source = learner_of(waves()), Growing()
+@pytest.mark.parametrize(
+    "source",
+    [Growing(), sinusoid(shots=[2, 4], queries=3, eval_queries=3, seeds=Seeds(0, 0))],
+    ids=["from step to step", "within a step"],
+)
+def test_tasks_of_another_shape_are_computed_without_the_graph(source: Any, caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = learner_of(waves())
     run, here = run_of(algorithm, source, TASKS, TASKS, CPU)  # type: ignore[arg-type]
     _, learner, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=4, every=4)  # type: ignore[arg-type]
     with caplog.at_level("INFO", "metalearn"):
