@@ -329,8 +329,8 @@ def features_and_head(model: Model) -> tuple[Apply, Stage]:
     """
     if model.features is None or model.head is None:
         raise ValueError(
-            "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear), and this one "
-            "has none; type model=conv4, for example"
+            "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns, "
+            "and this one has none; type model=conv4, for example"
         )
     return model.features, model.head
 

@@ -375,6 +375,17 @@ def test_what_a_network_has_and_this_program_does_not_use_is_named() -> None:
     assert adapted(lambda: Net(p=0.1), dropout=False).note == ""
 
 
+def test_a_fixed_head_is_none() -> None:
+    def make() -> nn.Module:
+        network = Net()
+        network.head.requires_grad_(False)
+        return network
+
+    assert adapted(make).head is None
+    with pytest.raises(ValueError, match=r"one linear layer \(nn.Linear\) that learns, and this one has none"):
+        LEARNERS["protonet"](adapted(make))
+
+
 def test_a_network_with_nothing_to_learn_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^Net: all its parameters are fixed \(requires_grad=False\)"):
         adapted(lambda: Net().requires_grad_(False))
