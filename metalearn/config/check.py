@@ -148,24 +148,24 @@ def check_rank_variables() -> None:
         ConfigError: one has a wrong value, or lacks another one.
     """
     given = {name: os.environ[name] for name in (*RANK_VARIABLES, "MASTER_ADDR") if name in os.environ}
-    advice = "type torchrun --nproc_per_node=N …, which sets all of them, or unset {} for a run without torchrun"
-
-    def refuse(name: str, reason: str) -> NoReturn:
-        raise ConfigError(f"{name}={given[name]!r:.60}: {reason}; {advice.format(name)}")
-
     for name, most in RANK_VARIABLES.items():
         value = given.get(name, "0")
         if not (value.isascii() and value.isdecimal() and len(value) <= len(str(most)) and int(value) <= most):
-            refuse(name, f"must be a whole number from 0 to {most}")
+            _refuse_variable(name, f"must be a whole number from 0 to {most}")
     for pair in _TOGETHER:
         for name, other in (pair, pair[::-1]):
             if name in given and other not in given:
-                refuse(name, f"{other} is not set")
+                _refuse_variable(name, f"{other} is not set")
     for name, bound in _BELOW:
         if name in given and bound in given and int(given[name]) >= int(given[bound]):
-            refuse(name, f"must be below {bound}={given[bound]}")
-    if int(given.get("WORLD_SIZE", 1)) > 1 and "MASTER_ADDR" not in given:
-        refuse("WORLD_SIZE", "MASTER_ADDR and MASTER_PORT are not set")
+            _refuse_variable(name, f"must be below {bound}={given[bound]}")
+
+
+def _refuse_variable(name: str, reason: str) -> NoReturn:
+    raise ConfigError(
+        f"{name}={os.environ[name]!r:.60}: {reason}; type torchrun --nproc_per_node=N …, which sets all of them, or "
+        f"unset {name} for a run without torchrun"
+    )
 
 
 def check_slurm_tasks(nnodes: int) -> None:
@@ -281,8 +281,8 @@ def check_network(config: DictConfig) -> None:
     """Checks the network interface of the workers, and whether they can be isolated.
 
     Raises:
-        ConfigError: this host does not have the interface; there are several hosts, and the config names none; or
-            torchrun has started workers that must be isolated.
+        ConfigError: this host does not have the interface; there are several hosts, and the config names none;
+            torchrun has started workers that must be isolated; or a rank does not know where the others are.
     """
     if config.launch.isolate is True and started_as_rank() and not started_by_launcher():
         raise ConfigError(
@@ -300,6 +300,8 @@ def check_network(config: DictConfig) -> None:
             "launch.interface=null: workers on several hosts need the network interface that they share; type one "
             "of " + ", ".join(f"launch.interface={name}" for name in present if name != "lo" and _is_up(name))
         )
+    if started_as_rank() and os.environ["WORLD_SIZE"] != "1" and "MASTER_ADDR" not in os.environ:
+        _refuse_variable("WORLD_SIZE", "MASTER_ADDR and MASTER_PORT are not set")
 
 
 def _is_up(interface: str) -> bool:

@@ -55,6 +55,7 @@ LEARNERS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (MAML, mlp(inputs=1, outputs=1, hidden=(5,), activation="tanh"), Lines()),
         {"network": mlp(inputs=1, outputs=1, hidden=(5,), activation="tanh")},
     ),
+    "own loss": ((MAML, network, Lines()), {"network": network, "loss": nn.functional.huber_loss}),
     "pictures": ((MAML, metalearn.named("conv4", filters=4), GLYPHS), {}),
     "own network of pictures": ((MAML, Scaled(), GLYPHS), {"network": Scaled}),
 }
@@ -69,7 +70,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Lea
     def learned(name: str) -> tuple[Learner, Path]:
         if name not in made:
             torch.manual_seed(0)
-            learner = metalearn.train(*LEARNERS[name][0], progress=False, **(STEPS | {"steps": 2}))
+            own = {"loss": LEARNERS[name][1].get("loss", "auto")}
+            learner = metalearn.train(*LEARNERS[name][0], progress=False, **(STEPS | own | {"steps": 2}))
             folder = tmp_path_factory.mktemp("saved") / "learner"
             learner.save(folder)
             made[name] = learner, folder
