@@ -85,8 +85,8 @@ def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images")
     Raises:
         ValueError: a picture cannot be read or is too large, or something is no picture. The message names it.
     """
-    shown = np.stack([_shown(image, form, f"{what}[{number}]") for number, image in enumerate(images)])
-    x = torch.from_numpy(shown).to(torch.float32).div_(255)
+    values = np.stack([shown(image, form, f"{what}[{number}]") for number, image in enumerate(images)])
+    x = torch.from_numpy(values).to(torch.float32).div_(255)
     return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
 
 
@@ -105,7 +105,12 @@ def listed(images: object, what: str) -> list[Any]:
     return list(images)
 
 
-def _shown(image: Picture, form: PictureForm, name: str) -> Images:
+def shown(image: Picture, form: PictureForm, name: str) -> Images:
+    """A picture in its form: uint8 [size, size] or [size, size, 3].
+
+    Raises:
+        ValueError: it cannot be read, is too large, or is no picture; the message begins with `name`.
+    """
     try:
         if isinstance(image, str | os.PathLike):
             name = f"{name}={os.fspath(image)}"

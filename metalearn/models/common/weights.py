@@ -80,7 +80,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     members = {one.name: one for one in known if max(one.meta.get("min_size", (1, 1))) <= _LARGEST_SIZE}
     named = _NAME.fullmatch(weights)
     if named is None:
-        chosen, state = known.DEFAULT, _read(weights)
+        chosen, state = known.DEFAULT, read_state(weights)
         with Path(weights).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         note = f"{name}: weights of {weights}, SHA-256 {digest[:12]}…"
@@ -113,7 +113,12 @@ def _refuse_byte_arrays(path: Path) -> None:
             raise ValueError("it has a bytearray")
 
 
-def _read(path: str) -> dict[str, Tensor]:
+def read_state(path: str) -> dict[str, Tensor]:
+    """The state dict in a file of torch.save or safetensors; nothing in it is run.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else.
+    """
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")

@@ -1,10 +1,11 @@
 """Reads one picture of any origin, and gives it the form in which a dataset shows pictures to the network."""
 
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -75,6 +76,21 @@ def opened(path: Path) -> Iterator[Image.Image]:
         with _one_at_a_time if image.width * image.height > _LARGE else nullcontext():
             ImageOps.exif_transpose(image, in_place=True)
             yield of_8_bits(image, image.format)
+
+
+def bounded_picture(file: IO[bytes], name: str) -> Image.Image:
+    """The picture in an open file, or in bytes.
+
+    Raises:
+        ValueError: it has more than `LARGEST_FILE` bytes, or is no picture; the message begins with `name`.
+    """
+    content = file.read(LARGEST_FILE + 1)
+    if not isinstance(content, bytes) or len(content) > LARGEST_FILE:
+        raise ValueError(f"{name}: must be open for reading bytes, at most {LARGEST_FILE:,}")
+    try:
+        return Image.open(io.BytesIO(content), formats=FORMATS)
+    except Exception as error:  # Pillow raises many types for broken pictures
+        raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
 
 
 def check_pixels(image: Image.Image) -> None:
