@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from metalearn.api.load import load
     from metalearn.api.train import train
+    from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
 
-__all__ = ["load", "named", "train"]
+__all__ = ["PictureClassifier", "load", "named", "train"]
 
 _HOMES = {
+    "PictureClassifier": "metalearn.classifier.classifier",
     "load": "metalearn.api.load",
     "named": "metalearn.config.plain",
     "train": "metalearn.api.train",

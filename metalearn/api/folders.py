@@ -26,8 +26,9 @@ class Found(NamedTuple):
         return [self.root / file for file in self.files]
 
 
-def support_in(root: Path, key: str = "--support ") -> Found:
-    """The pictures of every class folder below `root`. Messages put `key` before the folder.
+def support_in(root: Path, key: str = "--support ", least: int = 2) -> Found:
+    """The pictures of every class folder below `root`, of which there must be `least`. Messages put `key` before the
+    folder.
 
     Raises:
         DataError: there are no pictures, pictures outside class folders, other files, one class, or a class that has
@@ -43,7 +44,7 @@ def support_in(root: Path, key: str = "--support ") -> Found:
         raise DataError(
             f"{key}{root}: the class {taken[0]} has the name of a column of predictions.csv; rename its folder"
         )
-    if len(folders) < 2:
+    if len(folders) < least:
         raise DataError(
             f"{key}{root}: has one class, {first_few(sorted(folders))}; put a folder of another class beside it"
         )

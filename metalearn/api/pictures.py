@@ -88,15 +88,15 @@ def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images")
     """
     files = [Path(image) for image in images if isinstance(image, str | os.PathLike)]
     in_files = decoded(files, form)
-    shown = np.stack(
+    values = np.stack(
         [
             _read(next(in_files), f"{what}[{number}]={os.fspath(image)}")
             if isinstance(image, str | os.PathLike)
-            else _shown(image, form, f"{what}[{number}]")
+            else shown(image, form, f"{what}[{number}]")
             for number, image in enumerate(images)
         ]
     )
-    x = torch.from_numpy(shown).to(torch.float32).div_(255)
+    x = torch.from_numpy(values).to(torch.float32).div_(255)
     return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
 
 
@@ -122,7 +122,12 @@ def _read(picture: Images | str, name: str) -> Images:
     return picture
 
 
-def _shown(image: Picture, form: PictureForm, name: str) -> Images:
+def shown(image: Picture, form: PictureForm, name: str) -> Images:
+    """A picture that is no file, in its form: uint8 [size, size] or [size, size, 3].
+
+    Raises:
+        ValueError: it is too large, or no picture; the message begins with `name`.
+    """
     try:
         picture = image if isinstance(image, Image.Image) else _from_array(image)
         check_pixels(picture)

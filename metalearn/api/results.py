@@ -35,10 +35,15 @@ def accuracy(predictions: Sequence[Prediction], truth: Sequence[Label]) -> Accur
     It counts the pictures as independent draws, and the support set as given: another support set has another accuracy.
     """
     correct = sum(prediction.label == label for prediction, label in zip(predictions, truth, strict=True))
-    count, fraction, square = len(truth), correct / len(truth), _NORMAL**2
+    return Accuracy(correct, len(truth), *wilson(correct, len(truth)))
+
+
+def wilson(correct: int, count: int) -> tuple[float, float]:
+    """The ends of Wilson's 95% interval for a fraction."""
+    fraction, square = correct / count, _NORMAL**2
     middle = (fraction + square / (2 * count)) / (1 + square / count)
     half = _NORMAL / (1 + square / count) * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count**2))
-    return Accuracy(correct, count, max(0.0, middle - half), min(1.0, middle + half))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def confusion(predictions: Sequence[Prediction], truth: Sequence[Label], labels: Sequence[Label]) -> list[list[int]]:

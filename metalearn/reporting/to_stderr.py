@@ -6,6 +6,15 @@ from typing import TextIO
 
 from metalearn.errors import printable
 
+log = logging.getLogger("metalearn")
+
+
+def log_to_stderr() -> None:
+    """Sends the log messages of a command that trains nothing to stderr, from warnings on."""
+    if not any(isinstance(handler, ToStderr) for handler in log.handlers):
+        log.addHandler(ToStderr())
+    log.propagate = False
+
 
 class PrintableFormatter(logging.Formatter):
     """Messages may have names and texts from files, whose control characters could change the terminal."""

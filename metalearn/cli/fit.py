@@ -1,0 +1,113 @@
+"""Learns to tell the classes of your pictures apart: one folder a class in, a classifier out.
+
+The features of a pretrained network stay as they are; a head learns from them. Cross-validation over your classes
+chooses the head, and says what to expect of new pictures. `metalearn predict` asks the classifier.
+
+  metalearn fit animals --out classifier
+  metalearn predict classifier new_pictures --out answers.csv
+  metalearn add classifier more_animals
+  metalearn remove classifier cat dog
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
+from metalearn.app.process import set_up_process
+from metalearn.cli.arguments import command_name, whole
+from metalearn.errors import printable
+from metalearn.reporting.to_stderr import log_to_stderr
+from metalearn.storage.files import refuse_used
+
+if TYPE_CHECKING:
+    from metalearn.classifier.classifier import PictureClassifier
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        command_name("fit"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="has a folder of pictures for each class")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="CLASSIFIER", help="the output folder; new, or empty"
+    )
+    parser.add_argument("--backbone", metavar="NAME", help="the pretrained network (default: efficientnet_lite0)")
+    parser.add_argument("--weights", metavar="PATH", help="its weights, for a network of torchvision")
+    parser.add_argument("--head", default="auto", help="what learns (default: auto, the best in cross-validation)")
+    parser.add_argument("--folds", type=whole(2), default=5, help="parts of the cross-validation (default: 5)")
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse damaged pictures and copies; else they are passed over"
+    )
+    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    options = parser.parse_args(arguments)
+    return ended(lambda: fit(options))
+
+
+def ended(run: Callable[[], int]) -> int:
+    """The exit code of a command on pictures."""
+    try:
+        return exit_code_of_process(run)
+    except ValueError as error:
+        return report_error(error, BAD_CONFIG)
+    except OSError as error:
+        return report_error(error, FAILED)
+
+
+def fit(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; returns the exit code."""
+    refuse_used("--out", options.out)
+    set_up_process(options.threads)
+    import torch  # after the line above
+
+    from metalearn.classifier.backbones import DEFAULT
+    from metalearn.classifier.classifier import PictureClassifier
+    from metalearn.classifier.collected import collect
+
+    torch.set_num_threads(options.threads)
+    log_to_stderr()
+    classifier = PictureClassifier(
+        options.backbone or DEFAULT, weights=options.weights, head=options.head, folds=options.folds
+    )
+    backbone = classifier.opened()
+    print(f"features: {backbone.note}", flush=True)
+    found = collect(options.folder, backbone.form, key="FOLDER=", strict=options.strict)
+    print(f"{len(set(found.labels))} classes, {len(found.pictures)} pictures", flush=True)
+    classifier.fit_collected(found)
+    classifier.save(options.out)
+    print(printable("\n".join(summary(classifier))))
+    print(f"all in {options.out}")
+    return OK
+
+
+def summary(classifier: "PictureClassifier") -> list[str]:
+    """What the cross-validation has found, in lines."""
+    report = classifier.report_
+    if report["accuracy"] is None:
+        return ["accuracy: not known, since every class has one picture; add pictures"]
+    low, high = report["interval95"]
+    lines = [
+        f"accuracy {report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
+        f"{report['pictures']} pictures, chance {1 / report['classes']:.1%})",
+        "head: "
+        + ", ".join(
+            f"{'*' if name == report['head'] else ''}{name} {value:.1%}" for name, value in report["by_head"].items()
+        ),
+    ]
+    if report["by_shots"]:
+        lines.append(
+            "pictures a class: " + ", ".join(f"{shots}: {value:.1%}" for shots, value in report["by_shots"].items())
+        )
+    hardest = sorted(report["by_class"].items(), key=lambda pair: pair[1])[:3]
+    if hardest[0][1] < 1:
+        lines.append("hardest classes: " + ", ".join(f"{name} {value:.0%}" for name, value in hardest if value < 1))
+    if report["strangers"] is None:
+        lines.append("none of these: needs three classes or more")
+    else:
+        lines.append(
+            f"none of these: found for {report['strangers']['found']:.0%} of the pictures of a class left out, and "
+            f"wrong for {report['strangers']['wrong']:.0%} of the others"
+        )
+    return lines

