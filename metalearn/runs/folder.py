@@ -372,7 +372,8 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 
 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    changes = differences({**FORMERLY, **old}, new) if old else {}
+    lacking = {name: group for name, group in FORMERLY.items() if name in new}
+    changes = differences({**lacking, **old}, new) if old else {}
     return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
 
 

@@ -95,7 +95,7 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "launch.model=5", "launch.model=5: must be a folder; type launch.model=best"),
     (training, "launch.model=..", "launch.model=..: must end in the name of a folder; type launch.model=best"),
     (training, "model=module model.network._target_=nowhere.Net", "No module named 'nowhere'"),
-    (training, "model=torchvision model.weights=file", "model.weights=file: cannot be read (Weights"),
+    (training, "model=torchvision model.weights=file", "model.weights=file: cannot be read ("),
     (evaluating, "checkpoint=run", "checkpoint=run: is the folder of a run; type checkpoint=run/checkpoints/best"),
     (evaluating, f"checkpoint={LONG}", "must be the folder of a checkpoint; type checkpoint="),
     (evaluating, "output=run", "and its result.json would be lost; type output=run/mine"),
