@@ -1,7 +1,6 @@
 """Steps of the training loop in one process, without a config, a run folder and validations."""
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,5 +85,18 @@ def advance_on_device(run: Run, updater: UpdateOnDevice, first: int, count: int)
 
 
 def train_tasks(episodes: Callable[[Tensor], Episode]) -> Any:
-    """A source of training tasks alone, whose labels are not checked."""
-    return SimpleNamespace(episodes=lambda split, indices: episodes(indices), classes=lambda split: None)
+    """A source of training tasks alone."""
+    y = episodes(torch.tensor([0])).query.y
+    classes = None if y.is_floating_point() else int(y.max()) + 1
+
+    class TrainTasks:
+        def episodes(self, split: str, indices: Tensor) -> Episode:
+            return episodes(indices)
+
+        def classes(self, split: str) -> int | None:
+            return classes
+
+        def unit(self, split: str) -> str:
+            return "tasks"
+
+    return TrainTasks()

@@ -174,8 +174,9 @@ def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """
     fixed = [str(override.input_line) for override in parsed(overrides) if not override.is_sweep_override()]
     try:
-        hydra = composed_by_hydra(fixed, return_hydra_config=True).hydra
-        return to_container(hydra.sweeper), Path(hydra.sweep.dir)
+        whole = composed_by_hydra(fixed, return_hydra_config=True)
+        HydraConfig.instance().set_config(whole)  # the folder follows from the options that are chosen
+        return to_container(whole.hydra.sweeper), Path(whole.hydra.sweep.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explained(error)) from error
 

@@ -84,12 +84,6 @@ def test_a_run_whose_folder_is_removed_says_so(tmp_path: Path) -> None:
     assert_one_line(outcome.text, "error: ", str(run))
 
 
-def test_output_that_goes_to_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert exit_code_of_process(lambda: print("a result") or 0) == FAILED
-
-
 def test_only_a_launcher_and_a_sweep_hear_that_it_was_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run() -> int:
         with writing(tmp_path):
@@ -135,9 +129,8 @@ def test_a_trial_whose_folder_is_removed_is_not_blamed(tmp_path: Path, undisturb
 
 
 def test_a_trial_whose_folder_is_a_link_is_not_started(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "sweep", tmp_path / "elsewhere"
-    folder.mkdir()
-    elsewhere.mkdir()
+    folder, elsewhere = tmp_path / "sweep", tmp_path / "sweep/elsewhere"
+    elsewhere.mkdir(parents=True)
     (folder / "trial_0000").symlink_to(elsewhere)
     outcome = sweep(folder, "trainer.steps=4", "algorithm.inner_lr=0.01,0.02", *SEARCH[:1]).wait()
     assert outcome.code == 1, outcome.text

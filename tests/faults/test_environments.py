@@ -79,7 +79,10 @@ ENVIRONMENTS = {
     "python -S": ("$PYTHON -S $ARGUMENTS", REFUSED),
     "thread variables no numbers": ("OMP_NUM_THREADS=abc MKL_NUM_THREADS=-1 $C", {}),
     "CUDA_VISIBLE_DEVICES=7": ("CUDA_VISIBLE_DEVICES=7 $C", {}),
-    "/proc not mounted": ("unshare -m bash -c 'mount -t tmpfs none /proc && $C'", {}),
+    "/proc not mounted": (  # compiled for another processor, as far as is known
+        "METALEARN_CACHE=$FOLDER/cache unshare -m bash -c 'mount -t tmpfs none /proc && $C'",
+        {},
+    ),
     "/dev/shm of 4 kB": ("unshare -m bash -c 'mount -t tmpfs -o size=4k none /dev/shm && $C'", {}),
     "/tmp read-only": (
         "unshare -m bash -c 'mount --bind /tmp /tmp && mount --bind $FOLDER $FOLDER && "
@@ -90,7 +93,7 @@ ENVIRONMENTS = {
     "dash": ('dash -c "$C"', {}),
     "zsh": ('zsh -c "$C"', {}),
 }
-QUICK = ("both full", "working folder gone", "ulimit -v 500 MB", "SIGCHLD ignored", "/proc not mounted")
+QUICK = ("both full", "working folder gone", "ulimit -v 500 MB", "SIGCHLD ignored")
 """What each of these needs is code of its own; the default set has them, with one command each."""
 
 
@@ -142,7 +145,7 @@ def needs(name: str) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_a_command_ends_well_in_an_odd_environment(name: str, folder: Path) -> None:
     needs(name)
-    command = {"both full": "train", "SIGCHLD ignored": "workers", "/proc not mounted": "workers"}.get(name, "evaluate")
+    command = {"both full": "train", "SIGCHLD ignored": "workers"}.get(name, "evaluate")
     assert not ended(name, command, folder)
 
 

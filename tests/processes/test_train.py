@@ -374,7 +374,7 @@ def test_a_folder_in_use_is_refused(start: Start, tmp_path: Path) -> None:
     first = start(*TINY, "trainer.steps=100000")
     until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 2, "step 2")
     outcome = start(*TINY, "trainer.steps=100000").wait()
-    assert outcome.code == 2 and "in use by another process" in outcome.text, outcome.text
+    assert outcome.code == 2 and "is in use by process " in outcome.text, outcome.text
     first.kill()
 
 

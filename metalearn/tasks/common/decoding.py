@@ -83,7 +83,7 @@ class _Decoder:
         """Ends the process."""
         process, self._process = self._process, None
         if process is not None:
-            with process:
+            with contextlib.suppress(BrokenPipeError), process:  # closing stdin writes what is left of the request
                 process.kill()
 
     def _start(self) -> "subprocess.Popen[bytes]":

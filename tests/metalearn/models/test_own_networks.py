@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torchvision.ops import StochasticDepth
 
+from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.maml import maml
@@ -38,7 +39,7 @@ def adapted(make: Callable[[], nn.Module], shape: tuple[int, ...] = (1, SIZE, SI
 
 
 def functions_of(learner: Algorithm, seed: int = 1) -> ChunkFunctions:
-    return chunk_functions(learner, Tasks(learner), torch.device("cpu"), FLOAT64, seed=seed)
+    return chunk_functions(learner, Tasks(learner), torch.device("cpu"), FLOAT64, tree_sum, seed=seed)
 
 
 # What is drawn in training

@@ -334,7 +334,7 @@ def test_a_run_folder_that_was_moved_away_is_not_made_anew(before: Path, tmp_pat
     saved = latest(before)
     assert saved is not None
     before.rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="run: is not there any more; move it back, and the same command resumes"):
+    with pytest.raises(RunError, match=r"run: is not there any more .*; move it back, and the same command resumes"):
         checkpointing(every=10, keep=2)(before).save(saved, True)
     assert not before.exists()
 
