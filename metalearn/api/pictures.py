@@ -86,16 +86,16 @@ def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images")
     Raises:
         ValueError: a picture cannot be read or is too large, or something is no picture. The message names it.
     """
-    files = [Path(image) for image in images if isinstance(image, str | os.PathLike)]
-    in_files = decoded(files, form)
-    values = np.stack(
-        [
-            _read(next(in_files), f"{what}[{number}]={os.fspath(image)}")
-            if isinstance(image, str | os.PathLike)
-            else shown(image, form, f"{what}[{number}]")
-            for number, image in enumerate(images)
-        ]
-    )
+    in_files = decoded([Path(image) for image in images if isinstance(image, str | os.PathLike)], form)
+    pictures: list[Images] = []
+    for number, image in enumerate(images):
+        path = f"={os.fspath(image)}" if isinstance(image, str | os.PathLike) else ""
+        picture = next(in_files) if path else shown(image, form)
+        if isinstance(picture, str):
+            advice = "; replace the file, or leave it out" if path and ";" not in picture else ""
+            raise ValueError(f"{what}[{number}]{path}: cannot be read: {picture}{advice}")
+        pictures.append(picture)
+    values = np.stack(pictures)
     x = torch.from_numpy(values).to(torch.float32).div_(255)
     return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
 
@@ -115,25 +115,15 @@ def listed(images: object, what: str) -> list[Any]:
     return list(images)
 
 
-def _read(picture: Images | str, name: str) -> Images:
-    if isinstance(picture, str):
-        advice = "" if ";" in picture else "; replace the file, or leave it out"
-        raise ValueError(f"{name}: cannot be read: {picture}{advice}")
-    return picture
-
-
-def shown(image: Picture, form: PictureForm, name: str) -> Images:
-    """A picture that is no file, in its form: uint8 [size, size] or [size, size, 3].
-
-    Raises:
-        ValueError: it is too large, or no picture; the message begins with `name`.
-    """
+def shown(image: Picture, form: PictureForm) -> Images | str:
+    """A picture that is no file, in its form: uint8 [size, size] or [size, size, 3]. If it is too large, or no picture,
+    the reason."""
     try:
         picture = image if isinstance(image, Image.Image) else _from_array(image)
         check_pixels(picture)
         return formed(of_8_bits(ImageOps.exif_transpose(picture), picture.format), form)
     except Exception as error:  # Pillow raises many types for broken pictures
-        raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
+        return reason(error)
 
 
 def _from_array(image: object) -> Image.Image:

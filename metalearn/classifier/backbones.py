@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from metalearn.errors import ConfigError
-from metalearn.models.common.weights import HEADS, load_body, pretrained, read_state
+from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained, read_state
 from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"
@@ -102,10 +102,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     state, prepare, note = pretrained(name, chosen, None)
     network: nn.Module = models.get_model(name, weights=None)
     load_body(network, state)
-    parent, _, last = HEADS[name].rpartition(".")
-    head = network.get_submodule(HEADS[name])
-    assert isinstance(head, nn.Linear)
-    setattr(network.get_submodule(parent), last, nn.Identity())
+    width = cut_head(network, name)
     network.eval().requires_grad_(False)
     size = known.DEFAULT.transforms().crop_size[0]
     digest = hashlib.sha256()
@@ -118,7 +115,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
         return found
 
     form = PictureForm(size, 3)
-    return Backbone(name, chosen, digest.hexdigest(), form, head.in_features, note, features)
+    return Backbone(name, chosen, digest.hexdigest(), form, width, note, features)
 
 
 def _digest(path: Path) -> str:

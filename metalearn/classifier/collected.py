@@ -40,14 +40,8 @@ def as_seen(pictures: Sequence[Any], form: PictureForm) -> list[Tensor | str]:
     with contextlib.ExitStack() as opened:
         places = [_file_of(picture, opened) for picture in pictures]
         in_files = decoded([place for place in places if place is not None], form)
-        found: list[Tensor | str] = []
-        for picture, place in zip(pictures, places, strict=True):
-            try:
-                values = shown(picture, form, "") if place is None else next(in_files)
-            except ValueError as error:
-                values = str(error).removeprefix(": cannot be read: ")
-            found.append(values if isinstance(values, str) else torch.from_numpy(np.array(values)))
-    return found
+        seen = [shown(x, form) if file is None else next(in_files) for x, file in zip(pictures, places, strict=True)]
+    return [values if isinstance(values, str) else torch.from_numpy(np.array(values)) for values in seen]
 
 
 def all_seen(pictures: Sequence[Any], form: PictureForm, what: str) -> list[Tensor]:

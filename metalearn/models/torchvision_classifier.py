@@ -8,7 +8,7 @@ from torch import nn
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import floats_of, model_of
 from metalearn.models.common.frozen import frozen_model
-from metalearn.models.common.weights import HEADS, load_body, pretrained
+from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained
 from metalearn.types import Model
 
 
@@ -101,12 +101,9 @@ def _pretrained(
     if frozen:
         body = _network(name, num_classes=ways)
         load_body(body, state)
-        parent, _, last = HEADS[name].rpartition(".")
-        head = body.get_submodule(HEADS[name])
-        assert isinstance(head, nn.Linear)
-        setattr(body.get_submodule(parent), last, nn.Identity())
+        width = cut_head(body, name)
         floats = floats_of(make(), name=name, shape=(3, image_size, image_size), advice=_ADVICE)
-        model = frozen_model(body, prepare=prepare, ways=ways, width=head.in_features, activations=floats)
+        model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats)
     else:
         shape = (3, image_size, image_size)
         model = model_of(make, name=name, shape=shape, transductive=transductive, advice=_ADVICE, dropout=dropout)

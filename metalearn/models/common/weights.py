@@ -101,6 +101,15 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     return PretrainedWeights(_without_head(name, weights, state), prepare, note)
 
 
+def cut_head(network: nn.Module, name: str) -> int:
+    """Cuts the head off the network called `name`, which then gives its inputs: the features; returns their number."""
+    parent, _, last = HEADS[name].rpartition(".")
+    head = network.get_submodule(HEADS[name])
+    assert isinstance(head, nn.Linear)
+    setattr(network.get_submodule(parent), last, nn.Identity())
+    return head.in_features
+
+
 def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copies the weights into the network, whose head stays as it is."""
     network.load_state_dict(dict(state), strict=False)  # names and shapes are checked already
