@@ -5,7 +5,7 @@ import functools
 import hashlib
 import importlib.util
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,8 +15,7 @@ from metalearn.config.saved import FREE_KEYS, STARTS
 from metalearn.config.values import leaves, to_container
 from metalearn.nn.native import computed_by
 from metalearn.nn.precision import type_of
-from metalearn.tasks.common.identities import content_of
-from metalearn.types import TaskSource
+from metalearn.tasks.common.identities import Content
 
 PACKAGES = ("distributed", "metalearn")
 SOURCES = (".py", ".c", ".h", ".csv")
@@ -26,7 +25,7 @@ NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
 """Keys that change no number, that may be another path on another host, or whose effect is compared instead."""
 
 
-def likeness_of(config: DictConfig, source: TaskSource, device: torch.device) -> dict[str, str]:
+def likeness_of(config: DictConfig, content: Callable[[], Content], device: torch.device) -> dict[str, str]:
     """What is compared, by its name."""
     rest = {
         key: str(value)
@@ -38,7 +37,7 @@ def likeness_of(config: DictConfig, source: TaskSource, device: torch.device) ->
         "torch": torch.__version__,
         "kernels": computed_by(device, type_of(config.precision)),
         "processor": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "data": content_of(source).digest,
+        "data": content().digest,
         **rest,
     }
 

@@ -1,6 +1,7 @@
 """From a job to the objects that it is made of. Nothing is started or opened here, but for pictures whose number the
 network depends on."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_param
 from metalearn.runs.published import named
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import is_folder
+from metalearn.tasks.common.identities import Content, content_of
 from metalearn.training.chunks import chunk_functions, episodes_of, piece_functions, single_stages
 from metalearn.training.loop import Reduce, Run, TrainState
 from metalearn.training.on_device import DeviceWork, steps_on_device
@@ -50,7 +52,8 @@ FOLLOWING = ("model.ways", "model.network.num_classes")
 
 class Parts(NamedTuple):
     """The components that the config describes; `start` holds the meta-parameters before the first step, `start_seen`
-    the classes that they have seen, and `start_notes` a line for each thing that `init_from` could not give."""
+    the classes that they have seen, and `start_notes` a line for each thing that `init_from` could not give. `content`
+    reads the data, once."""
 
     settings: TrainerSettings
     source: TaskSource
@@ -65,6 +68,7 @@ class Parts(NamedTuple):
     connect: Callable[[], Strategy]
     checkpointer: Checkpointer
     open_log: OpenLog
+    content: Callable[[], Content]
     workers: int = 1
     compare: Callable[[], None] = lambda: None
     updater: Callable[[Run, TrainState], Updater] | None = None
@@ -161,6 +165,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     settings = build(config, "trainer")
     plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
     check_sizes(settings, source)
+    content = functools.cache(partial(content_of, source))
     return Parts(
         settings=settings,
         source=source,
@@ -175,8 +180,9 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
         connect=build(config, "strategy", plan=plan),
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
+        content=content,
         workers=job.workers,
-        compare=comparison(config, source, work.device) if job.workers > 1 else lambda: None,
+        compare=comparison(config, content, work.device) if job.workers > 1 else lambda: None,
         updater=steps_of(
             config, plan, algorithm, source, pairs=partial(in_pairs, algorithm, model, start, work.device)
         ),
@@ -280,10 +286,10 @@ def make_work(
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 
-def comparison(config: DictConfig, source: TaskSource, device: torch.device) -> Callable[[], None]:
+def comparison(config: DictConfig, content: Callable[[], Content], device: torch.device) -> Callable[[], None]:
     """What lets this worker be compared with those of other hosts, and with those that join."""
     code_digest(tuple(config.plugins))  # now, before the files may change: a fork computes by what is imported already
-    own = partial(likeness_of, config, source, device)
+    own = partial(likeness_of, config, content, device)
     return lambda: compare_workers(own, mixed=config.launch.mixed)
 
 

@@ -38,7 +38,6 @@ from metalearn.runs.metrics import main_metric, summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.storage.files import is_disk_fault, real
-from metalearn.tasks.common.identities import content_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
     Progress,
@@ -52,7 +51,7 @@ from metalearn.training.loop import (
     restore,
     snapshot,
 )
-from metalearn.types import Batch, Episode, Metrics, Model, Params, Strategy, TaskSource
+from metalearn.types import Batch, Episode, Metrics, Model, Params, Strategy
 
 Result = dict[str, Any]
 
@@ -97,7 +96,7 @@ def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
     done = report_if_done(job.run_dir, job.config, state)
     if done is not None and state.snapshot is not None:
         check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
-        warn_of_other_data(job, parts.source, state.snapshot)
+        warn_of_other_data(job, parts, state.snapshot)
     if state.result is not None:
         hand_out(job)
     return FoundInFolder(state, done)
@@ -116,16 +115,16 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
     if begun is not None and begun.meta["step"]:
         if job.config.resume == "auto":
             check_same_classes(from_meta(begun.meta), parts.source, parts.settings.steps)
-        check_same_data(job, parts.source, begun)
+        check_same_data(job, parts, begun)
     seen = seen_by(parts, begun)
     for split in ("test", "val"):
         check_unseen(seen, parts.source, split, job.config.seen_classes)
 
 
-def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
+def check_same_data(job: Job, parts: Parts, begun: Snapshot) -> None:
     """Raises ConfigError if a run would go on with other data than it was trained on; where `resume` names a
     checkpoint, a line says so instead."""
-    if not content_of(source).is_known_otherwise(begun.meta.get(DATA)):
+    if not parts.content().is_known_otherwise(begun.meta.get(DATA)):
         return
     what = f"the data of dataset={job.config.dataset._target_} are not those that the checkpoint was trained on"
     if job.config.resume != "auto":
@@ -137,10 +136,10 @@ def check_same_data(job: Job, source: TaskSource, begun: Snapshot) -> None:
     )
 
 
-def warn_of_other_data(job: Job, source: TaskSource, saved: Snapshot) -> None:
+def warn_of_other_data(job: Job, parts: Parts, saved: Snapshot) -> None:
     """Logs a line where a run, of which only the result is reported, was trained on other data than those now."""
     try:
-        changed = content_of(source).is_known_otherwise(saved.meta.get(DATA))
+        changed = parts.content().is_known_otherwise(saved.meta.get(DATA))
     except (ConfigError, DataError):
         return  # they are not here any more, which makes the result no other
     if changed:
@@ -174,7 +173,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     )
     run_log = parts.open_log(job.run_dir, window)
     seen = seen_by(parts, state.snapshot)
-    content = content_of(parts.source)
+    content = parts.content()
     data = content.digest
     for line in filter(None, (content.copies, content.shared) if state.snapshot is None else ()):
         log.warning("dataset: %s", line)
