@@ -86,7 +86,7 @@ def check_isolation(config: LaunchConfig) -> None:
         CannotIsolateError: `launch` would raise it.
     """
     if config.isolate is True:
-        _open_meeting(config).close()
+        _Here((), config).close()
 
 
 def launch(
@@ -117,7 +117,7 @@ def launch(
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
         CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
     """
-    return run_ranks(lambda: _Here(command, config), config, max_restarts=max_restarts, say=say)
+    return Launcher(lambda: _Here(command, config), config, max_restarts, say).run()
 
 
 class Start(Protocol):
@@ -136,15 +136,9 @@ class Start(Protocol):
         ...
 
 
-def run_ranks(
-    begin: Callable[[], Start], config: LaunchConfig, *, max_restarts: int, say: Callable[[str], None]
-) -> int:
-    """As `launch`, for ranks that `begin` starts, on this host or elsewhere."""
-    return _Launcher(begin, config, max_restarts, say).run()
-
-
-class _Launcher:
-    """The ranks of one start after the other, and the signals that this process gets for them."""
+class Launcher:
+    """The ranks of one start after the other, as `launch` describes, and the signals that this process gets for them.
+    `begin` makes a start, on this host or elsewhere."""
 
     def __init__(
         self, begin: Callable[[], Start], config: LaunchConfig, max_restarts: int, say: Callable[[str], None]
@@ -213,7 +207,7 @@ class _Launcher:
         """Waits until all ranks have ended, or one has failed without which the others cannot go on; returns the exit
         code of the job."""
         ended: dict[Process, float] = {}
-        while self._first_runs() if self._leads else self._running():
+        while self._ranks[0].poll() is None if self._leads else self._running():
             if self._has_failed(start):
                 return self._code_of_failure()
             if self._goes_on(start) and not self._stopping and not self._preemption:
@@ -229,9 +223,6 @@ class _Launcher:
             hanging = " and ".join(self._running())
             self._say(f"{hanging} did not end within {LEAVE_SECONDS:g} s after {self._names[0]}, and is killed")
         return 0 if self._leads or any(process.poll() == 0 for process in self._ranks) else 1
-
-    def _first_runs(self) -> bool:
-        return self._ranks[0].poll() is None
 
     def _running(self) -> list[str]:
         return [name for name, process in zip(self._names, self._ranks, strict=True) if process.poll() is None]
@@ -292,65 +283,103 @@ class _Launcher:
         return 128 + self._stopping[0] if self._stopping and (first is None or first <= 0) else 1
 
 
-class _Meeting:
-    """The socket, the network and the secret of one start of the ranks, at which they meet.
+class _Here:
+    """A start of the ranks of this host: programs, or forks of this process. All ranks meet at a socket of the first
+    host, and share a secret. Those of a world on one host are in a network of their own, if they can have one."""
 
-    Attributes:
-        listener: the store's listening socket, on the first host.
-        network: the network that the ranks enter, if they have one of their own.
-        not_isolated: why they have none.
-        port: of the listener; 0 if there is none.
-        met, note: the ends of a pipe, into which the host's first rank writes when all have met, and rank zero from
-            then on as a sign of life.
-        token: the secret that the ranks share; empty if there is none.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket | None,
-        network: NetworkNamespace | None,
-        not_isolated: str,
-        *,
-        one_host: bool = True,
-    ) -> None:
+    def __init__(self, command: Sequence[str] | Callable[[], int], config: LaunchConfig) -> None:
+        self._command, self._config = command, config
+        self._listener, self._network, self._not_isolated = _listen(config)
+        self._port = config.master_port if self._listener is None else self._listener.getsockname()[1]
         # Launchers of other hosts would not know a token that is drawn here.
-        self.token = os.environ.get(TOKEN) or (secrets.token_hex() if one_host else "")
-        self.listener, self.network, self.not_isolated = listener, network, not_isolated
-        self.port = 0 if listener is None else listener.getsockname()[1]
-        self.met, self.note = os.pipe()
+        self._token = os.environ.get(TOKEN) or (secrets.token_hex() if config.nnodes == 1 else "")
+        # The host's first rank writes into this pipe when all have met, and rank zero from then on as a sign of life.
+        self._met, self._note = os.pipe()
         self._sign: float | None = None
 
+    def rank(self, number: int, *, joins: bool = False) -> Process:
+        command, listener, network, launcher = self._command, self._listener, self._network, os.getpid()
+        inherited = {} if number else {MET_FD: self._note}
+        if listener is not None and number == 0:
+            inherited[STORE_FD] = listener.fileno()
+        environment = self._environment(number) | {name: str(fd) for name, fd in inherited.items()}
+        environment |= {JOINS: "1"} if joins else {}
+
+        def enter() -> None:
+            if network is not None:
+                network.enter()
+            ignore_preemptions()
+            die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
+
+        def run() -> int:
+            assert callable(command)
+            enter()
+            if network is not None:
+                network.close()
+            if listener is not None and number:
+                listener.close()  # it is the first rank's
+            return command()
+
+        if callable(command):
+            process: Process = Fork(run, environment)
+        else:
+            fds = tuple(inherited.values())
+            process = subprocess.Popen(command, env=environment, pass_fds=fds, preexec_fn=enter)
+        if number == self._config.workers - 1:
+            self._close_listener()  # the first rank has its own copy
+        return process
+
+    def _environment(self, local_rank: int) -> dict[str, str]:
+        config = self._config
+        variables = {
+            "RANK": str(config.node_rank * config.workers + local_rank),
+            "WORLD_SIZE": str(config.nnodes * config.workers),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(config.workers),
+            "MASTER_ADDR": config.master_addr,
+            "MASTER_PORT": str(self._port),
+            LAUNCHER: str(os.getpid()),
+            NOT_ISOLATED: self._not_isolated,
+            TOKEN: self._token,
+        }
+        return os.environ | variables | dict.fromkeys(INTERFACE_VARIABLES, config.interface or loopback_interface())
+
     def last_sign(self) -> float | None:
-        """See `Start`."""
-        while select.select([self.met], [], [], 0)[0]:
-            os.read(self.met, 4096)
+        while select.select([self._met], [], [], 0)[0]:
+            os.read(self._met, 4096)
             self._sign = time.monotonic()
         return self._sign
 
-    def close_listener(self) -> None:
-        if self.listener is not None:
-            self.listener.close()
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def close(self) -> None:
-        self.close_listener()
-        if self.network is not None:
-            self.network.close()
-        os.close(self.met)
-        os.close(self.note)
+        self._close_listener()
+        if self._network is not None:
+            self._network.close()
+        os.close(self._met)
+        os.close(self._note)
 
 
-def _open_meeting(config: LaunchConfig) -> _Meeting:
+def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespace | None, str]:
+    """The store's listening socket, on the first host; the ranks' own network, if they have one; and why they have
+    none."""
     obstacle = _obstacle(config)
     if not obstacle:
         try:
             network, inside = new_network(config.master_addr, config.master_port)
-            return _Meeting(inside, network, "")
+            return inside, network, ""
         except CannotIsolateError as error:
             obstacle = str(error)
     if config.isolate is True:
         raise CannotIsolateError(obstacle)
-    listener = _listen(config) if config.node_rank == 0 else None
-    return _Meeting(listener, None, obstacle, one_host=config.nnodes == 1)
+    if config.node_rank > 0:
+        return None, None, obstacle
+    try:
+        return socket.create_server((config.master_addr, config.master_port)), None, obstacle
+    except OSError as error:
+        raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
 
 
 def _obstacle(config: LaunchConfig) -> str:
@@ -362,88 +391,6 @@ def _obstacle(config: LaunchConfig) -> str:
     if config.interface not in (None, loopback_interface()):
         return f"interface={config.interface}"
     return "" if is_loopback(config.master_addr) else f"master_addr={config.master_addr}"
-
-
-class _Here:
-    """A start of the ranks of this host: programs, or forks of this process."""
-
-    def __init__(self, command: Sequence[str] | Callable[[], int], config: LaunchConfig) -> None:
-        self._command, self._config = command, config
-        self._meeting = _open_meeting(config)
-
-    def rank(self, number: int, *, joins: bool = False) -> Process:
-        process = _start(self._command, self._config, number, self._meeting, {JOINS: "1"} if joins else {})
-        if number == self._config.workers - 1:
-            self._meeting.close_listener()  # the first rank has its own copy
-        return process
-
-    def last_sign(self) -> float | None:
-        return self._meeting.last_sign()
-
-    def close(self) -> None:
-        self._meeting.close()
-
-
-def _start(
-    command: Sequence[str] | Callable[[], int],
-    config: LaunchConfig,
-    local_rank: int,
-    meeting: _Meeting,
-    variables: Mapping[str, str],
-) -> Process:
-    listener, network = meeting.listener, meeting.network
-    inherited = {} if local_rank else {MET_FD: meeting.note}
-    if listener is not None and local_rank == 0:
-        inherited[STORE_FD] = listener.fileno()
-    environment = _environment(config, local_rank, meeting) | {name: str(fd) for name, fd in inherited.items()}
-    environment |= variables
-    fds = tuple(inherited.values())
-    launcher = os.getpid()
-
-    def enter() -> None:
-        if network is not None:
-            network.enter()
-        ignore_preemptions()
-        die_with(launcher)  # after the line above: the kernel forgets this where a process changes its rights
-
-    if not callable(command):
-        return subprocess.Popen(command, env=environment, pass_fds=fds, preexec_fn=enter)
-
-    def run() -> int:
-        enter()
-        if network is not None:
-            network.close()
-        if listener is not None and local_rank:
-            listener.close()  # it is the first rank's
-        return command()
-
-    return Fork(run, environment)
-
-
-def _listen(config: LaunchConfig) -> socket.socket:
-    try:
-        return socket.create_server((config.master_addr, config.master_port))
-    except OSError as error:
-        raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
-
-
-def _environment(config: LaunchConfig, local_rank: int, meeting: _Meeting) -> dict[str, str]:
-    interface = config.interface or loopback_interface()
-    return (
-        os.environ
-        | {
-            "RANK": str(config.node_rank * config.workers + local_rank),
-            "WORLD_SIZE": str(config.nnodes * config.workers),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(config.workers),
-            "MASTER_ADDR": config.master_addr,
-            "MASTER_PORT": str(meeting.port or config.master_port),
-            LAUNCHER: str(os.getpid()),
-            NOT_ISOLATED: meeting.not_isolated,
-            TOKEN: meeting.token,
-        }
-        | dict.fromkeys(INTERFACE_VARIABLES, interface)
-    )
 
 
 def _end_of(code: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from distributed.cluster import ray_rank
 from distributed.cluster.isolation import NOT_ISOLATED
-from distributed.cluster.launch import LAUNCHER, LaunchConfig, run_ranks
+from distributed.cluster.launch import LAUNCHER, LaunchConfig, Launcher
 from distributed.cluster.meeting import JOINS, TOKEN
 from distributed.cluster.processes import Process
 from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, STORE_FD, loopback_interface
@@ -122,7 +122,7 @@ def launch(
     cluster = check(cluster, config.workers)
     try:
         group = _reserve(cluster, config.workers)
-        return run_ranks(lambda: _OnRay(command, config, cluster, group), config, max_restarts=max_restarts, say=say)
+        return Launcher(lambda: _OnRay(command, config, cluster, group), config, max_restarts, say).run()
     finally:
         _ray().shutdown()  # ends the actors, and gives back what they have reserved
 
