@@ -8,7 +8,7 @@ ties its messages to the caller. `backward` and `grad` wait for the context's ca
 import re
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 
 import torch
@@ -18,6 +18,7 @@ from torch.distributed import autograd
 from distributed.calls import autograd_contexts
 from distributed.calls.autograd_contexts import current_context
 from distributed.calls.session import current, default_timeout, is_started, missing_workers
+from distributed.cluster.store import within
 
 if autograd.is_available():
     from torch.distributed.autograd import DistAutogradContext
@@ -185,20 +186,9 @@ def _anchors_of(ctx: int) -> list[Tensor]:
 
 def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     """A backward pass of torch's engine, with the session's time limit."""
-    # The engine has no time limit of its own, so a second thread waits for it.
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            autograd.backward(ctx, roots, retain_graph=retain_graph)
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
     limit = default_timeout()
-    threading.Thread(target=run, name=f"backward of context {ctx}", daemon=True).start()
-    try:
-        done.result(limit)
+    try:  # the engine has no time limit of its own
+        within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
         autograd_contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
         lost, are_dead = missing_workers(_ANSWER_SECONDS)

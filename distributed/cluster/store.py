@@ -71,7 +71,7 @@ def within(seconds: float, run: Callable[[], T], progress: Callable[[], object] 
         except BaseException as error:
             outcome.set_exception(error)
 
-    # torch's store waits without limit for a server that has stopped; a thread can be left behind.
+    # torch waits without limit, its store for a server that has stopped; a thread can be left behind.
     threading.Thread(target=call, daemon=True).start()
     while True:
         reached = progress()
