@@ -1,7 +1,6 @@
 """Copies modules, so that a copy can be sent to other workers and keeps its graph."""
 
 import copy
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -37,37 +36,23 @@ def module_clone(
     if by not in _MODES:
         raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")
     mode = _MODES[by]
-    new = {"reference": _referred, "clone": _cloned, "deepcopy": _separate}[mode]
 
-    def place(tensor: Tensor) -> Tensor:
-        return new(tensor, tensor.device if device is None else torch.device(device))
+    def place(tensor: Any) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"module={tensor!r}: must be a module, or tensors in any nesting")
+        to = tensor.device if device is None else torch.device(device)
+        if mode != "deepcopy":
+            return (tensor.clone() if mode == "clone" else tensor).to(to)
+        own = tensor.detach().clone().to(to)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(own, requires_grad=tensor.requires_grad)
+        return own.requires_grad_(tensor.requires_grad)
 
     if not isinstance(module, nn.Module):
-        tree: M = pytree.tree_map(lambda leaf: _leaf(leaf, place), module)
+        tree: M = pytree.tree_map(place, module)
         return tree
     tensors = {id(p): place(p) for p in module.parameters()}
     for buffer in module.buffers():
         placed = place(buffer)
         tensors[id(buffer)] = placed.detach().clone() if mode == "reference" and detach_buffers else placed
     return copy.deepcopy(module, memo=tensors)
-
-
-def _leaf(leaf: Any, place: Callable[[Tensor], Tensor]) -> Tensor:
-    if not isinstance(leaf, Tensor):
-        raise TypeError(f"module={leaf!r}: must be a module, or tensors in any nesting")
-    return place(leaf)
-
-
-def _referred(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.to(device)
-
-
-def _cloned(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.clone().to(device)
-
-
-def _separate(tensor: Tensor, device: torch.device) -> Tensor:
-    own = tensor.detach().clone().to(device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(own, requires_grad=tensor.requires_grad)
-    return own.requires_grad_(tensor.requires_grad)

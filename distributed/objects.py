@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from torch.distributed import rpc
@@ -65,7 +66,7 @@ class Methods:
             _run_method,
             args=(self._holder, name, args, kwargs),
             partitioner=self._holder.owner_name(),
-            reducer=_only,
+            reducer=itemgetter(0),
             timeout=self._timeout,
         )
 
@@ -114,7 +115,3 @@ def _build(holder: Reference, cls: Callable[..., Any], args: tuple[Any, ...], kw
 @async_execution
 def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(holder.local_value().value, name)(*args, **kwargs)
-
-
-def _only(results: list[Any]) -> Any:
-    return results[0]

@@ -1,6 +1,5 @@
 """The addresses on which each process listens, as the kernel reports them."""
 
-import ipaddress
 import os
 import socket
 import sys
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from distributed.calls.session import current
-from distributed.cluster.info import default_worker_name, get_world_size
+from distributed.cluster.info import default_worker_name, get_world_size, is_loopback
 from distributed.cluster.isolation import why_not_isolated
 from distributed.remote import remote_sync_call
 
@@ -31,7 +30,7 @@ class Listener(NamedTuple):
     @property
     def closed(self) -> bool:
         """Whether only this host can reach it."""
-        return ipaddress.ip_address(self.address).is_loopback
+        return is_loopback(self.address)
 
 
 def listeners(pid: int) -> list[Listener]:
@@ -75,10 +74,6 @@ def own_listeners() -> list[Listener]:
         return []
 
 
-def started_by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def session_listeners() -> dict[str, list[Listener]]:
     """The addresses on which each worker of the session listens, by worker name; and torchrun's on this host."""
     names = current().workers
@@ -105,7 +100,7 @@ def group_listeners() -> dict[str, list[Listener]]:
 
 
 def _torchrun_listeners() -> dict[str, list[Listener]]:
-    if not started_by_torchrun():
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return {}
     try:
         return {"torchrun": listeners(os.getppid())}

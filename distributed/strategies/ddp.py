@@ -154,7 +154,8 @@ class _Rank(ChunkStrategy):
         module.start(params)
         rests = [module.add_gradient(chunk, step, last=chunk is own_chunks[-1]) for chunk in own_chunks]
         if not own_chunks:
-            rests = [_zeroed(module.add_gradient(chunks[0], step, last=True, weight=0.0))]
+            rest = module.add_gradient(chunks[0], step, last=True, weight=0.0)
+            rests = [pytree.tree_map(lambda leaf: leaf * 0, rest)]
         seconds = module.stats.ready - began
         grads = {name: grad.to(params[name].device) for name, grad in module.gradients().items()}
         leaves, form = pytree.tree_flatten(tree_sum(rests))
@@ -244,10 +245,6 @@ def _costs_and_values(rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]
 
 def _number_like(leaf: Any, value: float) -> Any:
     return leaf.new_tensor(value) if isinstance(leaf, Tensor) else type(leaf)(value)
-
-
-def _zeroed(values: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf * 0, values)
 
 
 def _chunks_by_rank(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:
