@@ -271,10 +271,26 @@ def spread(tasks: int, samples: int, count: int, channels: int, gy: Tasks, gx: T
     pixels.spread[grid](gy.numbers, gx.numbers, gy.step, gx.step, count, ADD=add, **tiles)
 
 
-def gather(pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, support: Tensor, query: Tensor) -> None:
-    """The pictures of episodes, [t, n, c, h, w]; see `metalearn.nn.gpu.pictures`."""
-    tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
+def gathered(
+    pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, shots: int, shape: tuple[int, int, int]
+) -> tuple[Tensor, Tensor]:
+    """Support and query pictures of episodes, [t, n, c, h, w].
+
+    Args:
+        pictures: bytes [n, h · w · c], colours last.
+        turns: [4, h · w] int64: the places from which a picture turned by so many quarters takes its pixels.
+        values: [256]: the numbers for bytes.
+        numbers: [t, ways, 1 + shots + queries] int64: of each class the quarter turns, then its pictures.
+        shots: support pictures of a class.
+        shape: (h, w, c).
+    """
+    (tasks, ways), per_class, (height, width, channels) = numbers.shape[:2], numbers.shape[2] - 1, shape
+    support, query = (
+        torch.empty(tasks, ways * count, channels, height, width, device=pictures.device, dtype=values.dtype)
+        for count in (shots, per_class - shots)
+    )
     pixels.gather[(ways * per_class, tasks)](
-        pictures, turns, values, numbers, support, query, ways, per_class, support.shape[1] // ways, turns.shape[1],
-        CHANNELS=support.shape[2], B=_power(turns.shape[1], 16, 1024),
+        pictures, turns, values, numbers, support, query, ways, per_class, shots, turns.shape[1],
+        CHANNELS=channels, B=_power(turns.shape[1], 16, 1024),
     )  # fmt: skip
+    return support, query

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from metalearn.nn.gpu import launch
 from metalearn.nn.gpu.launch import ConvolutionSizes, Images, LossSizes, NormSizes, Tasks
-from metalearn.nn.gpu.pictures import gathered
 from metalearn.nn.native import NetworkCall
 from metalearn.nn.packing import MULTIPLE, filled, in_pairs
 from metalearn.nn.plans import ACTIVATIONS, Kind
@@ -446,7 +445,7 @@ class GpuKernels:
 
     lanes = MULTIPLE
     real = ctypes.c_float
-    gathered = staticmethod(gathered)
+    gathered = staticmethod(launch.gathered)
 
     def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
         """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""

@@ -40,7 +40,7 @@ def calls_of(recipe: Recipe) -> dict[tuple[str, str], tuple[Any, tuple[Any, ...]
     algorithm_of(recipe, PLAIN[recipe.kind]).meta_grad(given.params, given.episode, 1)
     numbers = torch.zeros(2, 5, 3, dtype=torch.int64)
     pictures, turns = torch.zeros(40, 784, dtype=torch.uint8), torch.zeros(4, 784, dtype=torch.int64)
-    launch.gather(pictures, turns, torch.zeros(256), numbers, *torch.zeros(2, 2, 5, 1, 28, 28))
+    launch.gathered(pictures, turns, torch.zeros(256), numbers, 1, (28, 28, 1))
     return calls
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.nn.gpu.pictures import gathered
+from metalearn.nn.gpu.launch import gathered
 from metalearn.nn.layers import (
     Activation,
     ChannelsLast,
