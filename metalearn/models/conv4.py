@@ -56,15 +56,19 @@ def conv4(
     if downsample == "pool" and image_size < 2**BLOCKS:
         reason = f"images of {image_size} pixels cannot be halved {BLOCKS} times"
         raise Invalid("downsample", downsample, reason, "type KEY=stride")
-    conv_sizes, out_size = _halved(image_size) if downsample == "stride" else _pooled(image_size)
-    features = filters if downsample == "stride" else filters * out_size**2
+    if downsample == "stride":
+        map_sizes = [math.ceil(image_size / 2**halvings) for halvings in range(1, BLOCKS + 1)]
+        features = filters
+    else:
+        map_sizes = [image_size // 2**halvings for halvings in range(BLOCKS)]
+        features = filters * (image_size // 2**BLOCKS) ** 2
 
     def init(generator: Generator) -> Params:
         return _draw_blocks(channels, filters, generator) | draw_head(ways, features, generator)
 
     stages = (*(_block(number, downsample, activation) for number in range(1, BLOCKS + 1)), HEAD)
     norms = [name for stage in stages for name in stage.params if name.startswith("norm")]
-    activations = filters * sum(size**2 for size in conv_sizes)
+    activations = filters * sum(size**2 for size in map_sizes)
     return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
 
 
@@ -93,17 +97,3 @@ def _block(number: int, downsample: str, activation: str) -> Stage:
     if number == BLOCKS:
         layers.append(Mean() if strided else Flatten(channels_last=True))
     return stage_of(f"block{number}", *layers)
-
-
-def _halved(size: int) -> tuple[list[int], int]:
-    """The sizes of the four maps with stride 2, and the size of the last one."""
-    sizes = []
-    for _ in range(BLOCKS):
-        size = (size + 1) // 2
-        sizes.append(size)
-    return sizes, size
-
-
-def _pooled(size: int) -> tuple[list[int], int]:
-    """The sizes of the four maps before each pooling, and the size after the last."""
-    return [size // 2**block for block in range(BLOCKS)], size // 2**BLOCKS

@@ -51,7 +51,9 @@ def resnet12(
     Raises:
         ValueError: an image too small for four poolings, a choice that does not exist, or widths that are not four.
     """
-    _check_sizes(ways, channels, image_size, widths)
+    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
+        whole_number(name, value, at_least=1)
+    whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)
     one_of("activation", activation, tuple(SLOPES))
     true_or_false("transductive", transductive)
     if image_size < 2**BLOCKS:
@@ -65,12 +67,6 @@ def resnet12(
     activations = sum(len(LAYERS) * width * (image_size // 2**halvings) ** 2 for halvings, width in enumerate(widths))
     norms = [name for stage in stages for name in stage.params if ".norm." in name]
     return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
-
-
-def _check_sizes(ways: int, channels: int, image_size: int, widths: object) -> None:
-    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
-        whole_number(name, value, at_least=1)
-    whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)
 
 
 def _draw_blocks(channels: int, widths: Sequence[int], generator: Generator) -> Params:

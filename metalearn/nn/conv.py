@@ -83,38 +83,6 @@ def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) 
     return kernels
 
 
-def _product(x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
-    outputs = weight.shape[1]
-    native = _native(x, x.shape[-1], outputs)
-    if native is None:
-        return columns.product(x, weight, g)
-    x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
-    y = x.new_empty(*x.shape[:2], *g.out(*x.shape[2:4]), outputs)
-    native.product(_numbers(x.shape, outputs, g), x, rows, step, y)
-    return y
-
-
-def _input_gradient(gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
-    native = _native(gy, shape[-1], gy.shape[-1], over_inputs=True)
-    if native is None:
-        return columns.input_gradient(gy, weight, shape, g)
-    gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
-    gx = gy.new_empty(shape)
-    native.input_gradient(_numbers(shape, gy.shape[-1], g), gy, rows, step, gx)
-    return gx
-
-
-def _weight_gradient(gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
-    outputs = gy.shape[-1]
-    native = _native(gy, x.shape[-1], outputs)
-    if native is None:
-        return columns.weight_gradient(gy, x, g)
-    gy, x = gy.contiguous(), x.contiguous()
-    gw = gy.new_empty(x.shape[0], g.height, g.width, x.shape[-1], outputs)
-    native.weight_gradient(_numbers(x.shape, outputs, g), gy, x, gw)
-    return gw.permute(0, 4, 3, 1, 2)
-
-
 class _Product(Function):
     """(x, w) → y."""
 
@@ -122,7 +90,14 @@ class _Product(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry = g
-        return _product(x, weight, g)
+        outputs = weight.shape[1]
+        native = _native(x, x.shape[-1], outputs)
+        if native is None:
+            return columns.product(x, weight, g)
+        x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
+        y = x.new_empty(*x.shape[:2], *g.out(*x.shape[2:4]), outputs)
+        native.product(_numbers(x.shape, outputs, g), x, rows, step, y)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -140,7 +115,13 @@ class _InputGradient(Function):
     def forward(ctx: Any, gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
         ctx.save_for_backward(gy, weight)
         ctx.geometry = g
-        return _input_gradient(gy, weight, shape, g)
+        native = _native(gy, shape[-1], gy.shape[-1], over_inputs=True)
+        if native is None:
+            return columns.input_gradient(gy, weight, shape, g)
+        gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
+        gx = gy.new_empty(shape)
+        native.input_gradient(_numbers(shape, gy.shape[-1], g), gy, rows, step, gx)
+        return gx
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -158,7 +139,14 @@ class _WeightGradient(Function):
     def forward(ctx: Any, gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
         ctx.save_for_backward(gy, x)
         ctx.geometry = g
-        return _weight_gradient(gy, x, g)
+        outputs = gy.shape[-1]
+        native = _native(gy, x.shape[-1], outputs)
+        if native is None:
+            return columns.weight_gradient(gy, x, g)
+        gy, x = gy.contiguous(), x.contiguous()
+        gw = gy.new_empty(x.shape[0], g.height, g.width, x.shape[-1], outputs)
+        native.weight_gradient(_numbers(x.shape, outputs, g), gy, x, gw)
+        return gw.permute(0, 4, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

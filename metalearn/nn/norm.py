@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metalearn.nn.layout import dense
-from metalearn.nn.native import AnyKernels, compiled_for
+from metalearn.nn.native import compiled_for
 
 EPSILON = 1e-5
 
@@ -82,12 +82,6 @@ def _written_out(x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings
     return z if slope == LINEAR else F.leaky_relu(z, slope)
 
 
-def _native(x: Tensor) -> "AnyKernels":
-    kernels = compiled_for(x)
-    assert kernels is not None
-    return kernels
-
-
 def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings, **tensors: Tensor) -> None:
     """Calls one of the three functions of norm.c, where their tensors are explained."""
     (scale, step), (shift, shift_step) = dense(weight), dense(bias)
@@ -95,7 +89,9 @@ def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSett
         scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]
     (slope, measured, epsilon), pixels = settings, x.shape[2] * x.shape[3]
     sizes = (x.shape[0], x.shape[1] * pixels, measured * pixels, x.shape[4], step)
-    _native(x).norm(name, sizes, epsilon, slope, x=x, scale=scale, shift=shift, **tensors)
+    kernels = compiled_for(x)
+    assert kernels is not None
+    kernels.norm(name, sizes, epsilon, slope, x=x, scale=scale, shift=shift, **tensors)
 
 
 class _Norm(Function):
