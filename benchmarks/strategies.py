@@ -3,14 +3,13 @@
     METALEARN_DATA=/path/to/data python benchmarks/strategies.py
 
 Every row is a run of train.py in its own folder. Seconds and bytes come from its metrics.jsonl, without the first
-steps: for remote calls the packed bytes, for process groups the bytes that the kernel has sent over TCP. The last
-column has the bytes that the strategy must send, as computed from sizes. A round runs every row once; the table has
-medians over the rounds. `--beside FOLDER` also runs every row with another version of the program, in turn.
+steps: for remote calls the packed bytes, for process groups the bytes that the kernel has sent over TCP. A round runs
+every row once; the table has medians over the rounds. `--beside FOLDER` also runs every row with another version of the
+program, in turn.
 """
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -20,16 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import torch  # noqa: E402 (the path comes first, here and below)
-from omegaconf import DictConfig  # noqa: E402
-
-from distributed.strategies.split import shard_ends  # noqa: E402
-from distributed.tree_sum import subtrees_of  # noqa: E402
-from metalearn.app.job import script, to_job  # noqa: E402
-from metalearn.app.parts import Parts, assemble, make_work, training_chunk  # noqa: E402
-from metalearn.config.compose import compose_config  # noqa: E402
 
 WARM_UP = 20
 """The first steps, which do not count."""
@@ -90,8 +79,8 @@ def main() -> int:
     options = parser.parse_args()
     wanted = chosen_ways(options.ways, options.workers, options.beside)
     print(
-        "| what | strategy | workers | a second | of one | ms compute | ms waiting | ms communication | bytes sent | "
-        "computed |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        "| what | strategy | workers | a second | of one | ms compute | ms waiting | ms communication | bytes sent |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for case in CASES:
         if options.case not in (None, case.name):
@@ -171,43 +160,8 @@ def row(case: Workload, way: RunWay, runs: Sequence[RunFigures], alone: Sequence
     ratio = statistics.median(figures.speed / one for figures, one in zip(runs, alone, strict=True))
     sent = " / ".join(f"{value:,.0f}" for value in workers("bytes_sent", 1))
     speed = statistics.median(figures.speed for figures in runs)
-    return " | ".join([
-        f"| {case.name}", way.name, str(way.workers * way.at_once), f"{speed:.0f}", f"{ratio:.2f}×", *cells, sent,
-        " / ".join(f"{value:,.0f}" for value in computed_bytes(case, way)) + " |",
-    ])  # fmt: skip
-
-
-def computed_bytes(case: Workload, way: RunWay) -> list[float]:
-    """The bytes that each worker must send in a step, computed from the sizes of parameters and activations."""
-    overrides = [*case.overrides, *way.overrides, f"workers={way.workers}"]
-    job = to_job(*compose_config(overrides), script(ROOT / "train.py"), overrides)
-    parts = assemble(job)
-    size = sum(value.nbytes for value in parts.start.values())
-    chunks = math.ceil(parts.settings.meta_batch_size / training_chunk(parts))
-    others, each = way.workers - 1, chunks // way.workers
-    ends = [*(each * worker for worker in range(1, way.workers)), chunks]
-    sums = [len(subtrees_of(range(begin, end), chunks)) for begin, end in zip([0, *ends], ends, strict=False)]
-    strategy = job.config.strategy._target_.rpartition(".")[2]
-    if strategy == "rpc":
-        return [size * others, *(size * number for number in sums[1:])]
-    if strategy == "rpc_autograd":
-        return [size * sum(sums[1:]), *(size * number for number in sums[1:])]
-    if strategy == "ddp":
-        return [size * (number + 1) * others / way.workers for number in sums]
-    return activations(job.config, parts, way.workers) if strategy == "split" else [0.0]
-
-
-def activations(config: DictConfig, parts: Parts, workers: int) -> list[float]:
-    """The bytes that each shard sends: forward to the next one, and back to the one before."""
-    pieces = make_work(config, parts.algorithm, parts.model, parts.source, parts.start, parts.outer).pieces
-    assert pieces is not None
-    h, known = pieces.inputs("train", torch.arange(parts.settings.meta_batch_size))
-    sizes = []
-    for stage in pieces.stages:
-        h = stage.apply(parts.start, h, known)
-        sizes.append(h.nbytes)
-    cuts = [sizes[end - 1] for end in shard_ends(pieces, workers)[:-1]]
-    return [forward + back for forward, back in zip([*cuts, 0], [0, *cuts], strict=True)]
+    columns = [case.name, way.name, str(way.workers * way.at_once), f"{speed:.0f}", f"{ratio:.2f}×", *cells, sent]
+    return f"| {' | '.join(columns)} |"
 
 
 if __name__ == "__main__":
