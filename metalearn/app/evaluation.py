@@ -1,7 +1,6 @@
 """The evaluation of a checkpoint on validation or test tasks, by one worker or several."""
 
 import functools
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -37,6 +36,7 @@ from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import summary, write_table
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import creating, is_folder, refuse_links
+from metalearn.storage.torch_files import sha256_of
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
@@ -251,5 +251,5 @@ def report(
 
 def identified(member: Member) -> dict[str, Any]:
     """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
-    digest = hashlib.sha256(published.parameters_in(member.folder).read_bytes()).hexdigest()
+    digest = sha256_of(published.parameters_in(member.folder))
     return {"checkpoint": str(member.folder), "params": digest, "step": member.saved.meta["step"]}

@@ -7,7 +7,6 @@ counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SH
 """
 
 import errno
-import hashlib
 import io
 import json
 import logging
@@ -35,7 +34,6 @@ from metalearn.storage.files import (
     LARGEST_JSON,
     STANDS,
     check_header,
-    open_regular,
     read_bounded,
     read_object,
     real,
@@ -44,7 +42,7 @@ from metalearn.storage.files import (
     write_atomically,
     writing,
 )
-from metalearn.storage.torch_files import LARGEST_FILE
+from metalearn.storage.torch_files import sha256_of
 from metalearn.types import FIXED, Params
 
 log = logging.getLogger(__name__)
@@ -215,7 +213,7 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     if len(meta) > LARGEST_JSON:
         raise RuntimeError(f"meta.json would have {len(meta):,} bytes, and at most {LARGEST_JSON:,} are read")
     (temporary / "meta.json").write_text(meta, encoding="utf-8")
-    manifest = {name: _sha256(temporary / name) for name in FILES[:-1]}
+    manifest = {name: sha256_of(temporary / name) for name in FILES[:-1]}
     (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     for path in (*temporary.iterdir(), temporary):
         _sync(path)
@@ -230,26 +228,21 @@ def read(path: Path) -> Snapshot:
     try:
         manifest = read_object(path / "manifest.json")
         for name in FILES[:-1]:
-            if manifest.get(name) != _sha256(path / name):
+            if manifest.get(name) != sha256_of(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
         check_header(path / "params.safetensors")
         # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
         params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
         snapshot = Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))
-        _check_content(snapshot)
+        step, saved = snapshot.meta["step"], snapshot.state["progress"].get("step")
+        if saved != step:
+            raise ValueError(f"meta.json has step={step}, state.pt step={saved!r}")
     except RunError:
         raise
     except Exception as error:  # a manifest may fit content of any kind
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise RunError(f"{path}: is not a complete checkpoint ({reason})") from error
     return snapshot
-
-
-def _check_content(snapshot: Snapshot) -> None:
-    """Raises ValueError where the files of a snapshot do not fit together."""
-    step, saved = snapshot.meta["step"], snapshot.state["progress"].get("step")
-    if saved != step:
-        raise ValueError(f"meta.json has step={step}, state.pt step={saved!r}")
 
 
 def _meta(path: Path) -> dict[str, Any]:
@@ -510,11 +503,6 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path, LARGEST_FILE) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

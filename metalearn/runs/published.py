@@ -5,7 +5,6 @@ part, it names the plugin's factory, which runs only if the reader admits the pl
 that wrote it.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,8 +24,8 @@ from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
-from metalearn.storage.files import check_header, creating, open_regular, read_object, refuse_nameless, refuse_used
-from metalearn.storage.torch_files import LARGEST_FILE
+from metalearn.storage.files import check_header, creating, read_object, refuse_nameless, refuse_used
+from metalearn.storage.torch_files import sha256_of
 
 PARAMETERS = "model.safetensors"
 
@@ -116,7 +115,7 @@ def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) 
             temporary.mkdir(parents=True)
             params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
             save_file(params, temporary / PARAMETERS)
-            content = description(snapshot, facts) | {"sha256": _sha256(temporary / PARAMETERS)}
+            content = description(snapshot, facts) | {"sha256": sha256_of(temporary / PARAMETERS)}
             (temporary / DESCRIPTION).write_text(
                 json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
             )
@@ -216,7 +215,7 @@ def read(key: str, path: Path) -> Snapshot:
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
         content = {"loss": {KIND: "auto"}} | check_saved(read_object(path / DESCRIPTION))
         _check_fields(content)
-        if content["sha256"] != _sha256(path / PARAMETERS):
+        if content["sha256"] != sha256_of(path / PARAMETERS):
             raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")
         check_header(path / PARAMETERS)
         # Copies, as in `checkpoint.read`: kernels may round by the alignment of a mapped file.
@@ -314,8 +313,3 @@ def _here(group: str) -> dict[str, Any]:
 def _outside(content: Mapping[str, Any], name: str) -> object:
     preprocessing = content["preprocessing"] or {}
     return content[name] if name in content else preprocessing.get(name)
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path, LARGEST_FILE) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

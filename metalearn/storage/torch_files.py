@@ -1,9 +1,10 @@
-"""Files of torch.save of unknown origin: what is checked before torch reads them.
+"""Files of torch.save and safetensors of unknown origin: what is checked before torch reads them.
 
 torch's `weights_only` runs no code, but it calls what a pickle names, such as `bytearray` or `encode`, and a few bytes
 can ask these for all memory. A tensor needs few names; no other is admitted here.
 """
 
+import hashlib
 import io
 import os
 import pickletools
@@ -32,6 +33,12 @@ _OF_TENSORS = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
 )
 """The names that a tensor needs, as `pickletools` gives them."""
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of such a file; OSError and RefusedFileError as `open_regular`."""
+    with open_regular(path, LARGEST_FILE) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_torch_file(path: Path, *, old: bool = False) -> None:

@@ -1,6 +1,5 @@
 """Pretrained weights of torchvision's classifiers: their names, how they are read, the pictures that they expect."""
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from metalearn.checks import Invalid
 from metalearn.storage.files import check_header
-from metalearn.storage.torch_files import check_torch_file
+from metalearn.storage.torch_files import check_torch_file, sha256_of
 
 HEADS = {
     "convnext_tiny": "classifier.2",
@@ -86,9 +85,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     named = _NAME.fullmatch(weights)
     if named is None:
         chosen, (state, unpacked) = known.DEFAULT, _unpacked(weights, _read(weights))
-        with Path(weights).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest[:12]}…"
+        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {sha256_of(Path(weights))[:12]}…"
     elif named[1] == known.__name__ and named[2] in members:
         chosen = members[named[2]]
         state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
