@@ -105,7 +105,8 @@ def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings:
     if len(before) < settings.members or not best:
         return None
     donor = rng.choice(best)
-    return Decision(_explored(rng, donor.params, space, settings), donor.number)
+    explored = {key: _changed(rng, dimension, donor.params[key], settings) for key, dimension in space.items()}
+    return Decision(explored, donor.number)
 
 
 def lineage(number: int, parents: Mapping[int, int | None]) -> list[int]:
@@ -119,10 +120,6 @@ def lineage(number: int, parents: Mapping[int, int | None]) -> list[int]:
 def _rank(trial: ScoredTrial) -> tuple[bool, float, int]:
     """Lower is better; a trial without a value is the worst."""
     return trial.loss is None, trial.loss or 0.0, trial.number
-
-
-def _explored(rng: random.Random, params: Params, space: Space, settings: PopulationSettings) -> Params:
-    return {key: _changed(rng, dimension, params[key], settings) for key, dimension in space.items()}
 
 
 def _changed(rng: random.Random, dimension: Dimension, value: Value, settings: PopulationSettings) -> Value:

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial
 from hydra_async_sweeper.islands import suggest
 from hydra_async_sweeper.population import decide
 from hydra_async_sweeper.settings import SweeperSettings
-from hydra_async_sweeper.space import Category, Number, Params, Space
+from hydra_async_sweeper.space import Category, Params, Space, with_step
 from hydra_async_sweeper.study import Study, values_of, without_experimental_warnings
 
 
@@ -75,14 +75,10 @@ def pruner_of(name: str) -> optuna.pruners.BasePruner | None:
 
 def combinations(space: Space) -> list[Params]:
     """Every combination of a space whose values can be counted, the last dimension changing fastest."""
-    values: list[Sequence[Any]] = []
-    for dimension in space.values():
-        if isinstance(dimension, Category):
-            values.append(dimension.options)
-        elif dimension.step is not None:
-            values.append(values_of(dimension))
-        else:
-            values.append(values_of(Number(dimension.low, dimension.high, step=1, whole=True)))
+    values: list[Sequence[Any]] = [
+        dimension.options if isinstance(dimension, Category) else values_of(with_step(dimension))
+        for dimension in space.values()
+    ]
     return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 

@@ -113,10 +113,8 @@ def size(space: Space) -> int | None:
     for dimension in space.values():
         if isinstance(dimension, Category):
             counts.append(len(dimension.options))
-        elif dimension.step is not None:
-            counts.append(steps_of(dimension) + 1)
-        elif dimension.whole:
-            counts.append(int(dimension.high - dimension.low) + 1)
+        elif (number := with_step(dimension)).step is not None:
+            counts.append(steps_of(number) + 1)
         else:
             return None
     return math.prod(counts)

@@ -88,7 +88,8 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
             if direction == "minimize" and is_wide(values, direction):  # with a target, Optuna takes low as better
                 own = {"target": partial(_log10, at), "target_name": f"log10 {name}"}
             yield f"parallel{number}", partial(_scaled, plots.plot_parallel_coordinate, study, own, columns=width + 2)
-    if _tells_importances(ended):
+    differ = len({trial.values for trial in completed}) > 1
+    if len(ended.objectives) == 1 and len(completed) >= _FEWEST and differ:
         yield "importance", partial(_importance, plots, study, len(completed), ended.objectives[0])
     if len(ended.objectives) == 2 and completed:
         yield "front", partial(_figure, plots.plot_pareto_front, study, target_names=list(ended.objectives))
@@ -96,11 +97,6 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
         yield "intermediate", partial(_intermediate, plots, study)
     if ended.trials:
         yield "timeline", partial(_figure, plots.plot_timeline, study)
-
-
-def _tells_importances(ended: FinishedTrials) -> bool:
-    completed = ended.completed()
-    return len(ended.objectives) == 1 and len(completed) >= _FEWEST and len({t.values for t in completed}) > 1
 
 
 def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
