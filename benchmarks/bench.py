@@ -58,10 +58,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     characters, _ = character_source(ways=5, queries=1)
     threads = options.threads if options.device == "cpu" else options.threads[:1]
+    gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
     measurements = [in_child(options, number) for number in threads] if recipes_of(options) else []
     results = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "short": options.short, "characters": characters,
-        "cpu": cpu_name(), "cores": os.cpu_count(), "gpu": gpu_name(options.device), "versions": versions(),
+        "cpu": cpu_name(), "cores": os.cpu_count(), "gpu": gpu, "versions": versions(),
         "rounds": options.rounds, "measurements": measurements, **of_processes(options, characters),
     }  # fmt: skip
     (options.output / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -142,10 +143,6 @@ def of_processes(options: argparse.Namespace, characters: str) -> dict[str, Any]
     elif PROCESSES in options.only:
         results["projection"] = project(experiment)
     return results
-
-
-def gpu_name(device: str) -> str | None:
-    return torch.cuda.get_device_name() if device == "cuda" else None
 
 
 def report(results: dict[str, Any]) -> list[str]:

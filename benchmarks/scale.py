@@ -16,8 +16,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,13 +50,14 @@ class StepCost(NamedTuple):
 
     Attributes:
         seconds: of a step, on rank zero.
-        cpu: CPU seconds of a step, of rank zero and of the busiest other rank.
+        own_cpu, other_cpu: CPU seconds of a step, of rank zero and of the busiest other rank.
         sent: bytes that rank zero sends in a step, as TCP counts them.
         sockets, threads: of rank zero, after the last step.
     """
 
     seconds: float
-    cpu: tuple[float, float]
+    own_cpu: float
+    other_cpu: float
     sent: float
     sockets: int
     threads: int
@@ -92,9 +93,10 @@ class EmulatedLink(NamedTuple):
 
 def predict(way: str, ranks: int, link: EmulatedLink, size: float) -> float:
     """Seconds of a step that sends `size` bytes each way, by latency and rate alone."""
-    if way == "ddp":
-        return _ddp_seconds(ranks, link, size)
-    return _branch_seconds(tree_of(way, ranks), link, size / link.rate)
+    if way == "ddp":  # two times an `all_to_all`; in gloo the receiver tells the sender first that it is ready
+        return 2 * ((ranks - 1) / ranks * size / link.rate + 2 * link.latency)
+    tree = grow({rank: [rank] for rank in range(ranks)}, 0, fan_out_of(way, ranks))
+    return _branch_seconds(tree, link, size / link.rate)
 
 
 def _branch_seconds(branch: Branch, link: EmulatedLink, transfer: float) -> float:
@@ -108,15 +110,6 @@ def _branch_seconds(branch: Branch, link: EmulatedLink, transfer: float) -> floa
     for arrival in sorted(arrivals):
         ended = max(arrival, ended) + transfer
     return ended
-
-
-def _ddp_seconds(ranks: int, link: EmulatedLink, size: float) -> float:
-    """Two times an `all_to_all`. In gloo the receiver tells the sender first that it is ready."""
-    return 2 * ((ranks - 1) / ranks * size / link.rate + 2 * link.latency)
-
-
-def tree_of(way: str, ranks: int) -> Branch:
-    return grow({rank: [rank] for rank in range(ranks)}, 0, fan_out_of(way, ranks))
 
 
 def fan_out_of(way: str, ranks: int) -> int:
@@ -138,7 +131,7 @@ def print_table(sizes: Sequence[int], ways: Sequence[str], rounds: int, link: Em
             for way in ways:
                 measured[way].append(run_world(way, ranks, link))
         for way in ways:
-            figures = [statistics.median(values) for values in zip(*map(_flat, measured[way]), strict=True)]
+            figures = [statistics.median(values) for values in zip(*measured[way], strict=True)]
             seconds, own, other, sent, sockets, threads = figures
             law = "" if link is None else f"{predict(way, ranks, link, size) * 1e3:.1f}"
             print(
@@ -148,15 +141,12 @@ def print_table(sizes: Sequence[int], ways: Sequence[str], rounds: int, link: Em
             )
 
 
-def _flat(figures: StepCost) -> tuple[float, ...]:
-    return (figures.seconds, *figures.cpu, figures.sent, figures.sockets, figures.threads)
-
-
 def run_world(way: str, ranks: int, link: EmulatedLink | None) -> StepCost:
     """Starts the ranks of a world, and waits."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with switch(ranks, link) as channels:
+    with ExitStack() as stack:
+        channels = [] if link is None else stack.enter_context(Switch(ranks, link.latency, link.rate)).channels
         processes = []
         try:
             for rank in range(ranks):
@@ -175,16 +165,6 @@ def run_world(way: str, ranks: int, link: EmulatedLink | None) -> StepCost:
                 process.kill()
     first, *_ = (json.loads(output) for output in outputs if output)
     return StepCost(**first)
-
-
-@contextmanager
-def switch(ranks: int, link: EmulatedLink | None) -> Iterator[list[int]]:
-    """A switch that joins the ranks' links; gives the descriptors by which the ranks hand it their links."""
-    if link is None:
-        yield []
-        return
-    with Switch(ranks, link.latency, link.rate) as joined:
-        yield joined.channels
 
 
 def environment(rank: int, ranks: int, port: int, linked: bool) -> dict[str, str]:
@@ -238,8 +218,9 @@ def _take_steps(strategy: ChunkStrategy, way: str, ranks: int) -> StepCost:
     sent = (tcp_bytes_sent() or 0) - sent
     spent = [(after - start) / STEPS for after, start in zip(_cpu_seconds(way, ranks), before, strict=True)]
     return StepCost(
-        statistics.median(durations), (spent[0], max(spent[1:], default=0.0)), sent / STEPS, _sockets(), _threads()
-    )
+        statistics.median(durations), spent[0], max(spent[1:], default=0.0), sent / STEPS, _sockets(),
+        threads=len(list(Path("/proc/self/task").iterdir())),
+    )  # fmt: skip
 
 
 def _cpu_seconds(way: str, ranks: int) -> list[float]:
@@ -254,10 +235,6 @@ def _cpu_seconds(way: str, ranks: int) -> list[float]:
 def _sockets() -> int:
     targets = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if os.path.lexists(fd)]  # noqa: PTH115
     return sum(target.startswith("socket:") for target in targets)
-
-
-def _threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 if __name__ == "__main__":

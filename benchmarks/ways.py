@@ -165,19 +165,13 @@ def chunk_of(recipe: Recipe, device: torch.device) -> int:
 def character_source(ways: int, queries: int) -> tuple[str, TaskSource]:
     """The name and the source of the characters: Omniglot if METALEARN_DATA has it, else glyphs, which need no data."""
     episode, seeds = EpisodeSpec(ways, shots=1, queries=queries), Seeds(SEED, SEED)
-    real = omniglot(
-        place=DataPlace(str(data_root()), download=False), split="paper", episode=episode, image_size=28, channels=1,
-        rotations=True, seeds=seeds,
-    )  # fmt: skip
+    place = DataPlace(os.environ.get("METALEARN_DATA", str(ROOT / "data")), download=False)
+    real = omniglot(place=place, split="paper", episode=episode, image_size=28, channels=1, rotations=True, seeds=seeds)
     try:
         real.episodes("train", torch.tensor([0]))
     except DataError:
         return "glyphs", glyphs(episode=episode, image_size=28, channels=1, rotations=True, seeds=seeds)
     return "omniglot", real
-
-
-def data_root() -> Path:
-    return Path(os.environ.get("METALEARN_DATA", ROOT / "data"))
 
 
 def problem(recipe: Recipe, activation: str) -> MetaBatch:
@@ -233,22 +227,12 @@ def ours(given: MetaBatch) -> GradientWay:
     return gradient
 
 
-def recorded(given: MetaBatch) -> GradientWay:
-    """Our algorithm as one CUDA graph, as in the steps of a run on one GPU.
+def recording(way: GradientWay) -> GradientWay:
+    """What a way computes as one CUDA graph, without the host, as in the steps of a run on one GPU.
 
     Raises:
         RuntimeError: there is no GPU.
     """
-    return recording(ours(given))
-
-
-def vmap_recorded(given: MetaBatch) -> GradientWay:
-    """`vmap` as one CUDA graph."""
-    return recording(vmap(given))
-
-
-def recording(way: GradientWay) -> GradientWay:
-    """What a way computes, without the host."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -391,9 +375,14 @@ def jax_loop(given: MetaBatch) -> GradientWay:
 
 
 WAYS: dict[str, Make] = {
-    "ours": ours, "ours, one graph": recorded, "loop": loop, "vmap": vmap, "vmap, one graph": vmap_recorded,
-    "TorchOpt": torchopt_loop, "JAX": jax_loop,
-}  # fmt: skip
+    "ours": ours,
+    "ours, one graph": lambda given: recording(ours(given)),
+    "loop": loop,
+    "vmap": vmap,
+    "vmap, one graph": lambda given: recording(vmap(given)),
+    "TorchOpt": torchopt_loop,
+    "JAX": jax_loop,
+}
 """All ways; the others are compared with `loop`."""
 
 GRAPHS = ("ours, one graph", "vmap, one graph")

@@ -25,7 +25,7 @@ class CheckPart(NamedTuple):
 
 
 PARTS = {
-    "machine": CheckPart("machine", 30),
+    "machine": CheckPart("speed", 30),
     "layers": CheckPart("agreement", 40),
     "gradients": CheckPart("agreement", 80),
     "algorithms": CheckPart("training", 60),
