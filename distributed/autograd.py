@@ -121,11 +121,7 @@ def grad(
         allow_unused: give None for an input that no output depends on, instead of an error.
 
     Raises:
-        ValueError: no such context; a tensor without a graph; an input that is no leaf, or that no output depends on.
-        RuntimeError: a call of the context was never answered, so its graph is incomplete; or the pass failed on a
-            worker. The message names the worker.
-        ConnectionError: a worker does not answer.
-        TimeoutError: the pass did not end within the session's time limit.
+        As `backward`; and ValueError for an input that no output depends on.
     """
     wanted = _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)
