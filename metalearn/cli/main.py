@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from metalearn.cli import run
+from metalearn.cli import checkout, run
 from metalearn.errors import ConfigError, printable
 
 COMMANDS = {
@@ -29,7 +29,7 @@ COMMANDS = {
     "gpu-check": "check a machine with a GPU (in a checkout)",
     "help": "explain a command, a config group, an option or a key",
 }
-"""The sub-commands. Each but `sweep` is the `main(argv)` of its module in metalearn/cli."""
+"""The sub-commands. Each but `sweep` is the `main(argv)` of its module, in metalearn/cli or in a checkout."""
 
 _BAD_USAGE = 2
 
@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return explain(arguments)
     if command == "sweep":
         command, arguments = "train", sweeping(arguments)
-    code: int = importlib.import_module(f"metalearn.cli.{command.replace('-', '_')}").main(arguments)
+    if command in checkout.MODULES:
+        return checkout.main_of(command)(arguments)
+    code: int = importlib.import_module(f"metalearn.cli.{command}").main(arguments)
     return code
 
 
