@@ -33,7 +33,10 @@ def module(
         whole_number(argument, value, at_least=1)
     true_or_false("transductive", transductive)
     true_or_false("dropout", dropout)
-    target, options = _split(network)
+    target = network.get("_target_") if isinstance(network, dict) else None
+    if not isinstance(target, str):
+        raise Invalid("network", network, "must name a class", "for example KEY._target_=my_package.Network")
+    options = {name: value for name, value in network.items() if name != "_target_"}
     try:
         factory = get_object(target)
     except (ImportError, ValueError) as error:
@@ -60,10 +63,3 @@ def module(
 
 def _invalid(target: str, allowed: str, advice: str = "") -> Invalid:
     return Invalid("network._target_", target, allowed, advice, quoted=False)
-
-
-def _split(network: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    target = network.get("_target_") if isinstance(network, dict) else None
-    if not isinstance(target, str):
-        raise Invalid("network", network, "must name a class", "for example KEY._target_=my_package.Network")
-    return target, {name: value for name, value in network.items() if name != "_target_"}

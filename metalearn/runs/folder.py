@@ -136,16 +136,11 @@ def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None)
     for a complete run is empty."""
     if state is not None and state.result is not None:
         return run_report(run_dir, state.result)
-    if state is None and is_finished(run_dir, config):
-        return ""
     if state.rewinds if state is not None else rewinds(run_dir, config.resume):
         return None
+    if state is None and finished(run_dir, config.trainer.steps) is not None:
+        return ""
     return pause_of(run_dir, config.pause_after) or None
-
-
-def is_finished(run_dir: Path, config: DictConfig) -> bool:
-    """Whether a rank other than zero has nothing left to do."""
-    return not rewinds(run_dir, config.resume) and finished(run_dir, config.trainer.steps) is not None
 
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:

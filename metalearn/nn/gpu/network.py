@@ -229,10 +229,6 @@ class _Sweep:
         assert c.y is not None and c.loss is not None and c.score is not None
         launch.loss(self.tasks, self.sizes, self.value(last), c.y, self.gradient(last), c.loss, c.score)
 
-    def backward(self, gradients: Tensor) -> None:
-        """The gradients of all values, and those of the parameters [t, P]."""
-        self._backward(self.gradient, Tasks(gradients, gradients.stride(0)), None)
-
     def forward_tangents(self, direction: Tasks, product: Tasks) -> None:
         """The tangents of all values along the direction."""
         for number, layer in enumerate(self.plan.layers):
@@ -271,13 +267,11 @@ class _Sweep:
         assert y is not None
         launch.loss_change(self.tasks, self.sizes, self.gradient(last), self.tangent(last), y, self.change(last))
 
-    def backward_changes(self, direction: Tasks, product: Tensor) -> None:
-        """The tangents of the gradients of all values; and those of the parameters', which are the product."""
-        self._backward(self.change, Tasks(product, product.stride(0)), direction)
-
-    def _backward(self, of: Any, parameters: Tasks, direction: Tasks | None) -> None:
-        """With a `direction`, changes are computed."""
-        changes = direction is not None
+    def backward(self, result: Tensor, direction: Tasks | None = None) -> None:
+        """The gradients of all values, and those of the parameters [t, P]. With a `direction`, the tangents of these
+        gradients: those of the parameters are the product."""
+        changes, parameters = direction is not None, Tasks(result, result.stride(0))
+        of = self.change if changes else self.gradient
         written: set[int] = set()
         with self._beside.joined():
             for number in reversed(range(len(self.plan.layers))):
@@ -507,7 +501,7 @@ class GpuKernels:
         sweep, along = _Sweep(plan, call, call.kept, scratch, plan.kept), Tasks(direction, direction.stride(0))
         sweep.forward_tangents(along, Tasks(call.product, call.product.stride(0)))
         sweep.loss_change()
-        sweep.backward_changes(along, call.product)
+        sweep.backward(call.product, along)
         if call.rate is not None:
             call.product.add_(call.direction)
 
