@@ -34,7 +34,8 @@ from metalearn.algorithms.common.learners import (
 )
 from metalearn.checks import Invalid, whole_number
 from metalearn.errors import ConfigError
-from metalearn.nn import draw_transformer, shared_linear, transformer
+from metalearn.nn.attention import draw_transformer, transformer
+from metalearn.nn.layers import shared_linear
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SET = "set."

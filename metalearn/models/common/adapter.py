@@ -18,7 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from metalearn.models.common.stages import one_after_the_other
-from metalearn.nn import batch_norm, conv2d
+from metalearn.nn.conv import conv2d
+from metalearn.nn.norm import batch_norm
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Apply, Model, Params, Stage
 

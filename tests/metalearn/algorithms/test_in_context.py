@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 from metalearn.algorithms.in_context import in_context, labels
 from metalearn.models.mlp import mlp
 from metalearn.models.module import module
-from metalearn.nn import attention, draw_transformer, transformer
+from metalearn.nn.attention import attention, draw_transformer, transformer
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, network, random, start_of, tasks
 

@@ -18,18 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from metalearn.nn import (
-    LINEAR,
-    batch_norm,
-    channels_last,
-    conv2d,
-    laid_out,
-    linear,
-    max_pool2d,
-    native,
-    precision,
-    shared_linear,
-)
+from metalearn.nn import native, precision
+from metalearn.nn.conv import conv2d
+from metalearn.nn.layers import linear, max_pool2d, shared_linear
+from metalearn.nn.layout import channels_last, laid_out
+from metalearn.nn.norm import LINEAR, batch_norm
 from metalearn.storage import compiler
 from tests.kernels import require_kernels
 from tests.runs import ROOT, slow
