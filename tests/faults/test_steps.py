@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.endless import ENDLESS, RUN, TOGETHER
-from tests.runs import ROOT, Start
+from tests.runs import ROOT, Start, slow
 
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("how", TOGETHER)
+@pytest.mark.parametrize("how", ["split", *(pytest.param(how, marks=slow) for how in TOGETHER if how != "split")])
 def test_what_is_not_finite_is_not_applied(how: str, start: Start, tmp_path: Path) -> None:
     bad = ["optimizer.lr=1e30", "trainer.steps=50", "launch.max_restarts=2"]
     outcome = start(*ENDLESS, *TOGETHER[how], *bad, "workers=2", "hydra.run.dir=" + str(RUN)).wait(60)
