@@ -81,7 +81,6 @@ def test_sums_over_ranks_have_the_bits_of_one_process(ranks: int) -> None:
     assert all(text.count("ok") == 2 for _, text in results)
 
 
-@slow
 def test_handler_threads_are_given_the_gpu_of_their_rank() -> None:
     results = run_program("gpus", 2)
     assert all(code == 0 for code, _ in results) and "ok" in results[0][1], results
