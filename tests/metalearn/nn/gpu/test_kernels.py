@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -29,12 +30,12 @@ def said_by(module: str, *arguments: str, **variables: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [name if name == "strided" else pytest.param(name, marks=slow) for name in CASES])
-def test_networks_are_those_of_float64(name: str, tmp_path: Any) -> None:
+def test_networks_are_those_of_float64(name: str) -> None:
     """A maximum turns with float32's rounding, so some networks have no figure to 1e-6 in float32. There the C kernels,
     which compute in float32 too, say how much of float64 is left: the GPU's may lose three times that."""
     found = said_by(
         "tests.metalearn.nn.gpu.interpreted", name, TRITON_INTERPRET="1", METALEARN_KERNELS="triton",
-        METALEARN_CACHE=str(tmp_path),
+        METALEARN_CACHE=os.environ["METALEARN_CACHE"],
     )  # fmt: skip
     assert found["kernels"] == "triton"
     for figure, error in found["errors"].items():
