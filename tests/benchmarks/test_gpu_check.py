@@ -40,6 +40,7 @@ def on_cpu(part: str) -> list[CheckRow]:
     return list(rows_in(part, "cpu", short=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "part",
     ["machine", "layers", "speed", "recipe", *(pytest.param(part, marks=slow) for part in ("gradients", "algorithms"))],

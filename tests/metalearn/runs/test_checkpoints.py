@@ -136,6 +136,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Outcome]:
     return {to: train(folder, to) for to in (40, 50, 60)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [pytest.param(1, marks=slow), 7])
 def test_a_save_may_be_interrupted_at_every_call(every: int, before: Path, undisturbed: dict[int, Outcome]) -> None:
     """The save of step 50, a new best. The same command makes it good; the next save removes what is left over."""

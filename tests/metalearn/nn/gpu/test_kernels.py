@@ -12,7 +12,10 @@ import pytest
 from tests.metalearn.nn.gpu.interpreted import CASES
 from tests.runs import ROOT, slow
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
 
 ARCHITECTURES = {80: "A100", 90: "H100", 100: "B200"}
 """Compute capabilities, and a card of each."""
