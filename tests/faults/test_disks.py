@@ -118,6 +118,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert both[0] == both[1] and params(folder) == params(undisturbed)
 
 
+@slow
 def test_a_trial_whose_folder_is_removed_is_not_blamed(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "sweep"
     program = sweep(folder, *SPACE, *SEARCH, "hydra.sweeper.max_retries=0")
