@@ -630,9 +630,9 @@ def two_studies(folder: Path) -> None:
         (lambda folder: None, [], "study.journal: there is no such journal"),
         (lambda folder: (folder / "study.journal").touch(), [], "holds no study yet"),
         (damaged, [], "study.journal: is damaged"),
-        (of_another_program, [], "has no identity"),
+        pytest.param(of_another_program, [], "has no identity", marks=slow),
         (two_studies, [], "holds one, two; type --study-name one"),
-        (two_studies, ["--study-name", "three"], "--study-name three: "),
+        pytest.param(two_studies, ["--study-name", "three"], "--study-name three: ", marks=slow),
     ],
     ids=["no journal", "no study", "damaged", "another program", "two studies", "unknown study"],
 )

@@ -91,7 +91,7 @@ def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tm
     ("how", "fault"),
     [
         ("ddp-supervised", signal.SIGSTOP),
-        ("rpc_autograd", signal.SIGKILL),
+        pytest.param("rpc_autograd", signal.SIGKILL, marks=slow),
         pytest.param("ddp-maml", signal.SIGKILL, marks=slow),
         pytest.param("split", signal.SIGKILL, marks=slow),
         pytest.param("ddp-supervised", signal.SIGKILL, marks=slow),

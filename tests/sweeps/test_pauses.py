@@ -13,7 +13,8 @@ from tests.sweeps.programs import FIXED, completed, rows
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("strategy", ["rpc", pytest.param("ddp", marks=slow)])
+@slow  # tests/faults/test_membership.py has this pause in the default set
+@pytest.mark.parametrize("strategy", ["rpc", "ddp"])
 def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: str) -> None:
     def run(name: str) -> Program:
         own = ("trainer.steps=80", "workers=2", f"strategy={strategy}", "logger.every=1", "trainer.val_every=40")
@@ -41,7 +42,8 @@ def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: st
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("rpc", marks=slow), pytest.param("ddp", marks=slow)])
+@slow
+@pytest.mark.parametrize("strategy", ["rpc", "ddp"])
 def test_a_pruner_pauses_trials_of_two_workers(tmp_path: Path, strategy: str) -> None:
     """Rates of 1e-9 learn nothing, so the median of the good ones is ahead of them."""
     search = ("hydra/sweeper=async", "hydra.sweeper.pruner=median")  # which waits for five completed trials

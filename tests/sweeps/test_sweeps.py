@@ -280,6 +280,7 @@ def test_a_search_over_options_names_the_one_that_lacks_a_key(tmp_path: Path) ->
     assert outcome.code == 2 and "algorithm=protonet: type keys that all its options have" in outcome.text, outcome.text
 
 
+@slow
 def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "sweep", "trainer.steps=4", "seed=0,1").wait()
     assert outcome.code == 0, outcome.text

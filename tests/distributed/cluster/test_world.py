@@ -301,6 +301,7 @@ sys.exit(7)
     assert run_ranks(["-c", program], 1) == [(7, f"{deaf}\nhas ended\n")]
 
 
+@slow
 def test_torchs_own_threads_do_not_keep_the_job_alive() -> None:
     assert run_program("torch_never_ends", 2) == [(0, "main has ended\n"), (0, "")]
 
@@ -311,6 +312,7 @@ def test_the_first_failure_is_raised_while_others_still_compute() -> None:
     assert output.count("OwnError failed first") == output.count("\nConnectionError worker1 does not answer") == 2
 
 
+@slow
 def test_a_call_to_a_rank_that_is_still_starting_waits_for_it() -> None:
     assert run_program("slow_start", 2) == [(0, "[5]\n"), (0, "")]
 
@@ -359,6 +361,7 @@ def test_a_rank_that_leaves_is_named_under_torchrun(
     assert all(message in done.stderr for message in messages), done.stderr
 
 
+@slow
 def test_a_store_that_nobody_serves_is_waited_for_within_the_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # connections are accepted, and never answered
         command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "missing_rank", "1"]
