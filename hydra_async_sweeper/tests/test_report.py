@@ -304,7 +304,7 @@ def first(dimensions: int) -> Space:
 
 @pytest.mark.parametrize(
     ("count", "dimensions"),
-    [(1, 1), (60, 4), *(pytest.param(*case, marks=slow) for case in ((5, 10), (200, 1), (60, 10)))],
+    [(60, 4), *(pytest.param(*case, marks=slow) for case in ((1, 1), (5, 10), (200, 1), (60, 10)))],
 )
 def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: int) -> None:
     trials = made_up(count, dimensions)
@@ -342,6 +342,7 @@ def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: in
     assert {"history", "islands"} <= {path.stem for path in paths}
 
 
+@slow  # tests/sweeps/test_pbt.py has this plot in the default set
 def test_plots_of_a_population(tmp_path: Path) -> None:
     trials = [trial._replace(parent=trial.number - 4 if trial.number > 3 else None) for trial in made_up(16, 4)]
     paths = plots(tmp_path, trials, ["val.mse"], ["minimize"], first(4), lanes=Lanes("member", 4, by_round=True))
@@ -581,6 +582,7 @@ def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path)
     study.close()
 
 
+@slow
 def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
     settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "migration_probability": 1.0}
     identity = {"space": to_plain(SPACE), "objective": None, "sampler": "islands", "islands": settings}

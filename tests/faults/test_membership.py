@@ -118,15 +118,8 @@ def test_hosts_with_other_kernels_do_not_begin_unless_they_may_be_mixed(start: S
     def run(*more: str) -> list[Outcome]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        shared = [
-            *ENDLESS,
-            "trainer.steps=2",
-            "trainer.test_tasks=4",
-            "workers=2",
-            "launch.nnodes=2",
-            "launch.interface=lo",
-            *more,
-        ]
+        short = ("trainer.steps=2", "trainer.test_tasks=4")
+        shared = [*ENDLESS, *short, "workers=2", "launch.nnodes=2", "launch.interface=lo", *more]
         shared.append(f"launch.master_port={port}")
         hosts = [start(*shared, "launch.node_rank=0"), start(*shared, "launch.node_rank=1", METALEARN_KERNELS="torch")]
         return [host.wait() for host in hosts]
