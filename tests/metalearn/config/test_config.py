@@ -326,7 +326,7 @@ def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytes
     assert check.world_size(configs.compose_config(["workers=2"]).config, "") == 2
 
 
-@pytest.mark.thorough
+@slow
 def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: Path) -> None:
     outcome = start("dataset.shots=0", torchrun=2).wait()
     assert outcome.code != 0
