@@ -19,19 +19,22 @@ find_python() {
 # The lock file holds for Linux on x86-64; elsewhere pip resolves the ranges of pyproject.toml.
 make_venv() {
     local python="$1" stamp="$2"
+    local install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
     echo "setting up .venv (once; a few minutes)" >&2
     rm -rf .venv
     "$python" -m venv .venv
     if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+        "${install[@]}" -r requirements.lock
         # The command `metalearn`, and the sweeper: Hydra finds a plugin only on the path. Setuptools is in the lock, so
         # nothing else is downloaded.
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        "${install[@]}" --no-deps --no-build-isolation \
             --editable ./hydra_async_sweeper --editable .
     else
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ./hydra_async_sweeper \
+        "${install[@]}" --editable ./hydra_async_sweeper \
             --editable '.[dev,docs]'
     fi
+    # pip would compile on one core only. Some packages bring files that this Python cannot compile: nobody imports them.
+    .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
     echo "$stamp" >.venv/stamp
 }
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.runs import ROOT, Program, Start
 
-FIRST = ("tests/processes", "tests/faults", "tests/distributed")
-"""Folders of the longest files. Where several files run at a time, these come first, so that no process ends last with
-one of them while the others have nothing to do."""
+FIRST = ("tests/docs/test_blocks.py", "tests/processes", "tests/faults", "tests/distributed", "tests/sweeps")
+"""What takes longest. Where several files run at a time, these come first, so that no process ends last with one of
+them while the others have nothing to do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

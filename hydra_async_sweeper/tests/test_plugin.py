@@ -77,11 +77,13 @@ class TestAsLauncher(LauncherTestSuite):
             assert text in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher_name, overrides", [("basic", list(OVERRIDES))])
 class TestBatches(BatchedSweeperTestSuite):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task_launcher_cfg, extra_flags", [(DictConfig({}), ["-m", *OVERRIDES])])
 class TestIntegration(IntegrationTestSuite):
     pass

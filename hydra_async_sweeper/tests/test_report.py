@@ -303,7 +303,8 @@ def first(dimensions: int) -> Space:
 
 
 @pytest.mark.parametrize(
-    ("count", "dimensions"), [(1, 1), pytest.param(5, 10, marks=slow), pytest.param(200, 1, marks=slow), (60, 10)]
+    ("count", "dimensions"),
+    [(60, 4), *(pytest.param(*case, marks=slow) for case in ((1, 1), (5, 10), (200, 1), (60, 10)))],
 )
 def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: int) -> None:
     trials = made_up(count, dimensions)
@@ -314,7 +315,7 @@ def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: in
     assert_plots(paths, BY_OPTUNA | further)
 
 
-@pytest.mark.parametrize("objectives", [1, 2, 3])
+@pytest.mark.parametrize("objectives", [1, pytest.param(2, marks=slow), pytest.param(3, marks=slow)])
 def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> None:
     trials = made_up(9, 3, objectives, completed=False)
     directions = ["maximize", "minimize", "minimize"][:objectives]
@@ -322,7 +323,7 @@ def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> Non
     assert_plots(paths, {"timeline", "islands", *(["intermediate"] if objectives == 1 else [])})
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 60])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 12, pytest.param(60, marks=slow)])
 def test_plots_of_two_objectives(tmp_path: Path, count: int) -> None:
     objectives = ["val.accuracy_after_ten_inner_steps_on_characters_of_new_alphabets", "seconds"]
     paths = plots(tmp_path, made_up(count, 3, 2), objectives, ["maximize", "minimize"], first(3))
@@ -330,7 +331,8 @@ def test_plots_of_two_objectives(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "islands"), [pytest.param(1, 2, marks=slow), (40, 4), pytest.param(200, 12, marks=slow)]
+    ("count", "islands"),
+    [pytest.param(1, 2, marks=slow), (12, 4), *(pytest.param(*case, marks=slow) for case in ((40, 4), (200, 12)))],
 )
 def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: int) -> None:
     exchanges = [Exchange(n, n % islands, (n + 1) % islands, (n,)) for n in range(0, count, 3)]
@@ -340,13 +342,14 @@ def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: in
     assert {"history", "islands"} <= {path.stem for path in paths}
 
 
+@slow  # tests/sweeps/test_pbt.py has this plot in the default set
 def test_plots_of_a_population(tmp_path: Path) -> None:
     trials = [trial._replace(parent=trial.number - 4 if trial.number > 3 else None) for trial in made_up(16, 4)]
     paths = plots(tmp_path, trials, ["val.mse"], ["minimize"], first(4), lanes=Lanes("member", 4, by_round=True))
     assert "population" in {path.stem for path in paths}
 
 
-@pytest.mark.parametrize("value", [0.0, -3.0, 1e300], ids=str)
+@pytest.mark.parametrize("value", [0.0, pytest.param(-3.0, marks=slow), pytest.param(1e300, marks=slow)], ids=str)
 def test_plots_of_equal_values_rank_no_parameter(tmp_path: Path, value: float) -> None:
     trials = [ended(number, (value,), params={"seed": "0"}) for number in range(12)]
     assert_plots(plots(tmp_path, trials, ["x"], ["minimize"], {"seed": LONG["seed"]}), BY_OPTUNA)
@@ -579,6 +582,7 @@ def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path)
     study.close()
 
 
+@slow
 def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
     settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "migration_probability": 1.0}
     identity = {"space": to_plain(SPACE), "objective": None, "sampler": "islands", "islands": settings}
@@ -628,9 +632,9 @@ def two_studies(folder: Path) -> None:
         (lambda folder: None, [], "study.journal: there is no such journal"),
         (lambda folder: (folder / "study.journal").touch(), [], "holds no study yet"),
         (damaged, [], "study.journal: is damaged"),
-        (of_another_program, [], "has no identity"),
+        pytest.param(of_another_program, [], "has no identity", marks=slow),
         (two_studies, [], "holds one, two; type --study-name one"),
-        (two_studies, ["--study-name", "three"], "--study-name three: "),
+        pytest.param(two_studies, ["--study-name", "three"], "--study-name three: ", marks=slow),
     ],
     ids=["no journal", "no study", "damaged", "another program", "two studies", "unknown study"],
 )

@@ -40,8 +40,10 @@ def on_cpu(part: str) -> list[CheckRow]:
     return list(rows_in(part, "cpu", short=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "part", ["machine", "layers", pytest.param("gradients", marks=slow), "algorithms", "speed", "recipe"]
+    "part",
+    ["machine", "layers", "speed", "recipe", *(pytest.param(part, marks=slow) for part in ("gradients", "algorithms"))],
 )
 def test_a_part_passes_on_the_cpu(part: str) -> None:
     rows = on_cpu(part)

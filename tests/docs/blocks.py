@@ -39,7 +39,10 @@ FEWER = {
     "trainer.steps": 2, "trainer.val_every": 2, "trainer.val_tasks": 2, "trainer.test_tasks": 2,
     "trainer.meta_batch_size": 2, "logger.report": "false", "logger.plots": "false",
 }  # fmt: skip
-FEWER_TRIALS = {"async": {"n_trials": 2}, "pbt": {"members": 2, "rounds": 2}}
+FEWER_TRIALS = {
+    "async": {"n_trials": 2, "plots": "false"},
+    "pbt": {"members": 2, "rounds": 2, "plots": "false"},
+}
 """By the sweeper."""
 
 PLACES = {
@@ -47,6 +50,7 @@ PLACES = {
     "choice(200,2000)": "choice(1,2)",
     "pause_after=100": "pause_after=1",
     "steps=200": "steps=2",
+    "seed=0,1,2": "seed=0,1",
 }
 """What stands in a block, and what is run."""
 

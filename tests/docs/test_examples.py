@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, Program
+from tests.runs import ROOT, Program, slow
 
 pytestmark = pytest.mark.thorough
 
@@ -27,12 +27,13 @@ def test_sine_waves_adapts_to_a_wave(tmp_path: Path) -> None:
     assert max(abs(value) for value in wave[1::2]) < 2  # not wild
 
 
-@pytest.mark.parametrize("name", ["own_network.py", "own_algorithm.py"])
+@pytest.mark.parametrize("name", [pytest.param("own_network.py", marks=slow), "own_algorithm.py"])
 def test_own_parts_learn_characters(name: str, tmp_path: Path) -> None:
     accuracy, half, chance = said(name, "15", tmp_path)
     assert accuracy - half > chance == 20.0
 
 
+@slow
 def test_map_reduce_computes_pi_on_two_workers(tmp_path: Path) -> None:
     (pi,) = said("map_reduce.py", "10", tmp_path, ranks=2)
     assert abs(pi - 3.1416) < 0.01  # six standard deviations

@@ -61,8 +61,10 @@ def results(run_dir: Path) -> tuple[bytes, list[dict[str, object]]]:
     return (run_dir / "test.csv").read_bytes(), named
 
 
-@pytest.mark.parametrize("count", [len(KINDS), pytest.param(100, marks=slow)])
-@pytest.mark.parametrize("damage", [cut, flip])
+@pytest.mark.parametrize(
+    ("damage", "count"),
+    [(flip, len(KINDS)), *(pytest.param(*case, marks=slow) for case in ((cut, len(KINDS)), (cut, 100), (flip, 100)))],
+)
 def test_a_damaged_file_is_named_or_changes_nothing(
     damage: Callable[[bytes, random.Random], bytes], count: int, run_dir: Path, tmp_path: Path
 ) -> None:

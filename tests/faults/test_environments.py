@@ -13,9 +13,11 @@ import pytest
 from tests.runs import ROOT, slow
 from tests.saved import saved_run
 
+pytestmark = pytest.mark.thorough
+
 TINY = (
     "experiment=maml_sinusoid trainer.steps=2 trainer.val_every=2 trainer.val_tasks=4 trainer.test_tasks=4 "
-    "trainer.meta_batch_size=2 launch.outputs=$FOLDER/outputs logger.plots=false"
+    "trainer.meta_batch_size=2 launch.outputs=$FOLDER/outputs logger.plots=false logger.report=false"
 )
 COMMANDS = {
     "train": f"train.py {TINY} run=$RUN",

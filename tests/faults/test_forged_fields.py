@@ -304,7 +304,7 @@ def test_fields_of_a_checkpoint_before_a_run_goes_on(file: Forged, most: int, co
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("count", [25, pytest.param(2000, marks=slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=slow)])
 def test_a_forged_field_ends_in_words_or_does_no_harm(
     count: int, genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

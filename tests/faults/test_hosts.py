@@ -83,13 +83,11 @@ def ended(programs: list[Program], seconds: float = SECONDS) -> list[Outcome]:
             program.kill()
 
 
-FAST = (("torchrun", "ddp", 1),)  # tests/metalearn/app/test_sagemaker.py has two hosts by the launcher
 ALL = [(how, strategy, disks) for how in HOW for strategy in ("rpc", "ddp") for disks in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("how", "strategy", "disks"), [pytest.param(*case, marks=() if case in FAST else slow) for case in ALL]
-)
+@slow  # tests/metalearn/app/test_sagemaker.py has two hosts in the default set
+@pytest.mark.parametrize(("how", "strategy", "disks"), ALL)
 def test_two_hosts_compute_the_bits_of_one_and_end_together(
     how: str, strategy: str, disks: int, hosts: Hosts, alone: Path, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ def connects(address: str, port: int) -> bool:
     ("strategy", "isolate"),
     [
         ("rpc", "auto"),
-        ("rpc", "false"),
+        pytest.param("rpc", "false", marks=slow),
         pytest.param("ddp", "auto", marks=slow),
         pytest.param("ddp", "false", marks=slow),
     ],
@@ -124,7 +124,9 @@ def test_isolated_ranks_compute_the_same_bits(isolable: None, start: Start, tmp_
     assert len(set(params.values())) == 1
 
 
-@pytest.mark.parametrize("ordinary", [False, True], ids=["this-user", "a-user-without-rights"])
+@pytest.mark.parametrize(
+    "ordinary", [pytest.param(False, marks=slow), True], ids=["this-user", "a-user-without-rights"]
+)
 def test_the_user_and_files_stay_as_they_are(ordinary: bool, isolable: None, tmp_path: Path) -> None:
     user, group = (1000, 1000) if ordinary else (os.geteuid(), os.getegid())
     become = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if ordinary else []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.endless import ENDLESS, RUN, TOGETHER, started
+from tests.faults.endless import ENDLESS, RUN, TOGETHER, paused_alike, started
 from tests.runs import Program, Start, alive, assert_same_bytes, ranks_of, slow, until
 
 pytestmark = pytest.mark.thorough
@@ -47,14 +47,13 @@ def text_of_equal_runs(program: Program, alone: Program, folder: Path, seconds: 
 
 def test_a_new_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
     """Two of three are lost and one process comes, so worker3 gets another rank."""
-    alone = start(*FEW, "trainer.steps=200", "workers=1", "run=alone")
-    program = start(*FEW, "trainer.steps=200", "workers=4", "launch.max_restarts=1")
+    program = start(*ENDLESS, "workers=4", "launch.max_restarts=1")
     ranks = started(program, tmp_path)
     os.kill(ranks[1], signal.SIGKILL)
     until(lambda: "worker1 was killed" in program.said(), "the first loss")
     os.kill(ranks[2], signal.SIGKILL)  # the new process needs seconds to come
     until(lambda: "3 workers compute from now on" in program.said(), "the new process", seconds=60)
-    text = text_of_equal_runs(program, alone, tmp_path, 90)
+    text = paused_alike(program, tmp_path)
     assert "worker1 was killed by SIGKILL; the others go on, and a new process joins in its place" in text
     assert "worker2 was killed by SIGKILL; the others go on\n" in text
     assert "worker3 is worker1 from now on\nworker2 is a new process" in text
@@ -91,10 +90,10 @@ def test_twenty_kills_of_workers_at_random_moments_stop_nothing(start: Start, tm
 @pytest.mark.parametrize(
     ("how", "fault"),
     [
-        ("ddp-maml", signal.SIGKILL),
         ("ddp-supervised", signal.SIGSTOP),
-        ("split", signal.SIGKILL),
-        ("rpc_autograd", signal.SIGKILL),
+        pytest.param("rpc_autograd", signal.SIGKILL, marks=slow),
+        pytest.param("ddp-maml", signal.SIGKILL, marks=slow),
+        pytest.param("split", signal.SIGKILL, marks=slow),
         pytest.param("ddp-supervised", signal.SIGKILL, marks=slow),
         pytest.param("ddp-maml", signal.SIGSTOP, marks=slow),
         pytest.param("split", signal.SIGSTOP, marks=slow),
@@ -127,7 +126,7 @@ def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, t
     [
         ("rank zero", None),
         ("its parent", None),
-        ("its parent", 2),
+        pytest.param("its parent", 2, marks=slow),
         pytest.param("rank zero", 2, marks=slow),
     ],
     ids=["rank zero-launcher", "its parent-launcher", "its parent-torchrun", "rank zero-torchrun"],

@@ -19,18 +19,10 @@ import pytest
 import torch.distributed as dist
 
 from distributed.cluster.meeting import TOKEN, _post
-from tests.runs import ROOT, Outcome, Program, Start, alive, assert_same_bytes, metrics, ranks_of, said_by, slow, until
+from tests.faults.endless import ENDLESS, RUN, paused_alike
+from tests.runs import ROOT, Outcome, Program, Start, alive, metrics, ranks_of, said_by, slow, until
 
 pytestmark = pytest.mark.thorough
-
-SHORT = (
-    "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100", "trainer.val_tasks=4",
-    "trainer.test_tasks=8", "checkpoint.every=50", "logger.every=1", "logger.tensorboard=false", "logger.plots=false",
-    "logger.report=false",
-    "model.filters=16",
-)  # fmt: skip
-STEPS = 400
-RUN = Path("outputs/maml_glyphs/seed0")
 
 
 def script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -51,22 +43,6 @@ def workers_of(folder: Path) -> int:
     return sum(name.endswith("/compute_seconds") for name in metrics(folder / RUN)[-1])
 
 
-def ended_alike(program: Program, folder: Path, alone: Path) -> str:
-    """What a run says, which ends well, with the parameters and the test of the run of one process, in `alone`."""
-    outcome = program.wait()
-    until((alone / RUN / "result.json").exists, "the run of one process")
-    assert outcome.code == 0, outcome.text
-    assert_same_bytes(folder / RUN, alone / RUN)
-    assert not (folder / RUN / "world.json").exists()
-    return outcome.text
-
-
-def start_alone(folder: Path, steps: int) -> Program:
-    """A run of one process, to compare with."""
-    command = [sys.executable, str(ROOT / "train.py"), *SHORT, f"trainer.steps={steps}", "workers=1"]
-    return Program(command, folder)
-
-
 @pytest.fixture
 def joining(tmp_path: Path) -> Iterator[Program]:
     """Two processes that join the run as soon as it is under way."""
@@ -78,19 +54,10 @@ def joining(tmp_path: Path) -> Iterator[Program]:
 
 @pytest.fixture
 def run(start: Start) -> Program:
-    return start(*SHORT, f"trainer.steps={STEPS}", "workers=2")
+    return start(*ENDLESS, "workers=2")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a run of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    program = start_alone(folder, STEPS)
-    yield folder
-    program.kill()
-
-
-def test_workers_join_and_leave_on_purpose(alone: Path, run: Program, joining: Program, tmp_path: Path) -> None:
+def test_workers_join_and_leave_on_purpose(run: Program, joining: Program, tmp_path: Path) -> None:
     until(lambda: "worker3 has joined" in joining.said(), "worker3")
     until(lambda: workers_of(tmp_path) == 4, "a step of four workers")
     left = script("leave.py", str(RUN), "worker1", folder=tmp_path)
@@ -100,8 +67,9 @@ def test_workers_join_and_leave_on_purpose(alone: Path, run: Program, joining: P
     assert "those that could: worker2, worker3" in unknown.stderr
     joining.process.send_signal(signal.SIGTERM)
     assert joining.process.wait(60) == 0
-    text = ended_alike(run, tmp_path, alone)
-    assert all(f"worker{rank} leaves" in text for rank in (1, 2, 3)) and "does not answer" not in text
+    until(lambda: all(f"worker{rank} leaves" in run.said() for rank in (1, 2, 3)), "the leave of three workers")
+    text = paused_alike(run, tmp_path)
+    assert "does not answer" not in text
     assert "4 workers compute from now on" in text
 
 
@@ -122,7 +90,7 @@ def copied(folder: Path, *changed: str) -> Path:
 def test_a_process_of_another_version_or_with_other_kernels_is_refused_and_the_run_goes_on(
     start: Start, tmp_path: Path
 ) -> None:
-    run = start(*SHORT, "trainer.steps=100000", "workers=2")
+    run = start(*ENDLESS, "workers=2")
 
     def joined(path: Path, **extra: str) -> Program:
         return Program([sys.executable, str(path), str(RUN)], tmp_path, {"PYTHONPATH": str(path.parents[1]), **extra})
@@ -150,7 +118,8 @@ def test_hosts_with_other_kernels_do_not_begin_unless_they_may_be_mixed(start: S
     def run(*more: str) -> list[Outcome]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        shared = [*SHORT, "trainer.steps=2", "workers=2", "launch.nnodes=2", "launch.interface=lo", *more]
+        short = ("trainer.steps=2", "trainer.test_tasks=4")
+        shared = [*ENDLESS, *short, "workers=2", "launch.nnodes=2", "launch.interface=lo", *more]
         shared.append(f"launch.master_port={port}")
         hosts = [start(*shared, "launch.node_rank=0"), start(*shared, "launch.node_rank=1", METALEARN_KERNELS="torch")]
         return [host.wait() for host in hosts]
@@ -179,10 +148,10 @@ def posted(folder: Path, token: str, content: dict[str, Any]) -> None:
 
 
 def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_waited_for(
-    start: Start, alone: Path, tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     # The ghost says nothing of its code; `mixed` admits it nevertheless.
-    run = start(*SHORT, f"trainer.steps={STEPS}", "workers=2", "launch.isolate=false", "launch.mixed=true")
+    run = start(*ENDLESS, "workers=2", "launch.isolate=false", "launch.mixed=true")
     ghost = {"process": "ghost", "number": "1", "rank": None, "host": "nowhere"}
     place = world(tmp_path)
     posted(tmp_path, "guessed", ghost)
@@ -192,7 +161,9 @@ def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_wai
     until(lambda: run.said().count("is not signed with its token, or cannot be read") == 4, "four refusals")
     assert "compute from now on" not in run.said()
     posted(tmp_path, place["token"], ghost)
-    text = ended_alike(run, tmp_path, alone)
+    before = len(metrics(tmp_path / RUN))
+    until(lambda: len(metrics(tmp_path / RUN)) > before + 10, "more steps")
+    text = paused_alike(run, tmp_path)
     assert "does not answer" not in text and "worker2" not in text
 
 
@@ -228,16 +199,14 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
 @slow
 def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start: Start, tmp_path: Path) -> None:
     """As on spot instances: every worker but the first is killed 5 to 20 seconds after it has come."""
-    (tmp_path / "alone").mkdir()
-    alone = start_alone(tmp_path / "alone", 2500)
-    program = start(*SHORT, "trainer.steps=2500", "workers=4", "launch.max_restarts=1000", "strategy.timeout=20")
+    program = start(*ENDLESS, "workers=4", "launch.max_restarts=1000", "strategy.timeout=20")
     until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")
     first, *_ = ranks_of(program)
     draw = random.Random(0)
     ends: dict[int, float] = {}
     killed: set[int] = set()  # one that is slow to die is killed once
     # The launcher reports no end after that of the first rank.
-    while "step 2400/2500" not in program.said() and program.process.poll() is None:
+    while len(metrics(tmp_path / RUN)) < 2400 and program.process.poll() is None:
         now = time.monotonic()
         for pid in ranks_of(program):
             due = pid != first and ends.setdefault(pid, now + draw.uniform(5, 20)) < now
@@ -245,17 +214,16 @@ def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
         time.sleep(0.1)
-    alone.wait()
-    text = ended_alike(program, tmp_path, tmp_path / "alone")
+    text = paused_alike(program, tmp_path)
     assert len(killed) >= 10 and text.count("was killed by SIGKILL; the others go on") == len(killed)
     print(f"{len(killed)} kills, {text.count('compute from now on')} times joined")
 
 
 @slow
-def test_another_host_replaces_its_workers_and_takes_them_back(alone: Path, start: Start, tmp_path: Path) -> None:
+def test_another_host_replaces_its_workers_and_takes_them_back(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    shared = [*SHORT, f"trainer.steps={STEPS}", "workers=4", "launch.nnodes=2", "launch.interface=lo"]
+    shared = [*ENDLESS, "workers=4", "launch.nnodes=2", "launch.interface=lo"]
     shared += [f"launch.master_port={port}", "launch.max_restarts=1"]
     first, second = (start(*shared, f"launch.node_rank={node}") for node in (0, 1))
     until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")
@@ -263,6 +231,6 @@ def test_another_host_replaces_its_workers_and_takes_them_back(alone: Path, star
     until(lambda: "worker2 is a new process" in first.said(), "the new process")
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(60) == 0
-    text = ended_alike(first, tmp_path, alone)
+    text = paused_alike(first, tmp_path)
     assert "worker2 was killed by SIGKILL; the others go on, and a new process joins in its place" in second.said()
     assert "worker2 leaves" in text and "worker3 leaves" in text

@@ -24,7 +24,7 @@ from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DiskError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
 from metalearn.runs import checkpoint, folder
-from tests.runs import ROOT, Program, Start, metrics
+from tests.runs import ROOT, Program, Start, metrics, slow
 
 TINY = (
     "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
@@ -95,7 +95,7 @@ def test_a_full_disk_is_named_in_one_line_and_the_same_command_resumes(tmp_path:
     assert codes == ["exit code 1", "exit code 0"], done.stderr
 
 
-@pytest.mark.thorough
+@slow
 def test_a_limit_on_the_size_of_files_is_named_in_one_line_and_the_same_command_resumes(
     start: Start, tmp_path: Path
 ) -> None:

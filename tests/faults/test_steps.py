@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.endless import ENDLESS, RUN, TOGETHER
-from tests.runs import ROOT, Start
+from tests.runs import ROOT, Start, slow
 
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("how", TOGETHER)
+@pytest.mark.parametrize("how", ["split", *(pytest.param(how, marks=slow) for how in TOGETHER if how != "split")])
 def test_what_is_not_finite_is_not_applied(how: str, start: Start, tmp_path: Path) -> None:
     bad = ["optimizer.lr=1e30", "trainer.steps=50", "launch.max_restarts=2"]
     outcome = start(*ENDLESS, *TOGETHER[how], *bad, "workers=2", "hydra.run.dir=" + str(RUN)).wait(60)
@@ -22,13 +22,13 @@ def test_what_is_not_finite_is_not_applied(how: str, start: Start, tmp_path: Pat
 
 OWN = [
     ("partitioner", "deal_twice", "it gave out [1] twice"),
-    ("partitioner", "deal_to_nobody", "worker=7: the world has the workers 0 to 1"),
+    pytest.param("partitioner", "deal_to_nobody", "worker=7: the world has the workers 0 to 1", marks=slow),
     ("reducer", "fail_at_the_third_call", "failed with ArithmeticError: cannot reduce this"),
-    ("reducer", "lose_a_parameter", "must return a dict with a tensor of shape"),
+    pytest.param("reducer", "lose_a_parameter", "must return a dict with a tensor of shape", marks=slow),
 ]
 
 
-@pytest.mark.parametrize(("group", "name", "message"), OWN, ids=[name for _, name, _ in OWN])
+@pytest.mark.parametrize(("group", "name", "message"), OWN)
 def test_faulty_functions_of_ones_own_end_the_run(
     group: str, name: str, message: str, start: Start, tmp_path: Path
 ) -> None:

@@ -167,7 +167,8 @@ def test_a_second_signal_leaves_the_checkpoint_and_ends_the_run(start: Start, tm
     assert read(tmp_path / "run/checkpoints/last").meta["step"] == step
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=slow), "split"])
+@slow
+@pytest.mark.parametrize("strategy", ["ddp", "split"])
 def test_a_stopped_run_on_samples_has_saved(strategy: str, start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     program = start(*SAMPLES, "trainer.steps=100000", "trainer.val_every=100000", "workers=2", f"strategy={strategy}")

@@ -1,7 +1,10 @@
 """A program for every rank of a world: each algorithm, by remote calls, must give the same bits as in one process.
+Its argument N leaves all but every Nth one out.
 
 So must a network of one's own that draws random numbers and has a fixed parameter.
 """
+
+import sys
 
 import torch
 
@@ -29,9 +32,9 @@ def own_learner(name: str) -> Algorithm:
     return with_fixed(OWN[name](model), model)
 
 
-def main() -> None:
+def main(every: int) -> None:
     cpu = torch.device("cpu")
-    rows = {name: (make(network()), rpc) for name, make in LEARNERS.items()}
+    rows = {name: (make(network()), rpc) for name, make in [*LEARNERS.items()][::every]}
     for name in OWN:
         rows |= {f"{name}, {how.__name__}": (own_learner(name), how) for how in (rpc, rpc_autograd)}
     for name, (learner, how) in rows.items():
@@ -55,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -104,16 +104,17 @@ def test_the_report_names_the_commands_that_make_the_run(tmp_path: Path) -> None
     """The rates of the first 20 steps fall towards step 40, and those of the others towards step 60: no single command
     makes this run. A pause and another number of workers change nothing, and are not named."""
     folder, again = tmp_path / "run", tmp_path / "again"
-    shown = ("optimizer.schedule=cosine", "trainer.val_every=20", "logger.report=true")
+    shown = ("optimizer.schedule=cosine", "trainer.val_every=20")
     run(folder, *shown, "trainer.steps=40", "pause_after=20")
-    run(folder, *shown, "trainer.steps=60", "workers=2")
+    run(folder, *shown, "trainer.steps=60", "workers=2", "logger.report=true")
     page = re.search("<pre>(.*?)</pre>", (folder / "report.html").read_text(), re.DOTALL)
     assert page is not None
     commands = [shlex.split(line) for line in html.unescape(page[1]).splitlines()]
     assert [command[-1] for command in commands][:-1] == ["pause_after=20"] and len(commands) == 2
     for python, program, *arguments in commands:
         assert (python, program) == ("python", "train.py")
-        assert train.main([argument.replace(str(folder), str(again)) for argument in arguments], PROGRAM) == 0
+        own = [argument.replace(str(folder), str(again)) for argument in arguments]
+        assert train.main([*own, "logger.report=false"], PROGRAM) == 0
     assert params_of(again) == params_of(folder)
     assert result_of(again)["test"] == result_of(folder)["test"]
 

@@ -77,15 +77,16 @@ def test_another_space_in_the_same_folder_is_refused(undisturbed: tuple[Path, st
     ("overrides", "message"),
     [
         (("algorithm.inner_lr=interval(0.1,0.01)",), "0.1 must be below 0.01"),
-        (("algorithm.inner_lr=tag(log,interval(0,1))",), "must begin above 0"),
+        pytest.param(("algorithm.inner_lr=tag(log,interval(0,1))",), "must begin above 0", marks=slow),
         (("algorithm.iner_lr=interval(0.1,1)",), "did you mean algorithm.inner_lr"),
         (("algorithm.inner_lr=interval(-1,1)",), "algorithm.inner_lr=-1.0"),
-        (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.sampler=tpee"), "hydra.sweeper.sampler=tpee"),
+        pytest.param(("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.sampler=tpee"), "=tpee", marks=slow),
         (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.objective=val.accuracy"), "allowed: val.mse"),
-        (("model=mlp,nope",), "model=nope: there is no such choice"),
-        (
+        pytest.param(("model=mlp,nope",), "model=nope: there is no such choice", marks=slow),
+        pytest.param(
             ("seed=range(0,9)", "hydra.sweeper.pruner=median", "hydra.sweeper.objective=seconds"),
             "which have no seconds",
+            marks=slow,
         ),
         (("seed=range(0,9)", "hydra.sweep.subdir=same"), "hydra.sweep.subdir=same: all trials would share this folder"),
     ],
@@ -230,7 +231,8 @@ def test_a_stopped_sweep_saves_and_resumes(tmp_path: Path, undisturbed: tuple[Pa
 # Other launchers
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=slow), "submitit_local"])
+@slow  # tests/faults/test_slurm.py has submitit in the default set
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_other_launchers_give_the_same_bits(tmp_path: Path, launcher: str, undisturbed: tuple[Path, str]) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher" if launcher == "joblib" else "submitit")
     completed(tmp_path / "sweep", *SPACE, *SEARCH[:2], "hydra.sweeper.n_trials=2", f"hydra/launcher={launcher}")
@@ -278,6 +280,7 @@ def test_a_search_over_options_names_the_one_that_lacks_a_key(tmp_path: Path) ->
     assert outcome.code == 2 and "algorithm=protonet: type keys that all its options have" in outcome.text, outcome.text
 
 
+@slow
 def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "sweep", "trainer.steps=4", "seed=0,1").wait()
     assert outcome.code == 0, outcome.text

@@ -28,7 +28,7 @@ from tests.runs import slow, until
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 3])
 def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     results = run_program("strategies", ranks)
     assert all(code == 0 for code, _ in results), results
@@ -37,7 +37,11 @@ def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("max_lost", "steps", "last"),
-    [(0, 0, "worker3 does not answer"), (1, 2, "worker2 does not answer any more"), (2, 4, "")],
+    [
+        pytest.param(0, 0, "worker3 does not answer", marks=slow),
+        pytest.param(1, 2, "worker2 does not answer any more", marks=slow),
+        (2, 4, ""),
+    ],
 )
 def test_parts_are_passed_on_along_a_tree_and_lost_workers_replaced(max_lost: int, steps: int, last: str) -> None:
     codes, (output, *_) = zip(*run_program("relayed", 4, str(max_lost)), strict=True)
@@ -70,7 +74,7 @@ def test_a_tree_begins_at_the_caller_and_goes_by_the_chunks() -> None:
     assert tree == relay.Branch(0, (), (relay.Branch(1, [2]), relay.Branch(2, [0, 1])))
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 3])
 def test_sums_over_ranks_have_the_bits_of_one_process(ranks: int) -> None:
     results = run_program("added_by_tree", ranks)
     assert all(code == 0 for code, _ in results), results

@@ -158,13 +158,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def test_peak_memory_does_not_grow_with_the_meta_batch() -> None:
     """One chunk holds about 60 MB of graph; eight more chunks must cost much less."""
     peaks = []
-    for batch in (8, 16, 80):
+    for batch in (16, 80):
         run = subprocess.run(
             [sys.executable, "-c", MEMORY, str(batch)], capture_output=True, text=True, timeout=120, cwd=ROOT
         )
         assert run.returncode == 0, run.stderr
         peaks.append(int(run.stdout) / 1024)
-    assert peaks[2] - peaks[1] < 10, peaks
+    assert peaks[1] - peaks[0] < 10, peaks
 
 
 @pytest.mark.parametrize("whole", (True, False))

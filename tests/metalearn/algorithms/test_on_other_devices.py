@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from benchmarks.gpu_check.learners import ALGORITHMS, WAYS, training_of
 from metalearn.algorithms import reptile
 from metalearn.types import Batch, Episode
+from tests.runs import slow
 
 DEVICE = "lazy"
 """A device whose tensors torch can imitate; those of `cuda` fail in the backward pass where there is no card."""
@@ -57,7 +58,9 @@ def test_a_tensor_of_another_device_is_found() -> None:
         torch.ones(3, device=DEVICE) + torch.ones(3)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=slow if name == "metaoptnet" else ()) for name in ALGORITHMS]
+)
 def test_all_is_computed_on_the_device(name: str, waiting: list[str]) -> None:
     algorithm, source, _ = training_of(name)
     mode = FakeTensorMode(allow_non_fake_inputs=False)

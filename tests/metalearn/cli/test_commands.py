@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from metalearn.__main__ import COMMANDS, main
 from metalearn.config.compose import compose_config, parsed
-from tests.runs import ROOT
+from tests.runs import ROOT, slow
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")))
 """But RESULTS.md: tests/benchmarks/test_reproduce.py composes its rows."""
@@ -71,7 +71,10 @@ def one_job(overrides: list[str]) -> list[str]:
     return single
 
 
-@pytest.mark.parametrize("overrides", TRAININGS, ids=" ".join)
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param(words, marks=slow if at % 4 else (), id=" ".join(words)) for at, words in enumerate(TRAININGS)],
+)  # tests/docs/test_blocks.py runs those that need nothing
 def test_every_training_can_be_composed(overrides: list[str]) -> None:
     if "hydra/launcher=ray" in overrides and find_spec("hydra_plugins.hydra_ray_launcher") is None:
         pytest.skip("the package hydra-ray-launcher is not installed")

@@ -1,6 +1,7 @@
 """Every yaml composes and builds; a wrong config ends with exit code 2 before anything is made."""
 
 import importlib.util
+import json
 import logging
 import os
 import shlex
@@ -22,7 +23,7 @@ from metalearn.config.build import build
 from metalearn.config.help import help_text
 from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError
-from tests.runs import PROGRAM, ROOT, Start
+from tests.runs import PROGRAM, ROOT, Start, slow
 
 OPTIONS = [(group, option) for group, options in options.groups().items() for option in options]
 SUPERVISED = ["experiment=supervised_glyphs"]
@@ -60,7 +61,15 @@ def explained() -> str:
     return help_text()
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=["=".join(pair) for pair in OPTIONS])
+EXPERIMENTS = [pair for pair in OPTIONS if pair[0] == "experiment"]
+FEW = {*EXPERIMENTS[::4], *(pair for pair in OPTIONS if pair[0] != "experiment")}
+"""Every fourth experiment: they choose among the other options. Those are all in the default set."""
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [pytest.param(*pair, marks=() if pair in FEW else slow, id="=".join(pair)) for pair in OPTIONS],
+)
 def test_every_yaml_composes_and_builds_and_is_explained_by_help(group: str, option: str, explained: str) -> None:
     if option in ("mlflow", "wandb", "ray") and importlib.util.find_spec(option) is None:
         pytest.skip(f"the package {option} is not installed; test_loggers.py and test_ray.py have the message")
@@ -97,18 +106,26 @@ WRONG_NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("override", "named"), WRONG_NAMES)
-def test_wrong_keys_and_choices_are_reported_before_torch(override: str, named: str, tmp_path: Path) -> None:
-    program = (
-        "import sys; from metalearn.cli import train; code = train.main(sys.argv[1:]); "
-        "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')"
-    )
+def test_wrong_keys_and_choices_are_reported_before_torch(tmp_path: Path) -> None:
+    program = """
+import contextlib, io, json, sys
+from metalearn.cli import train
+
+said = []
+for override in sys.argv[1:]:
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        code = train.main([override])
+    said.append([code, text.getvalue()])
+assert "torch" not in sys.modules
+print(json.dumps(said))
+"""
     done = subprocess.run(
-        [sys.executable, "-c", program, override],
+        [sys.executable, "-c", program, *(override for override, _ in WRONG_NAMES)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert named in done.stderr
+    assert done.returncode == 0, done.stderr
+    for (override, named), (code, said) in zip(WRONG_NAMES, json.loads(done.stdout), strict=True):
+        assert code == 2 and named in said, (override, said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -284,7 +301,10 @@ WRONG_VALUES = [
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("overrides", "named"), WRONG_VALUES, ids=[pair[0] for pair in WRONG_VALUES])
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [pytest.param(*pair, marks=slow if at % 3 else (), id=pair[0]) for at, pair in enumerate(WRONG_VALUES)],
+)
 def test_impossible_values_are_reported_before_anything_is_made(
     overrides: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,7 +326,7 @@ def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytes
     assert check.world_size(configs.compose_config(["workers=2"]).config, "") == 2
 
 
-@pytest.mark.thorough
+@slow
 def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: Path) -> None:
     outcome = start("dataset.shots=0", torchrun=2).wait()
     assert outcome.code != 0

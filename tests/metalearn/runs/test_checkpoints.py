@@ -103,9 +103,10 @@ def interrupted(action: Callable[[], object], call: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
-def interruptions(before: Path, action: Callable[[Path], object]) -> Iterator[Path]:
-    """Copies of the run folder `before`, in each of which `action` was interrupted at another call."""
-    for call in itertools.count(1):
+def interruptions(before: Path, action: Callable[[Path], object], every: int = 1) -> Iterator[Path]:
+    """Copies of the run folder `before`, in each of which `action` was interrupted at another call: at the first one
+    and at every so many."""
+    for call in itertools.count(1, every):
         run_dir = before.with_name(f"{before.name}{call}")
         shutil.copytree(before, run_dir, symlinks=True)
         if not interrupted(lambda run_dir=run_dir: action(run_dir), call):
@@ -135,9 +136,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Outcome]:
     return {to: train(folder, to) for to in (40, 50, 60)}
 
 
-def test_a_save_may_be_interrupted_at_every_call(before: Path, undisturbed: dict[int, Outcome]) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize("every", [pytest.param(1, marks=slow), 7])
+def test_a_save_may_be_interrupted_at_every_call(every: int, before: Path, undisturbed: dict[int, Outcome]) -> None:
     """The save of step 50, a new best. The same command makes it good; the next save removes what is left over."""
-    for run_dir in interruptions(before, lambda run_dir: train(run_dir, 50)):
+    for run_dir in interruptions(before, lambda run_dir: train(run_dir, 50), every):
         resumed, expected = train(run_dir, 50), undisturbed[50]
         assert resumed._replace(entries={}) == expected._replace(entries={}), run_dir
         assert resumed.entries["last"] == "step_000050", run_dir

@@ -1,6 +1,6 @@
 """Compiles every GPU kernel of a recipe for a compute capability, without a GPU; prints a JSON line of their registers.
 
-python -m tests.metalearn.nn.gpu.compiled 90
+python -m tests.metalearn.nn.gpu.compiled 90 [KERNEL …]
 """
 
 import json
@@ -78,10 +78,12 @@ def resources(ptx: str, capability: int) -> tuple[int, int]:
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
-def main(capability: int) -> list[dict[str, Any]]:
+def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
     recipe = next(recipe for recipe in RECIPES if recipe.name == "20w1s")._replace(tasks=2)
     rows = []
     for (name, kind), (kernel, args, options) in calls_of(recipe).items():
+        if only and name not in only:
+            continue
         sizes = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
         source, target = source_of(kernel, args, options), GPUTarget("cuda", capability, 32)
         made = triton.compile(source, target=target, options=sizes)
@@ -91,4 +93,4 @@ def main(capability: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]))))
+    print(json.dumps(main(int(sys.argv[1]), sys.argv[2:])))
