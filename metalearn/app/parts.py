@@ -163,7 +163,8 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
     settings = build(config, "trainer")
-    plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
+    averages, by_norm = settings.ema_decay is not None, outer.by_norm
+    plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=averages, by_norm=by_norm)
     check_sizes(settings, source)
     content = functools.cache(partial(content_of, source))
     return Parts(
