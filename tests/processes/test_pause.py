@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from metalearn.cli import train
-from tests.runs import PROGRAM, Start, metrics, slow, train_in
+from tests.runs import PROGRAM, Start, assert_same_bytes, metrics, slow, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -77,7 +77,7 @@ def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_aft
     own = ("optimizer=muon", "optimizer.lr=0.3", "optimizer.clip_norm=1.0", "trainer.val_every=5", "trainer.patience=2")
     whole, paused = tmp_path / "whole", tmp_path / "paused"
     said = run(whole, *own)
-    assert "Muon updates body.0.weight" in said or "Muon updates" in said
+    assert "Muon updates " in said
     errors = {row["step"]: row["mse"] for row in metrics(whole) if row["split"] == "val"}
     end, best = max(errors), min(errors, key=errors.__getitem__)
     assert (end, end < 80) == (best + 2 * 5, True)
@@ -85,15 +85,12 @@ def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_aft
     assert message in said
     result = result_of(whole)
     assert (result["status"], result["steps"], result["patience"]) == ("completed", end, 2)
-    assert "training ends" not in run(whole, *own)  # it is complete
-    assert f"{end} steps" in run(whole, *own)
+    again = run(whole, *own)
+    assert f"{end} steps" in again and "training ends" not in again  # it is complete
 
     run(paused, *own, "workers=2", "pause_after=7")
     run(paused, *own)
-    assert (
-        params_of(paused) == params_of(whole)
-        and (paused / "test.csv").read_bytes() == (whole / "test.csv").read_bytes()
-    )
+    assert_same_bytes(paused, whole)
     run(whole, *own, "trainer.patience=null")  # goes on
     assert result_of(whole)["steps"] == 80 and "patience" not in result_of(whole)
 
