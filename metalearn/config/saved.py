@@ -43,7 +43,10 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
 
-FORMERLY = {"loss": {"_target_": "metalearn.algorithms.common.losses.auto"}}
+FORMERLY = {
+    "loss": {"_target_": "metalearn.algorithms.common.losses.auto"},
+    "metric": {"_target_": "metalearn.algorithms.common.metrics.auto"},
+}
 """Groups that older configs lack, and what they stand for."""
 
 FORMER_KEYS = {

@@ -19,7 +19,7 @@ from metalearn.config.saved import FORMER_KEYS, FORMERLY, FREE_KEYS
 from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
-from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
+from metalearn.runs.metrics import PARTS, describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
     creating,
@@ -251,7 +251,7 @@ def run_report(run_dir: Path, result: dict[str, Any]) -> str:
 
 def evaluation_report(figures: dict[str, Any]) -> str:
     """The figures of an evaluation in words: one line, and one more where there are inner steps."""
-    form = ".2%" if main_metric(figures) == "accuracy" else ".4f"
+    form = ".2%" if main_metric(figures) in PARTS else ".4f"
     steps = figures["by_step"]
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
