@@ -33,8 +33,8 @@ PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The name of a package or module."""
 
 PATHS = (
-    "dataset.root", "dataset.shards", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data", "launch.model",
-    "launch.outputs", "model.weights", "resume",
+    "dataset.file", "dataset.root", "dataset.shards", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data",
+    "launch.model", "launch.outputs", "model.weights", "resume",
 )  # fmt: skip
 """Keys whose values are paths."""
 
