@@ -18,7 +18,7 @@ from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, new_learner, tasks_in_chunks
 from metalearn.training.on_device import DeviceWork, UpdateOnDevice
-from metalearn.training.optimizers import adam
+from metalearn.training.optimizers import Rates, adam
 from metalearn.training.settings import TrainerSettings
 from metalearn.types import Algorithm, ChunkResult, Episode, TaskSource
 
@@ -39,9 +39,7 @@ def run_of(
     """
     work = Work(**chunk_functions(algorithm, source, device, dtype, tree_sum)._asdict(), device=device)
     plan = WorkPlan(work, 1, dim_partitioner(), mean())
-    outer = adam(
-        lr=RATE, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
-    )
+    outer = adam(rates=Rates(RATE), beta1=0.9, beta2=0.999, eps=1e-8)
     units = Units(chunk, algorithm.trained_on)
     settings = TrainerSettings(
         steps=1, meta_batch_size=tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2

@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from metalearn.api.train import train
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
+    from metalearn.tasks.table import arrays
 
-__all__ = ["PictureClassifier", "load", "named", "train"]
+__all__ = ["PictureClassifier", "arrays", "load", "named", "train"]
 
 _HOMES = {
     "PictureClassifier": "metalearn.classifier.classifier",
+    "arrays": "metalearn.tasks.table",
     "load": "metalearn.api.load",
     "named": "metalearn.config.plain",
     "train": "metalearn.api.train",

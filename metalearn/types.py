@@ -66,6 +66,17 @@ class Loss(NamedTuple):
     compiled: bool = False
 
 
+class Metric(NamedTuple):
+    """A metric by its name, one of `metalearn.runs.metrics.METRIC_NAMES`, as pure functions of outputs [t, n, d] and
+    targets. It `allows` some kinds of targets. `of_samples` gives the values of samples [t, n], `of_tasks` those of
+    tasks [t]; None: the mean over the samples."""
+
+    name: str
+    allows: tuple[Targets, ...]
+    of_samples: Callable[[Tensor, Tensor], Tensor]
+    of_tasks: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
 class Apply(Protocol):
     def __call__(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         """Outputs [t, n, d] for `x` [t, n, …] under per-task parameters (each with a leading `t`).

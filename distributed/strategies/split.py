@@ -67,6 +67,11 @@ def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto",
         raise ValueError(
             "strategy=split: the workers update their parameters, and nobody averages them; type trainer.ema_decay=null"
         )
+    if plan.by_norm:
+        raise ValueError(
+            "strategy=split: no worker sees the norm of the whole gradient; type optimizer.clip_norm=null, or "
+            "optimizer.clip_value=LIMIT, which limits each number"
+        )
     ends = shard_ends(pieces, plan.workers, cuts)
 
     def connect() -> ChunkStrategy:

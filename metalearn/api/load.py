@@ -14,6 +14,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.losses import measured_by
+from metalearn.algorithms.common.metrics import reporting
 from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.own import Network, TasksElsewhere, algorithm_from, given_again, model_from, read_shape
 from metalearn.api.pictures import form_of, read_form
@@ -196,7 +197,7 @@ def _learner(
         model = build(config, "model")
     own = OWN in config.loss
     loss = given_again("loss", config.loss, own_loss, "loss") if own else build(config, "loss")
-    model = measured_by(model, chosen_loss(loss, source))
+    model = measured_by(model, reporting(chosen_loss(loss, source), build(config, "metric"), source))
     name, algorithm = _algorithm(config, model, own_algorithm)
     if algorithm.evaluated_on != "tasks":
         raise ConfigError(

@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from metalearn.algorithms.common.losses import measured_by
+from metalearn.algorithms.common.metrics import reporting
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.own import (
     Learns,
@@ -50,7 +51,7 @@ from metalearn.runs.seen import Seen
 from metalearn.runs.signals import NEVER
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner
-from metalearn.types import Algorithm, Loss, Model
+from metalearn.types import Algorithm, Loss, Metric, Model
 
 log = logging.getLogger("metalearn")
 
@@ -63,6 +64,7 @@ def train(
     steps: int,
     inner: str | Named = "sgd",
     loss: str | Named | Loss | Callable[[Tensor, Tensor], Tensor] = "auto",
+    metric: str | Named | Metric | Callable[[Tensor, Tensor], Tensor] = "auto",
     optimizer: str | Named = "adam",
     seed: int = 0,
     device: str = "auto",
@@ -89,6 +91,8 @@ def train(
         inner: a name: the optimiser of the inner steps.
         loss: a name; or a function from the outputs [n, d] and the targets ([n] classes, or [n, d]) of one task to one
             number, such as any loss of torch; or a `metalearn.types.Loss`.
+        metric: a name; or a function as `loss`, whose value is reported as `score`, more is better; or a
+            `metalearn.types.Metric`. It is no part of what `Learner.save` saves.
         optimizer: a name: the optimiser of the meta-parameters.
         seed: of the parameters, and of the training tasks of a name.
         device, precision: as the keys of `conf/config.yaml`.
@@ -105,7 +109,7 @@ def train(
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
     chosen: dict[str, Any] = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "loss": loss}
-    chosen["optimizer"] = optimizer
+    chosen |= {"optimizer": optimizer, "metric": metric}
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
@@ -156,13 +160,15 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, 
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
-    source, loss = chosen["dataset"], chosen["loss"]
-    if isinstance(described["loss"], Named):
-        loss = build(plain_config({"loss": described["loss"]}, {}), "loss")
+    source = chosen["dataset"]
+    loss, metric = (
+        build(plain_config({group: part}, {}), group) if isinstance(part := described[group], Named) else chosen[group]
+        for group in ("loss", "metric")
+    )
     if not isinstance(described["dataset"], Named):
-        loss = chosen_loss(loss, source)
+        loss = reporting(chosen_loss(loss, source), metric, source)
         described["dataset"] = note_of_tasks(source, loss)
-    for group in ("algorithm", "loss"):
+    for group in ("algorithm", "loss", "metric"):
         if not isinstance(described[group], Named):
             described[group] = {OWN: name_of(chosen[group])}
     config = plain_config(described, keys)
@@ -170,7 +176,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, 
     check_device(config.device, config.precision)
     if isinstance(source, str | Named):
         source = build(config, "dataset")
-        loss = chosen_loss(loss, source)
+        loss = reporting(chosen_loss(loss, source), metric, source)
 
     def learner() -> tuple[Model, Algorithm]:
         model, algorithm = chosen["model"], chosen["algorithm"]
@@ -204,6 +210,9 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "loss": (
         "loss", lambda part: callable(part) or isinstance(part, Loss),
         "a function of outputs and targets, or a metalearn.types.Loss"),
+    "metric": (
+        "metric", lambda part: callable(part) or isinstance(part, Metric),
+        "a function of outputs and targets, or a metalearn.types.Metric"),
     "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
 }  # fmt: skip
 """By group: its argument, a test of values that are no names, and a description of the values allowed."""

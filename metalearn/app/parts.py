@@ -16,6 +16,7 @@ from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.losses import measured_by, of_function
+from metalearn.algorithms.common.metrics import reporting
 from metalearn.app.devices import check_device, own_device
 from metalearn.app.job import Job
 from metalearn.app.likeness import code_digest, likeness_of
@@ -92,7 +93,8 @@ def assemble(job: Job) -> Parts:
     source = build(config, "dataset")
 
     def learner() -> tuple[Model, Algorithm]:
-        model = measured_by(build(config, "model"), chosen_loss(build(config, "loss"), source))
+        loss = reporting(chosen_loss(build(config, "loss"), source), build(config, "metric"), source)
+        model = measured_by(build(config, "model"), loss)
         return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
 
     model, algorithm = learner()
@@ -155,15 +157,16 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     config, algorithm = job.config, with_fixed(algorithm, model)
     if model.loss is not None and algorithm.computes is not model.loss:
         raise ConfigError(
-            f"loss={model.loss.name}: this algorithm has a loss of its own; type loss=auto, or let it compute "
-            "model.loss and say so: metalearn.types.Algorithm(…, computes=model.loss)"
+            f"loss={model.loss.name}: this algorithm has a loss of its own; type loss=auto and metric=auto, or let it "
+            "compute model.loss and say so: metalearn.types.Algorithm(…, computes=model.loss)"
         )
     outer = build(config, "optimizer")
     start, start_notes, start_seen = initial_params(config, algorithm, job.run_dir)
     work = make_work(config, algorithm, model, source, start, outer)
     reduce = build(config, "reducer")
     settings = build(config, "trainer")
-    plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=settings.ema_decay is not None)
+    averages, by_norm = settings.ema_decay is not None, outer.by_norm
+    plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=averages, by_norm=by_norm)
     check_sizes(settings, source)
     content = functools.cache(partial(content_of, source))
     return Parts(

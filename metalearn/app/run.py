@@ -26,6 +26,7 @@ from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, fitted, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import (
+    PATIENCE,
     PAUSED,
     FolderState,
     check_copy,
@@ -45,12 +46,14 @@ from metalearn.training.loop import (
     Stopped,
     TrainState,
     Units,
+    ended_by_patience,
     evaluate,
     fit,
     new_learner,
     restore,
     snapshot,
 )
+from metalearn.training.settings import TrainerSettings
 from metalearn.types import Batch, Episode, Metrics, Model, Params, Strategy
 
 Result = dict[str, Any]
@@ -185,6 +188,9 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         run_log.start(config, first_pictures(parts))
         strategy.share(to_bytes(snapshot(learner, progress, run.meta | {CHUNK: run.training.chunk}, {})))
         progress = fit(run, learner, progress)
+        ended = ended_by_patience(run.settings, progress)
+        if ended:
+            log.info("%s", no_better(run.settings, progress))
         check_finite(job.config, "val", progress.best or {}, progress.step)
         best = parts.checkpointer.best()
         if best is None:
@@ -196,6 +202,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         run_log.evaluation(progress.step, "test", test)
         check_finite(job.config, "test", test, progress.step)
         result = result_of(job, "completed", progress) | {
+            **({PATIENCE: run.settings.patience} if ended else {}),
             DATA: data,
             "test": test | {"transductive": parts.transductive},
         }
@@ -217,6 +224,15 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
     return result
+
+
+def no_better(settings: TrainerSettings, progress: Progress) -> str:
+    """Why training has ended before its last step."""
+    best = progress.best["step"] if progress.best else 0
+    return (
+        f"training ends after step {progress.step} of {settings.steps}: trainer.patience={settings.patience} "
+        f"validations were no better than that of step {best}; trainer.patience=null goes on"
+    )
 
 
 def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], step: int) -> None:
@@ -378,6 +394,8 @@ def log_start(job: Job, parts: Parts, run: Run) -> None:
     dtype = next(iter(parts.start.values())).dtype
     log.info("the layers are computed by %s", describe(parts.device, dtype, not_compiled(parts)))
     log_network(parts.model)
+    if words := parts.outer.in_words(parts.start):
+        log.info("%s", words)
 
 
 def log_network(model: Model) -> None:

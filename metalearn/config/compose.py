@@ -33,19 +33,20 @@ PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The name of a package or module."""
 
 PATHS = (
-    "dataset.root", "dataset.shards", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data", "launch.model",
-    "launch.outputs", "model.weights", "resume",
+    "dataset.file", "dataset.root", "dataset.shards", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data",
+    "launch.model", "launch.outputs", "model.weights", "resume",
 )  # fmt: skip
 """Keys whose values are paths."""
 
-ABSENT = {
-    **dict.fromkeys(("weight_decay", "wd", "l2"), "weight decay"),
-    **dict.fromkeys(("clip_norm", "grad_clip", "clip", "max_norm", "max_grad_norm"), "clipping of gradients"),
-    **dict.fromkeys(("patience", "early_stopping"), "early stopping: the best validation is tested in any case"),
+FOREIGN = {
+    **dict.fromkeys(
+        ("weight_decay", "wd", "l2"),
+        "type optimizer=adamw optimizer.weight_decay=0.01 (sgd and muon have this key too; adam has none)",
+    ),
+    **dict.fromkeys(("grad_clip", "clip", "max_norm", "max_grad_norm", "clip_norm"), "type optimizer.clip_norm=10.0"),
+    **dict.fromkeys(("patience", "early_stopping"), "type trainer.patience=5"),
 }  # fmt: skip
-"""What other programs have, by the names of its keys. The nearest key of ours means something else."""
-
-OWN_PART = "docs/how-to/extend.md shows how to write a part of your own"
+"""What to type in place of keys that other programs have. The nearest key of ours may mean something else."""
 
 NEEDS: dict[str, dict[str, tuple[object, ...]]] = {
     "optimizer.decay": {"optimizer.schedule": ("step",)},
@@ -277,8 +278,8 @@ def check_key(key: str, known: set[str]) -> None:
     last = {name.rpartition(".")[2]: name for name in sorted(known)}
     name = key.rpartition(".")[2]
     tail = [name] if name in last else difflib.get_close_matches(name, last, n=1, cutoff=0.75)
-    if name in ABSENT:
-        raise ConfigError(f"{key}: there is no such key, and no {ABSENT[name]} here; {OWN_PART}")
+    if name in FOREIGN:
+        raise ConfigError(f"{key}: there is no such key; {FOREIGN[name]}")
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
     whole = nearest(key, [*sorted(known), *groups()])
     hint = by_tail if name in last else whole or by_tail

@@ -38,13 +38,21 @@ LINKS = {
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "plugins",
-    "seen_classes", "algorithm.checkpoint_steps",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "trainer.patience",
+    "plugins", "seen_classes", "algorithm.checkpoint_steps",
 )  # fmt: skip
-"""Keys that may differ when a run goes on: they change no number, or, `trainer.steps`, extend the run."""
+"""Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
 
-FORMERLY = {"loss": {"_target_": "metalearn.algorithms.common.losses.auto"}}
+FORMERLY = {
+    "loss": {"_target_": "metalearn.algorithms.common.losses.auto"},
+    "metric": {"_target_": "metalearn.algorithms.common.metrics.auto"},
+}
 """Groups that older configs lack, and what they stand for."""
+
+FORMER_KEYS = {
+    "trainer.patience": None, "optimizer.clip_norm": None, "optimizer.clip_value": None, "optimizer.weight_decay": 0.0
+}  # fmt: skip
+"""Keys that older configs lack, and what they stand for."""
 
 MANIFEST, DESCRIPTION = "manifest.json", "model.json"
 """Files that mark the folder of a checkpoint, and that of a published model."""

@@ -15,11 +15,11 @@ from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FORMERLY, FREE_KEYS
+from metalearn.config.saved import FORMER_KEYS, FORMERLY, FREE_KEYS
 from metalearn.config.values import Config, differences, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
-from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
+from metalearn.runs.metrics import PARTS, describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
     creating,
@@ -52,6 +52,10 @@ _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
 PAUSED, PRUNED = "paused", "pruned"
 """Statuses of a paused run: `PAUSED` after the step `pause_after`, `PRUNED` for the file `STOP`."""
+
+
+PATIENCE = "patience"
+"""The key of a result whose training was ended by `trainer.patience`: its value."""
 
 
 class FolderState(NamedTuple):
@@ -112,7 +116,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         # It was killed before its first checkpoint: only Hydra's record says which run this is.
         recorded = _recorded(run_dir)
         _refuse_other(run_dir, recorded, to_container(config), _of_the_environment(recorded))
-    return FolderState(snapshot, None if back else finished(run_dir, steps), back)
+    return FolderState(snapshot, None if back else finished(run_dir, steps, config.trainer.get(PATIENCE)), back)
 
 
 def _check_restorable(saved: Snapshot, start: Params, restore: Callable[[Snapshot], object]) -> None:
@@ -138,15 +142,16 @@ def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None)
         return run_report(run_dir, state.result)
     if state.rewinds if state is not None else rewinds(run_dir, config.resume):
         return None
-    if state is None and finished(run_dir, config.trainer.steps) is not None:
+    if state is None and finished(run_dir, config.trainer.steps, config.trainer.get(PATIENCE)) is not None:
         return ""
     return pause_of(run_dir, config.pause_after) or None
 
 
-def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
-    """The result of a run that has completed `steps` steps, else None."""
+def finished(run_dir: Path, steps: int, patience: int | None = None) -> dict[str, Any] | None:
+    """The result of a run that has completed `steps` steps, or that this patience has ended before; else None."""
     result = read_json(run_dir / "result.json")
-    if result.get("status") != "completed" or result.get("steps") != steps:
+    ended = patience is not None and result.get(PATIENCE) == patience
+    if result.get("status") != "completed" or not (ended or result.get("steps") == steps):
         return None
     return result | {"test": from_json(result["test"])} if _is_reportable(result) else None
 
@@ -240,7 +245,7 @@ def run_report(run_dir: Path, result: dict[str, Any]) -> str:
 
 def evaluation_report(figures: dict[str, Any]) -> str:
     """The figures of an evaluation in words: one line, and one more where there are inner steps."""
-    form = ".2%" if main_metric(figures) == "accuracy" else ".4f"
+    form = ".2%" if main_metric(figures) in PARTS else ".4f"
     steps = figures["by_step"]
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
@@ -369,7 +374,11 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     lacking = {name: group for name, group in FORMERLY.items() if name in new}
     changes = differences({**lacking, **old}, new) if old else {}
-    return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
+    formerly = {key: ("absent", value) for key, value in FORMER_KEYS.items()}
+    return {
+        key: pair for key, pair in changes.items()
+        if not any(f"{key}.".startswith(f"{name}.") for name in free) and formerly.get(key) != pair
+    }  # fmt: skip
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:

@@ -10,9 +10,17 @@ from typing import Any
 from metalearn.storage.files import writing
 from metalearn.types import Metrics
 
-METRIC_NAMES = {"accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error"}
-"""The metrics that decide which of two learners is better, and their names in words. Of accuracy more is better, of the
-others less."""
+METRIC_NAMES = {
+    "accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error", "top_k": "top-k accuracy",
+    "exact_match": "exact match", "f1": "F1", "score": "score",
+}  # fmt: skip
+"""The metrics that decide which of two learners is better, and their names in words."""
+
+ERRORS = ("mse", "mae")
+"""Metrics of which less is better."""
+
+PARTS = ("accuracy", "top_k", "exact_match", "f1")
+"""Metrics that are parts of 1, and shown in percent."""
 
 
 def main_metric(values: Collection[str]) -> str:
@@ -25,7 +33,7 @@ def better(metric: str, new: float, old: float | None) -> bool:
     # No comparison with NaN is true: a first value of NaN would stay the best for ever.
     if old is None or not math.isfinite(old):
         return old is None or math.isfinite(new)
-    return math.isfinite(new) and (new > old if metric == "accuracy" else new < old)
+    return math.isfinite(new) and (new < old if metric in ERRORS else new > old)
 
 
 def jsonable(values: Any) -> Any:
@@ -46,7 +54,8 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     """Figures over tasks (or samples: `unit`), after the last inner step, from values [tasks, inner steps + 1].
 
     Returns:
-        `accuracy`, `mse` or `mae`, `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their number.
+        The metric, such as `accuracy` or `mse`; `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their
+        number.
         `by_step` and `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string.
         For tasks also `task_list`: two lists with the same name have the same tasks.
     """
@@ -98,6 +107,6 @@ def write_table(path: Path, values: Metrics) -> None:
 def describe(figures: dict[str, Any]) -> str:
     """A summary in words: `accuracy 95.83% ± 0.74% (600 tasks)`, or the mean error."""
     metric = main_metric(figures)
-    form = ".2%" if metric == "accuracy" else ".4f"
+    form = ".2%" if metric in PARTS else ".4f"
     unit = "samples" if "samples" in figures else "tasks"
     return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit})"

@@ -31,12 +31,17 @@ class FlatOptimizer:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: the settings of the only parameter group, with `lr`.
         update: one step.
-        guarded: one step on a GPU, which may be skipped there.
+        guarded: one step on a GPU, which may be skipped there; None: there is none.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
 
     def __init__(
-        self, params: Params, settings: OptimizerSettings, update: Step, guarded: GuardedStep, names: Sequence[str]
+        self,
+        params: Params,
+        settings: OptimizerSettings,
+        update: Step,
+        guarded: GuardedStep | None,
+        names: Sequence[str],
     ) -> None:
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
         self._settings, self._update, self._guarded, self._names = list(settings), update, guarded, list(names)
@@ -52,10 +57,16 @@ class FlatOptimizer:
         for param, value in zip(self._params, self._parts(values), strict=True):
             param.copy_(value)
 
+    @property
+    def steps_on_device(self) -> bool:
+        """Whether there is a `step_of_device`."""
+        return self._guarded is not None
+
     @torch.no_grad()
     def step_of_device(self, values: Tensor, grads: Tensor, rate: Tensor, skip: Tensor) -> None:
         """A step of all parameters, which lie one after the other in `values` [P], without waiting for the device. The
         rate [] is its own; nothing changes where `skip` [] is not 0."""
+        assert self._guarded is not None
         self._guarded(values, grads, self._state, self.param_groups[0], rate, skip)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:

@@ -130,6 +130,8 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             progress, improved = validate(run, learner, progress)
             save(run, learner, progress, improved)
         for step in range(progress.step + 1, last + 1):
+            if ended_by_patience(run.settings, progress):
+                return progress
             began = time.perf_counter()
             tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
             rate = run.outer.rate(step, steps)
@@ -160,6 +162,16 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"
         raise Paused(message, progress)
     return progress
+
+
+def ended_by_patience(settings: TrainerSettings, progress: Progress) -> bool:
+    """Whether training ends here: the last `patience` scheduled validations were no better than the best one."""
+    # Of the steps alone, so that a run that goes on, and every rank, finds the same.
+    if settings.patience is None or progress.best is None or not _is_validated(progress):
+        return False
+    return progress.step < settings.steps and progress.step - progress.best["step"] >= (
+        settings.patience * settings.val_every
+    )
 
 
 def log_steps(run: Run, taken: list[TakenStep]) -> None:

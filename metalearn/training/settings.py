@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from metalearn.checks import fraction, whole_number
+from metalearn.checks import Invalid, fraction, whole_number
 from metalearn.types import Model
 
 CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
@@ -29,6 +29,7 @@ class TrainerSettings(NamedTuple):
     val_tasks: int
     test_tasks: int
     ema_decay: float | None = None
+    patience: int | None = None
 
 
 def trainer(
@@ -41,6 +42,7 @@ def trainer(
     test_tasks: int,
     eval_seed: int,
     ema_decay: float | None = None,
+    patience: int | None = None,
 ) -> TrainerSettings:
     """Checks the settings of the loop.
 
@@ -53,9 +55,10 @@ def trainer(
         eval_seed: the seed of validation and test tasks (the task source uses it).
         ema_decay: decay of the average of the meta-parameters that is validated and saved, see
             `metalearn.training.averaging`; None: the latest are.
+        patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number out of range, or a patience that can end nothing.
     """
     whole_number("steps", steps, at_least=0)
     whole_number("meta_batch_size", meta_batch_size, at_least=1)
@@ -65,9 +68,16 @@ def trainer(
     whole_number("eval_seed", eval_seed, at_least=0)
     if ema_decay is not None:
         fraction("ema_decay", ema_decay)
+    if patience is not None:
+        whole_number("patience", patience, at_least=1)
+        if (patience + 1) * val_every >= steps:
+            most = (steps - 1) // val_every - 1
+            allowed = f"has no effect, since the {steps} steps end before so many validations without a better one"
+            advice = f"type KEY={most} or less, " if most > 0 else "type "
+            raise Invalid("patience", patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
     if task_chunk != "auto":
         whole_number("task_chunk", task_chunk, at_least=1)
-    return TrainerSettings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay)
+    return TrainerSettings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay, patience)
 
 
 EVEN = 1.15

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from metalearn.cli import train
-from tests.runs import PROGRAM, Start, metrics, slow, train_in
+from tests.runs import PROGRAM, Start, assert_same_bytes, metrics, slow, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -70,6 +70,29 @@ def test_a_network_with_dropout_goes_on_to_the_same_bits_on_other_workers(tmp_pa
     ]  # fmt: skip
     train_in(without, *own, "model.dropout=false")
     assert params_of(without) != params_of(whole)
+
+
+def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_after_a_pause(tmp_path: Path) -> None:
+    """The outer rate is so large that validations soon get worse."""
+    own = ("optimizer=muon", "optimizer.lr=0.3", "optimizer.clip_norm=1.0", "trainer.val_every=5", "trainer.patience=2")
+    whole, paused = tmp_path / "whole", tmp_path / "paused"
+    said = run(whole, *own)
+    assert "Muon updates " in said
+    errors = {row["step"]: row["mse"] for row in metrics(whole) if row["split"] == "val"}
+    end, best = max(errors), min(errors, key=errors.__getitem__)
+    assert (end, end < 80) == (best + 2 * 5, True)
+    message = f"after step {end} of 80: trainer.patience=2 validations were no better than that of step {best}"
+    assert message in said
+    result = result_of(whole)
+    assert (result["status"], result["steps"], result["patience"]) == ("completed", end, 2)
+    again = run(whole, *own)
+    assert f"{end} steps" in again and "training ends" not in again  # it is complete
+
+    run(paused, *own, "workers=2", "pause_after=7")
+    run(paused, *own)
+    assert_same_bytes(paused, whole)
+    run(whole, *own, "trainer.patience=null")  # goes on
+    assert result_of(whole)["steps"] == 80 and "patience" not in result_of(whole)
 
 
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])

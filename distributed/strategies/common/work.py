@@ -86,13 +86,15 @@ class Work(NamedTuple):
 
 class WorkPlan(NamedTuple):
     """What a strategy needs to know: the work, the number of workers, the partitioner of the chunk numbers, the reducer
-    of the chunks' gradients, and whether the loop averages the parameters, which it then updates itself."""
+    of the chunks' gradients, whether the loop averages the parameters, which it then updates itself, and whether the
+    optimiser needs the norm of the whole gradient."""
 
     work: Work
     workers: int
     partitioner: PartitionFunction
     reduce: Combine
     averages: bool = False
+    by_norm: bool = False
 
     @property
     def only_adds(self) -> bool:

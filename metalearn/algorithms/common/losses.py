@@ -59,13 +59,15 @@ def cross_entropy(
         )  # fmt: skip
         return values.view(y.shape)
 
+    mean = per_task_mean(ignore_index)
+
     def of_tasks(logits: Tensor, y: Tensor) -> Metrics:
         counted = (y != ignore_index).to(logits.dtype)
         factors = by_class(logits.device, logits.dtype)
         shares = counted if factors is None else factors[y.where(y != ignore_index, 0)] * counted
         return {
             "loss": _part(losses(logits, y).sum(dim=1), shares.sum(dim=1)),
-            "accuracy": _part((accuracy(logits, y) * counted).sum(dim=1), counted.sum(dim=1)),
+            "accuracy": mean(accuracy(logits, y), y),
         }
 
     loss = _loss("cross_entropy", ("classes",), losses, accuracy)
@@ -149,6 +151,18 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor], *, classes: bool) 
     metric = "accuracy" if classes else "mse"
     loss = _loss(name, OF_CLASSES if classes else ("numbers",), losses, score, metric=metric)
     return loss._replace(of_tasks=of_tasks)
+
+
+def per_task_mean(ignored: int | None) -> Measure:
+    """The mean of samples' values [t, n] for each task [t], without those samples whose label is `ignored`."""
+
+    def mean(values: Tensor, y: Tensor) -> Tensor:
+        if ignored is None:
+            return values.mean(dim=1)
+        counted = (y != ignored).to(values.dtype)
+        return _part((values * counted).sum(dim=1), counted.sum(dim=1))
+
+    return mean
 
 
 def measured_by(model: Model, loss: Loss | None) -> Model:

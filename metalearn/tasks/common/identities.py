@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -44,6 +44,13 @@ def identity(family: str, name: object) -> str:
     return hashlib.sha256(f"{family}/{name}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
+@runtime_checkable
+class HasDigest(Protocol):
+    """A source with a digest of all of its data."""
+
+    def digest_of_all(self) -> bytes: ...
+
+
 def content_of(source: TaskSource) -> Content:
     """The content of a source."""
     digest, found = hashlib.sha256(), _Pictures()
@@ -57,6 +64,8 @@ def content_of(source: TaskSource) -> Content:
             for label in range(0 if classes.drawn else len(classes.identities)):
                 found.add(split, label, classes.pictures(label))
     digest.update(found.digest.digest())
+    if isinstance(source, HasDigest):
+        digest.update(source.digest_of_all())
     return Content(f"2-{digest.hexdigest()}", *found.lines())
 
 

@@ -291,7 +291,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"algorithm": "protonet", "tasks": Tasks(several), "loss": "binary"}, "needs classes"),
     "an algorithm with its own loss": (
         {"algorithm": alone, "loss": metalearn.named("cross_entropy", smoothing=0.1)},
-        r"loss=cross_entropy: this algorithm has a loss of its own; type loss=auto, or let it compute model.loss"),
+        "loss=cross_entropy: this algorithm has a loss of its own; type loss=auto and metric=auto, or let it compute"),
     "a function that is no mean": (
         {"loss": nn.CrossEntropyLoss(reduction="none")}, r"loss=CrossEntropyLoss: gives a tensor \[12\] for one task"),
     "a function that fails": (

@@ -16,6 +16,7 @@ from metalearn.algorithms.reptile import mini_batches, reptile
 from metalearn.errors import ConfigError
 from metalearn.models.conv4 import conv4
 from metalearn.training.loop import meta_gradient, new_learner, update
+from metalearn.training.optimizers import Rates
 from metalearn.training.optimizers import sgd as outer_sgd
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
@@ -62,8 +63,7 @@ def carrying(meta_batch: int, **changes: object) -> Algorithm:
 
 def stepped(learner: Algorithm, params: Params, episodes: list[Episode], rate: float) -> Params:
     """The meta-parameters after a meta-step of the training loop on each episode, by gradient descent."""
-    of_optimizer = {"momentum": 0.0, "schedule": "constant", "min_lr": 0, "decay": 0, "decay_every": 1, "warmup": 0}
-    trained = new_learner(params, outer_sgd(lr=rate, **of_optimizer).start)  # type: ignore[arg-type]
+    trained = new_learner(params, outer_sgd(rates=Rates(rate), momentum=0.0).start)
     for step, episode in enumerate(episodes, start=1):
         now = {name: value.detach() for name, value in trained.params.items()}
         halves = [learner.meta_grad(now, part_of(learner, episode, [i]), step) for i in range(len(episode.query.y))]

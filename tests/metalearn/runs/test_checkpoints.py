@@ -24,16 +24,14 @@ from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rew
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
-from metalearn.training.optimizers import adam
+from metalearn.training.optimizers import Rates, adam
 from metalearn.training.settings import trainer
 from tests.runs import slow
 
 ERRORS = {10: 0.3, 50: 0.1}
 """The validations of `train` that are the best so far. At the other steps the error is 0.5."""
 
-OUTER = adam(
-    lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
-)
+OUTER = adam(rates=Rates(1e-3), beta1=0.9, beta2=0.999, eps=1e-8)
 
 
 SETTINGS = trainer(

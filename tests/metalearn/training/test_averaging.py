@@ -12,12 +12,12 @@ from metalearn.errors import RunError
 from metalearn.runs.checkpoint import Snapshot
 from metalearn.training.averaging import Average
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
-from metalearn.training.optimizers import sgd
+from metalearn.training.optimizers import Rates, sgd
 from metalearn.types import Params
 from tests.runs import train_in
 
 DECAY, STEPS = 0.8, 7
-START = sgd(lr=1, momentum=0, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0).start
+START = sgd(rates=Rates(1), momentum=0).start
 
 
 def drawn(seed: int) -> Params:

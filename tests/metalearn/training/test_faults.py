@@ -17,7 +17,7 @@ from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.faults import FAULTS, explain
 from metalearn.training.loop import Progress, Run, TrainState, Units, fit, new_learner
-from metalearn.training.optimizers import adam
+from metalearn.training.optimizers import Rates, adam
 from metalearn.training.settings import trainer
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
@@ -45,9 +45,7 @@ def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
     settings = trainer(
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
     )
-    outer = adam(
-        lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0
-    )
+    outer = adam(rates=Rates(1e-3), beta1=0.9, beta2=0.999, eps=1e-8)
     run = Run(
         settings, local(plan=plan, timeout=9.0)(), outer, reduce.mean(), Units(3, learner.trained_on),
         Units(2, learner.evaluated_on), NO_CHECKPOINTS, SILENT, {}, NEVER,

@@ -30,7 +30,7 @@ from metalearn.training import on_device as module
 from metalearn.training.averaging import Average
 from metalearn.training.loop import Progress, Run, TrainState, UpdateHere, fit, new_learner
 from metalearn.training.on_device import DeviceWork, PicturesByNumber, UpdateOnDevice, WholeEpisodes, steps_on_device
-from metalearn.training.optimizers import sgd
+from metalearn.training.optimizers import Rates, sgd
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, NotFiniteError, Params, TaskSource
 
 CPU, TASKS = torch.device("cpu"), 4
@@ -109,7 +109,7 @@ def work_of(algorithm: Algorithm, source: TaskSource, every: int = 4, **others: 
 
 def test_gradient_descent_with_momentum_stays_on_the_device_too() -> None:
     source, algorithm = waves(), learner_of(waves())
-    outer = sgd(lr=0.1, momentum=0.9, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=0)
+    outer = sgd(rates=Rates(0.1), momentum=0.9)
     run, _ = run_of(algorithm, source, TASKS, TASKS, CPU)
     run = run._replace(outer=outer, settings=run.settings._replace(steps=5))
     start = algorithm.init(torch.Generator().manual_seed(0))

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from metalearn.runs.checkpoint import Snapshot
+from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Progress, TrainState, new_learner, restore, snapshot, update
-from metalearn.training.optimizers import adam, scheduled, sgd
+from metalearn.training.optimizers import Clipping, OuterOptimizer, Rates, adam, adamw, muon, scheduled, sgd
 from metalearn.types import Params
 
 
@@ -46,19 +47,78 @@ def test_warm_up_rises_to_the_schedule() -> None:
     assert [rate(step, 10) for step in range(1, 5)] == pytest.approx([0.2, 0.4, 0.6, 0.6])
 
 
-CONSTANT: dict[str, Any] = {"schedule": "constant", "min_lr": 0, "decay": 0.5, "decay_every": 1, "warmup": 0}
+RATES = Rates(0.01)
 PAIRS = {
     "adam": (
-        adam(lr=0.01, beta1=0.8, beta2=0.95, eps=1e-5, **CONSTANT),
+        adam(rates=RATES, beta1=0.8, beta2=0.95, eps=1e-5),
         lambda params: torch.optim.Adam(params.values(), lr=0.01, betas=(0.8, 0.95), eps=1e-5),
     ),
-    "sgd": (sgd(lr=0.01, momentum=0, **CONSTANT), lambda params: torch.optim.SGD(params.values(), lr=0.01)),
+    "sgd": (sgd(rates=RATES, momentum=0), lambda params: torch.optim.SGD(params.values(), lr=0.01)),
     "momentum": (
-        sgd(lr=0.01, momentum=0.7, **CONSTANT),
+        sgd(rates=RATES, momentum=0.7),
         lambda params: torch.optim.SGD(params.values(), lr=0.01, momentum=0.7),
     ),
 }
 """Our optimisers, and torch's."""
+
+
+class Several:
+    """Optimisers of torch side by side, with what is done to parameters and gradients before their step."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer], before: Callable[[float], object] = float) -> None:
+        self._optimizers, self._before = optimizers, before
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self._before(self.param_groups[0]["lr"])
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+
+def decayed_sgd(params: Params) -> Several:
+    def shrink(rate: float) -> None:
+        for value in params.values():
+            value.mul_(1 - rate * 0.2)
+
+    return Several([torch.optim.SGD(params.values(), lr=0.01, momentum=0.7)], shrink)
+
+
+def torchs_muon(params: Params) -> Several:
+    """Muon has the matrices: a filter of four dimensions is one of two, as a view of the same numbers."""
+    matrices, others = ({n: v for n, v in params.items() if (v.dim() >= 2) == wide} for wide in (True, False))
+    views = [value.detach().view(len(value), -1).requires_grad_() for value in matrices.values()]
+
+    def give_gradients(rate: float) -> None:
+        for view, value in zip(views, matrices.values(), strict=True):
+            assert value.grad is not None
+            view.grad = value.grad.view_as(view)
+
+    of_matrices = torch.optim.Muon(
+        views, lr=0.01, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )  # fmt: skip
+    of_others = torch.optim.AdamW(others.values(), lr=0.01, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.2)
+    return Several([of_matrices, of_others], give_gradients)
+
+
+def clipped_adam(params: Params) -> Several:
+    def clip(rate: float) -> None:
+        torch.nn.utils.clip_grad_value_(params.values(), 0.5)
+        torch.nn.utils.clip_grad_norm_(params.values(), 2.0)
+
+    return Several([torch.optim.Adam(params.values(), lr=0.01, betas=(0.8, 0.95), eps=1e-5)], clip)
+
+
+OF_ADAM: dict[str, float] = {"beta1": 0.8, "beta2": 0.95, "eps": 1e-5}
+FURTHER: dict[str, tuple[OuterOptimizer, Callable[[Params], Any]]] = {
+    "adamw": (
+        adamw(rates=RATES, **OF_ADAM, weight_decay=0.2),
+        lambda params: torch.optim.AdamW(params.values(), lr=0.01, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.2),
+    ),
+    "sgd with decay": (sgd(rates=RATES, momentum=0.7, weight_decay=0.2), decayed_sgd),
+    "muon": (muon(rates=RATES, **OF_ADAM, momentum=0.9, weight_decay=0.2), torchs_muon),
+    "clipped": (adam(rates=RATES, **OF_ADAM, clipping=Clipping(clip_norm=2.0, clip_value=0.5)), clipped_adam),
+}
 
 
 def drawn(seed: int, dtype: torch.dtype) -> Params:
@@ -79,14 +139,54 @@ def equal(first: Params, second: Params) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, *FURTHER])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_they_compute_what_torch_does_to_the_same_bits(name: str, dtype: torch.dtype) -> None:
-    made, theirs = PAIRS[name]
+    made, theirs = (PAIRS | FURTHER)[name]
     ours, torchs = (new_learner(drawn(0, dtype), start) for start in (made.start, theirs))
     for learner in (ours, torchs):
-        steps_of(learner, 1, 300)
-    assert equal(ours.params, torchs.params)
+        steps_of(learner, 1, 300 if name in PAIRS else 40)
+    if name == "clipped":  # torch adds up the norms of the parameters, and rounds otherwise
+        torch.testing.assert_close(ours.params, torchs.params, rtol=1e-5, atol=1e-6)
+    else:
+        assert equal(ours.params, torchs.params)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_state_goes_on_to_the_same_bits(name: str) -> None:
+    start = FURTHER[name][0].start
+    whole, stopped = (new_learner(drawn(0, torch.float32), start) for _ in range(2))
+    steps_of(whole, 1, 20)
+    steps_of(stopped, 1, 10)
+    resumed, _ = restore(snapshot(stopped, Progress(10), {}, {}), start)
+    steps_of(resumed, 11, 20)
+    assert equal(resumed.params, whole.params)
+
+
+@pytest.mark.parametrize("name", [name for name in FURTHER if name != "muon"])
+def test_a_step_on_a_device_is_that_of_the_host_or_none(name: str) -> None:
+    """What a GPU computes, here on the CPU, whose fused Adam rounds otherwise."""
+    start = FURTHER[name][0].start
+    host, device = (new_learner(drawn(0, torch.float32), start) for _ in range(2))
+    assert isinstance(device.optimizer, FlatOptimizer)
+    flat = joined(device.params.values()).detach()
+    for step in range(1, 11):
+        grads, rate = drawn(step, torch.float32), 0.02 / step
+        update(host, grads, rate)
+        before = flat.clone()
+        device.optimizer.step_of_device(flat, joined(grads.values()), torch.tensor(rate), torch.tensor(1.0))
+        assert torch.equal(flat, before)
+        device.optimizer.step_of_device(flat, joined(grads.values()), torch.tensor(rate), torch.tensor(0.0))
+    torch.testing.assert_close(flat, joined(host.params.values()).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_muon_says_what_it_updates() -> None:
+    assert FURTHER["muon"][0].in_words(drawn(0, torch.float32)) == "Muon updates a, d; AdamW updates b, c, e"
+
+
+def test_a_large_gradient_has_a_finite_norm() -> None:
+    clipped = Clipping(clip_norm=1.0).of(torch.full((4,), 1e30))
+    torch.testing.assert_close(clipped, torch.full((4,), 0.5))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -138,13 +238,12 @@ def test_a_saved_state_does_not_change_with_the_next_step() -> None:
 
 def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_of_the_config() -> None:
     """The next step of Adam with β₁ = 0.5, written out, from a state that β₁ = 0.9 has made."""
-    common = {"lr": 0.1, "beta2": 0.9, "eps": 1e-3, "schedule": "constant"}
-    common |= {"min_lr": 0, "decay": 0.5, "decay_every": 1, "warmup": 0}
-    before = new_learner({"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}, adam(beta1=0.9, **common).start)  # type: ignore[arg-type]
+    common: dict[str, Any] = {"rates": Rates(0.1), "beta2": 0.9, "eps": 1e-3}
+    before = new_learner({"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}, adam(beta1=0.9, **common).start)
     gradient = torch.tensor([0.5, -0.25], dtype=torch.float64)
     update(before, {"w": gradient}, 0.1)
 
-    learner, _ = restore(snapshot(before, Progress(1), {"config": {}}, {}), adam(beta1=0.5, **common).start)  # type: ignore[arg-type]
+    learner, _ = restore(snapshot(before, Progress(1), {"config": {}}, {}), adam(beta1=0.5, **common).start)
     start = learner.params["w"].detach().clone()
     update(learner, {"w": gradient}, 0.1)
     m = 0.5 * (0.1 * gradient) + 0.5 * gradient

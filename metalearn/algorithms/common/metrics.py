@@ -1,0 +1,142 @@
+"""What is reported beside the loss, in place of the loss's own metric. It also decides which validation is the best."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from metalearn.algorithms.common.losses import (
+    OF_CLASSES,
+    absolute_errors,
+    cross_entropy,
+    per_task_mean,
+    squared,
+    squared_errors,
+)
+from metalearn.checks import one_of, whole_number
+from metalearn.errors import ConfigError
+from metalearn.types import Loss, Metric, Metrics, TaskSource
+
+
+def auto() -> None:
+    """The loss's own: accuracy, `mse`, or `mae`."""
+
+
+def mse() -> Metric:
+    """The mean squared error of real numbers."""
+    return Metric("mse", ("numbers",), squared_errors)
+
+
+def mae() -> Metric:
+    """The mean absolute error of real numbers."""
+    return Metric("mae", ("numbers",), absolute_errors)
+
+
+def top_k(*, k: int) -> Metric:
+    """The fraction of samples whose class is among the `k` largest logits.
+
+    Raises:
+        ValueError: a `k` that is no whole number of at least 1. At the first task: one that all classes reach.
+    """
+    whole_number("k", k, at_least=1)
+
+    def hits(logits: Tensor, y: Tensor) -> Tensor:
+        if k >= logits.shape[-1]:
+            most = logits.shape[-1] - 1
+            raise ConfigError(f"metric.k={k}: a task has {most + 1} classes; type metric.k={most} or less")
+        return (logits.topk(k, dim=-1).indices == y.unsqueeze(-1)).any(dim=-1).to(logits.dtype)
+
+    return Metric("top_k", ("classes",), hits)
+
+
+def exact_match() -> Metric:
+    """The fraction of samples all of whose labels are right, where a probability of 1/2 decides."""
+    return Metric("exact_match", ("labels",), lambda outputs, y: _right(outputs, y).all(dim=2).to(outputs.dtype))
+
+
+def f1(*, average: str) -> Metric:
+    """F1 = 2 tp / (2 tp + fp + fn) of several labels, where a probability of 1/2 decides; 1 where all three are 0.
+
+    Args:
+        average: `labels`: the mean over labels of the F1 of a task's samples; `samples`: the mean over samples of the
+            F1 of their labels.
+
+    Raises:
+        ValueError: another average. At the first samples: `labels`, if the algorithm learns from plain samples.
+    """
+    one_of("average", average, ("labels", "samples"))
+
+    def over(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
+        found, true = outputs > 0, y > 0.5
+        hits, wrong = (found & true).sum(axis), (found != true).sum(axis)
+        return torch.where(hits + wrong == 0, 1.0, 2 * hits / (2 * hits + wrong).clamp(min=1)).to(outputs.dtype)
+
+    def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
+        if average == "labels":
+            raise ConfigError(
+                "metric.average=labels: counts over the samples of a task, and this algorithm has plain samples; type "
+                "metric.average=samples"
+            )
+        return over(outputs, y, 2)
+
+    def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
+        return over(outputs, y, 1 if average == "labels" else 2).mean(dim=1)
+
+    return Metric("f1", ("labels",), of_samples, of_tasks)
+
+
+def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
+    """A metric of the user's own, reported as `score`: more is better.
+
+    Args:
+        function: from the outputs [n, d] of one task and its targets, [n] or [n, d], to one number. If the algorithm
+            learns from plain samples, it is called for each sample, n = 1.
+    """
+    name = str(getattr(function, "__name__", type(function).__name__))
+
+    def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
+        values = [torch.as_tensor(function(*task)) for task in zip(outputs, y, strict=True)]
+        if any(value.numel() != 1 for value in values):
+            shape = list(values[0].shape)
+            raise ConfigError(f"metric={name}: gives a tensor {shape} for one task, and must give one number")
+        return torch.stack([value.reshape(()).to(outputs) for value in values])
+
+    def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
+        return of_tasks(*(value.flatten(0, 1).unsqueeze(1) for value in (outputs, y))).view(outputs.shape[:2])
+
+    return Metric("score", (*OF_CLASSES, "numbers"), of_samples, of_tasks)
+
+
+def reporting(loss: Loss | None, chosen: object, source: TaskSource) -> Loss | None:
+    """The loss, with another metric beside it if one was chosen. None is the automatic loss, and metric.
+
+    Raises:
+        ConfigError: it is no metric, or none for targets of this loss.
+    """
+    if chosen is None:
+        return loss
+    if not isinstance(chosen, Metric) and not callable(chosen):
+        raise ConfigError(f"metric={chosen!r}: must be a function of outputs and targets, or a metalearn.types.Metric")
+    metric = chosen if isinstance(chosen, Metric) else of_function(chosen)
+    base = loss or (squared() if source.classes("train") is None else cross_entropy())
+    both = tuple(kind for kind in base.allows if kind in metric.allows)
+    if not both:
+        raise ConfigError(
+            f"metric={metric.name}: is for {' or '.join(metric.allows)}, and loss={base.name} for "
+            f"{' or '.join(base.allows)}; type metric=auto{'' if loss else ', or a loss for such targets'}"
+        )
+    mean = per_task_mean(base.ignored)
+
+    def of_samples(outputs: Tensor, y: Tensor) -> Metrics:
+        return {"loss": base.of_samples(outputs, y)["loss"], metric.name: metric.of_samples(outputs.detach(), y)}
+
+    def of_tasks(outputs: Tensor, y: Tensor) -> Metrics:
+        whole, seen = metric.of_tasks, outputs.detach()
+        score = mean(metric.of_samples(seen, y), y) if whole is None else whole(seen, y)
+        return {"loss": base.of_tasks(outputs, y)["loss"], metric.name: score}
+
+    return base._replace(allows=both, metric=metric.name, of_tasks=of_tasks, of_samples=of_samples, compiled=False)
+
+
+def _right(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs > 0) == (y > 0.5)

@@ -1,0 +1,437 @@
+"""Tasks of the rows of a table: those with the same value in one column are a task's, such as one shop's or patient's.
+
+A task is to predict the target of some of its rows, the queries, from that of others, the support rows. All are drawn
+anew for each number of a task, by (seed, split, number).
+"""
+
+import csv
+import functools
+import hashlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import DataError
+from metalearn.storage.files import RefusedFileError, open_regular
+from metalearn.tasks.common.episodes import (
+    SPLITS,
+    Seeds,
+    Shots,
+    check_shots,
+    most_shots,
+    shots_of_task,
+    task_generator,
+)
+from metalearn.types import Batch, Episode, TaskSource, Unit
+
+LARGEST = 2**32
+"""The most bytes of a file."""
+
+MISSING = ("", "na", "nan", "null", "none")
+"""Cells of a CSV file without a value, in small letters."""
+
+_SHUFFLE = 64_16_21
+"""Seeds the division of tasks by fractions, which is the same in every run."""
+
+Numbers = NDArray[np.float32]
+
+
+class Rows(NamedTuple):
+    """A table: features `x` float32 [n, …], where NaN is missing; targets `y` int64 [n] or float32 [n, d]; the number
+    of `classes`, or None; and of each split the rows of each task, int64."""
+
+    x: Numbers
+    y: NDArray[Any]
+    classes: int | None
+    tasks: Mapping[str, Sequence[NDArray[np.int64]]]
+
+
+class _RowTasks:
+    def __init__(self, read: Callable[[], Rows], shots: Shots, queries: int, seeds: Seeds) -> None:
+        self._read = read
+        self._shots, self._queries, self._seeds = shots, queries, seeds
+        self._generator = task_generator(seeds)
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """The table, which is read for the first task."""
+        return self._read()
+
+    def classes(self, split: str) -> int | None:
+        return self.rows.classes
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def digest_of_all(self) -> bytes:
+        """Of the whole table."""
+        digest = hashlib.sha256()
+        for values in (self.rows.x, self.rows.y, *(task for split in SPLITS for task in self.rows.tasks[split])):
+            digest.update(f"{values.shape} {values.dtype}".encode())
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.digest()
+
+    def episodes(self, split: str, indices: Tensor) -> Any:
+        tasks = [self._task(split, index) for index in indices.tolist()]
+        if not isinstance(self._shots, int):
+            return tasks[0] if len(tasks) == 1 else tasks
+        return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
+
+    def _task(self, split: str, index: int) -> Episode:
+        rng, tasks = self._generator(split, index), self.rows.tasks[split]
+        rows = tasks[int(rng.integers(len(tasks)))]
+        shots = shots_of_task(self._shots, self._seeds, split, index)
+        drawn = rng.permutation(rows)[: shots + self._queries]
+        x, y = self.rows.x[drawn], self.rows.y[drawn]
+        gaps = np.isnan(x)
+        if gaps.any():
+            x = np.where(gaps, _means(x[:shots]), x)
+
+        def batch(part: slice) -> Batch:
+            return Batch(torch.from_numpy(x[part].copy()).unsqueeze(0), torch.from_numpy(y[part].copy()).unsqueeze(0))
+
+        return Episode(batch(slice(shots)), batch(slice(shots, None)))
+
+
+def _means(x: Numbers) -> Numbers:
+    """The mean of each feature that is not missing; 0 where all are."""
+    there = ~np.isnan(x)
+    sums = np.where(there, x, 0).sum(axis=0, dtype=np.float64)
+    means: Numbers = (sums / np.maximum(there.sum(axis=0), 1)).astype(np.float32)
+    return means
+
+
+class _Columns(NamedTuple):
+    task: str
+    target: str
+    features: Sequence[str] | None
+    targets: str
+    split: Sequence[float] | str
+    missing: str
+    standardize: bool
+
+
+def table(
+    *,
+    file: str,
+    task: str,
+    target: str,
+    targets: str,
+    features: Sequence[str] | None,
+    split: Sequence[float] | str,
+    missing: str,
+    standardize: bool,
+    shots: Shots,
+    queries: int,
+    seeds: Seeds,
+) -> TaskSource:
+    """Tasks of the rows of a file.
+
+    Args:
+        file: `.csv` with a line of names, `.parquet` (needs pyarrow), or `.npz` with an array [n] for each column.
+        task: the column that names a row's task.
+        target: the column to predict.
+        targets: `numbers`, or `classes`, which all tasks share.
+        features: the columns to predict it from, all of numbers; None: all others.
+        split: the fractions of the tasks that train, validate and test; or the column that says `train`, `val` or
+            `test`.
+        missing: `refuse`, or `mean`: a missing feature is the mean of the task's support rows (0 if they have none).
+        standardize: whether features are shifted and scaled to mean 0 and variance 1 over the training tasks.
+        shots: support rows of a task, or the fewest and the most.
+        queries: query rows of a task.
+
+    Raises:
+        ValueError: a value that is not allowed. At the first task: `DataError`, which names row and column.
+    """
+    for key, value in (("file", file), ("task", task), ("target", target)):
+        if not isinstance(value, str) or not value:
+            raise Invalid(key, value, "must be a name", "type KEY=NAME")
+    if Path(file).suffix not in _READERS:
+        raise Invalid("file", file, f"must end with {', '.join(_READERS)}", "type KEY=PATH.csv, for example")
+    if features is not None and (isinstance(features, str) or not features):
+        raise Invalid("features", features, "must be a list of columns, or null", "type KEY=[age,height]")
+    one_of("targets", targets, ("numbers", "classes"))
+    one_of("missing", missing, ("refuse", "mean"))
+    true_or_false("standardize", standardize)
+    _check_episode(shots, queries, split)
+    chosen = None if features is None else list(map(str, features))
+    columns = _Columns(task, target, chosen, targets, split, missing, standardize)
+    return _RowTasks(lambda: _rows_of(Path(file), columns, shots, queries), shots, queries, seeds)
+
+
+def _rows_of(file: Path, want: _Columns, shots: Shots, queries: int) -> Rows:
+    """The table in a file."""
+    table = _Cells(file)
+    names, labels = table.features(want), table.texts(want.target)
+    kinds = _ordered(labels) if want.targets == "classes" else None
+    if kinds is None:
+        y = table.numbers(want.target, missing="refuse")[:, None].astype(np.float32)
+    else:
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        y = np.array([numbers[label] for label in labels], np.int64)
+    x = np.column_stack([table.numbers(name, want.missing) for name in names])
+    groups, marked = _groups(table.texts(want.task)), isinstance(want.split, str)
+    split = table.texts(want.split) if isinstance(want.split, str) else want.split
+    what = f"dataset.split={want.split if marked else list(want.split)}"
+    tasks = _divided(groups, split, what, want.task)
+    _check_sizes(tasks, shots, queries, f"{file}: the task", want.task)
+    if want.standardize:
+        x = _standardized(x, np.concatenate(list(tasks["train"].values())))
+    rows = {name: list(of_split.values()) for name, of_split in tasks.items()}
+    return Rows(x.astype(np.float32), y, None if kinds is None else len(kinds), rows)
+
+
+def arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    task: ArrayLike,
+    shots: Shots,
+    queries: int,
+    split: Sequence[float] | Sequence[str] = (0.6, 0.2, 0.2),
+    seed: int = 0,
+    eval_seed: int = 20170309,
+) -> TaskSource:
+    """Tasks of the rows of arrays, for `metalearn.train`.
+
+    Args:
+        x: inputs [n, …]. NaN is missing: the mean of the task's support rows takes its place.
+        y: whole numbers [n] are classes 0, 1, …, which all tasks share; real numbers [n] or [n, d] are predicted.
+        task: [n], the name or number of each row's task.
+        shots, queries: support and query rows of a task; shots may be the fewest and the most.
+        split: the fractions of the tasks that train, validate and test; or [n], of each row `train`, `val` or `test`.
+        seed, eval_seed: training tasks are drawn from the one, validation and test tasks from the other.
+
+    Raises:
+        ValueError: arrays that do not fit together, or a task with too few rows.
+    """
+    inputs, targets = np.asarray(x, np.float32), np.asarray(y)
+    names = np.asarray(task).astype(str).tolist()
+    if inputs.ndim < 2 or not len(inputs) == len(targets) == len(names):
+        shapes = f"{list(inputs.shape)}, {list(targets.shape)} and {len(names)}"
+        raise DataError(f"x, y, task: have the shapes {shapes}; give x [n, …], y [n] or [n, d] and task [n]")
+    marks = None if len(split) == 3 and not isinstance(split[0], str) else list(map(str, split))
+    _check_episode(shots, queries, "split" if marks is not None else split)
+    classes = None
+    if np.issubdtype(targets.dtype, np.integer) and targets.ndim == 1:
+        classes, targets = int(targets.max()) + 1, targets.astype(np.int64)
+    else:
+        targets = targets.astype(np.float32).reshape(len(targets), -1)
+        if not np.isfinite(targets).all() or np.isinf(inputs).any():
+            raise DataError("x, y: have numbers that are not finite; leave those rows out")
+    divided = _divided(_groups(names), split if marks is None else marks, "split", "task")
+    _check_sizes(divided, shots, queries, "task", "")
+    rows = {name: list(of_split.values()) for name, of_split in divided.items()}
+    table = Rows(inputs, targets, classes, rows)
+    return _RowTasks(lambda: table, shots, queries, Seeds(seed, eval_seed))
+
+
+# Checks, and the division of tasks
+
+Groups = dict[str, NDArray[np.int64]]
+
+
+def _check_episode(shots: Shots, queries: int, split: object) -> None:
+    check_shots(shots)
+    whole_number("queries", queries, at_least=1)
+    if isinstance(split, str) and split:
+        return
+    good = isinstance(split, Sequence) and len(split) == 3 and all(
+        isinstance(part, int | float) and 0 < part < 1 for part in split
+    )  # fmt: skip
+    if not good or not math.isclose(sum(split), 1, abs_tol=1e-6):  # type: ignore[call-overload]
+        raise Invalid("split", split, "must be three fractions with the sum 1, or a column", "type KEY=[0.6,0.2,0.2]")
+
+
+def _groups(names: Sequence[str]) -> Groups:
+    """The rows of each name, by name."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        found.setdefault(name, []).append(row)
+    return {name: np.array(found[name], np.int64) for name in _ordered(found)}
+
+
+def _ordered(names: Any) -> list[str]:
+    """Different names: as numbers if they all are, else as texts."""
+    try:
+        return sorted(set(names), key=lambda name: (float(name), name))
+    except ValueError:
+        return sorted(set(names))
+
+
+def _divided(groups: Groups, split: Sequence[Any], what: str, task: str) -> dict[str, Groups]:
+    """The tasks of each split: by fractions, or by what each row says."""
+    if isinstance(split[0], str):
+        parts: dict[str, list[str]] = {name: [] for name in SPLITS}
+        for name, rows in groups.items():
+            said = {split[row] for row in rows}
+            if len(said) > 1 or not said <= SPLITS.keys():
+                raise DataError(
+                    f"{what}: the task {name} has rows with the splits {', '.join(sorted(said))}; all rows of a task "
+                    "must have one of train, val, test"
+                )
+            parts[said.pop()].append(name)
+    else:
+        names = list(groups)
+        mixed = [names[number] for number in np.random.default_rng(_SHUFFLE).permutation(len(names))]
+        cuts = [0, *(round(sum(split[: part + 1]) * len(names)) for part in range(3))]
+        parts = {name: mixed[cuts[part] : cuts[part + 1]] for part, name in enumerate(SPLITS)}
+    empty = [name for name, tasks in parts.items() if not tasks]
+    if empty:
+        raise DataError(f"{what}: of {len(groups)} tasks (by {task}) none is left for {' and '.join(empty)}")
+    return {split: {name: groups[name] for name in sorted(tasks)} for split, tasks in parts.items()}
+
+
+def _check_sizes(tasks: Mapping[str, Groups], shots: Shots, queries: int, what: str, column: str) -> None:
+    """Raises DataError for a task with too few rows."""
+    needed = most_shots(shots) + queries
+    short = {name: len(rows) for groups in tasks.values() for name, rows in groups.items() if len(rows) < needed}
+    if short:
+        name, count = min(short.items(), key=lambda pair: pair[1])
+        equals = f"{column}={name}" if column else name
+        raise DataError(
+            f"{what} {equals} has {count} rows, and shots={shots} and queries={queries} need {needed} ({len(short)} "
+            "tasks have too few); take smaller ones, or leave these tasks out of the table"
+        )
+
+
+def _standardized(x: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The features with mean 0 and variance 1 over some rows; one that is constant there is only shifted."""
+    own = x[rows]
+    there = ~np.isnan(own)
+    count = np.maximum(there.sum(axis=0), 1)
+    mean = np.where(there, own, 0).sum(axis=0) / count
+    width = np.sqrt(np.square(np.where(there, own - mean, 0)).sum(axis=0) / count)
+    scaled: NDArray[np.float64] = (x - mean) / np.where(width > 0, width, 1)
+    return scaled
+
+
+# Files
+
+
+class _Cells:
+    """The columns of a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            with open_regular(file, LARGEST) as stream:
+                self._columns = _READERS[file.suffix](file, stream)
+        except (OSError, RefusedFileError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"dataset.file={file}: cannot be read ({reason}); type the path of a table") from error
+        if len(sizes := {len(column) for column in self._columns.values()}) != 1 or sizes == {0}:
+            raise DataError(f"dataset.file={file}: has columns of {sorted(sizes)} rows; all need the same number")
+
+    def _of(self, name: str) -> Sequence[Any]:
+        if name not in self._columns:
+            raise DataError(
+                f"dataset.file={self._file}: has no column {name!r}; it has {', '.join(self._columns)}"
+            )  # fmt: skip
+        return self._columns[name]
+
+    def features(self, want: _Columns) -> list[str]:
+        """The names of the features."""
+        others = {want.task, want.target, want.split if isinstance(want.split, str) else want.task}
+        names = [name for name in self._columns if name not in others] if want.features is None else [*want.features]
+        if not names or others & set(names):
+            raise DataError(
+                f"dataset.features={names}: must be columns, without those of task, target and split; the table has "
+                f"{', '.join(self._columns)}"
+            )
+        return names
+
+    def texts(self, name: str) -> list[str]:
+        """A column in which nothing is missing, as texts."""
+        cells = [_text(cell) for cell in self._of(name)]
+        for row, cell in enumerate(cells, start=1):
+            if cell.lower() in MISSING:
+                raise self._wrong(row, name, "is missing; take the row out")
+        return cells
+
+    def numbers(self, name: str, missing: str) -> NDArray[np.float64]:
+        """A column of numbers [n]; NaN where they are missing, if that is allowed."""
+        values = np.empty(len(self._of(name)))
+        for row, cell in enumerate(self._of(name), start=1):
+            text = _text(cell)
+            if text.lower() in MISSING:
+                if missing == "refuse":
+                    raise self._wrong(row, name, "is missing; type dataset.missing=mean, or take the row out")
+                values[row - 1] = math.nan
+                continue
+            try:
+                values[row - 1] = float(text)
+            except ValueError:
+                raise self._wrong(
+                    row, name, f"is {text[:40]!r}, and must be a number; take the column out of dataset.features"
+                ) from None
+            if not math.isfinite(values[row - 1]):
+                raise self._wrong(row, name, f"is {text[:40]}, and must be finite")
+        return values
+
+    def _wrong(self, row: int, column: str, what: str) -> DataError:
+        return DataError(f"{self._file}: row {row}, column {column!r}: {what}")
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, str):
+        return cell.strip()
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))  # so that 3 and 3.0 are one task
+    return "" if cell is None else str(cell)
+
+
+def _csv(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
+    try:
+        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            rows = [row for row in reader if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"dataset.file={file}: is no CSV file in UTF-8 ({error})") from error
+    if len(set(names)) != len(names) or not names:
+        raise DataError(f"dataset.file={file}: its first line must name each column, and no two alike: {names}")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            raise DataError(f"{file}: row {number} has {len(row)} cells, and the first line names {len(names)} columns")
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)) if rows else dict.fromkeys(names, ())
+
+
+def _npz(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
+    try:
+        with np.load(stream, allow_pickle=False) as found:
+            columns = {name: found[name] for name in found.files}
+    except Exception as error:  # numpy and zipfile raise many types for what they cannot read
+        raise DataError(f"dataset.file={file}: holds no plain arrays of numpy ({error})") from error
+    if wrong := [name for name, column in columns.items() if column.ndim != 1]:
+        raise DataError(f"dataset.file={file}: {wrong[0]} has {columns[wrong[0]].ndim} dimensions; a column has one")
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def _parquet(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(
+            f"dataset.file={file}: the package pyarrow is not installed; type pip install pyarrow"
+        ) from None
+    try:
+        columns: dict[str, Sequence[Any]] = parquet.read_table(stream).to_pydict()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"dataset.file={file}: is no Parquet file ({str(error).splitlines()[0]})") from error
+    return columns
+
+
+_READERS = {".csv": _csv, ".npz": _npz, ".parquet": _parquet}
+"""By the end of a file's name."""
