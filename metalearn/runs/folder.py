@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FORMERLY, FREE_KEYS
-from metalearn.config.values import Config, differences, leaves, to_container
+from metalearn.config.names import FREE_KEYS
+from metalearn.config.saved import FORMERLY
+from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
 from metalearn.runs.metrics import describe, from_json, jsonable, main_metric
@@ -374,7 +375,7 @@ def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> 
 def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     lacking = {name: group for name, group in FORMERLY.items() if name in new}
     changes = differences({**lacking, **old}, new) if old else {}
-    return {key: pair for key, pair in changes.items() if not any(f"{key}.".startswith(f"{name}.") for name in free)}
+    return {key: pair for key, pair in changes.items() if not is_below(key, free)}
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:

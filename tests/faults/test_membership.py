@@ -24,7 +24,7 @@ from tests.runs import ROOT, Outcome, Program, Start, alive, assert_same_bytes, 
 pytestmark = pytest.mark.thorough
 
 SHORT = (
-    "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100", "trainer.val_tasks=4",
+    "run=seed0", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100", "trainer.val_tasks=4",
     "trainer.test_tasks=8", "checkpoint.every=50", "logger.every=1", "logger.tensorboard=false", "logger.plots=false",
     "logger.report=false",
     "model.filters=16",

@@ -27,7 +27,7 @@ from metalearn.runs import checkpoint, folder
 from tests.runs import ROOT, Program, Start, metrics
 
 TINY = (
-    "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
+    "experiment=maml_sinusoid", "run=seed0", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
     "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "logger.tensorboard=false",
     "logger.plots=false", "logger.report=false",
 )  # fmt: skip
