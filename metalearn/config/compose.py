@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from metalearn.config.links import check_links
 from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, run_name
-from metalearn.config.options import CONF, SEVERAL, groups, own_folders, yaml_of
+from metalearn.config.options import CONF, SEVERAL, choice_hint, groups, own_folders, yaml_of
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
 
@@ -251,6 +251,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parser.parse_override(override))
         except HydraException as error:
+            if (hint := choice_hint(override)) and "=" not in override:
+                raise ConfigError(f"{override}: is no KEY=VALUE{hint}") from error
             raise ConfigError(
                 f"{override}: cannot be read: {str(error).splitlines()[0]}; {_readable(override)}"
             ) from error
