@@ -69,7 +69,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     if not str(sweeper.pop("_target_")).startswith(OURS):
         check_grid(program, overrides)
         _share_import_path()
-        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
+        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
     checked = check_trials(program, overrides, sweeper)
     if checked is None:
         return BAD_CONFIG
