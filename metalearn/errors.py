@@ -1,7 +1,7 @@
 """The errors that end a run with a message and without a traceback."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
@@ -57,7 +57,8 @@ class ForeignPackageError(ImportError):
     """Another package has the name of one of ours: exit code 2."""
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """A hint that asks for the nearest of the names; empty if none is near."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else ""
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint that asks for the nearest of the names, in their own letters; empty if none is near."""
+    own = {one.lower(): one for one in names}
+    close = difflib.get_close_matches(name.lower(), own, n=1, cutoff=0.75)
+    return f"; did you mean {own[close[0]]}?" if close else ""

@@ -361,8 +361,10 @@ class Strategy(Protocol):
         """The results of the chunks, in chunk order; or one result, their sum."""
         ...
 
-    def evaluate(self, params: Params, split: str, chunks: Sequence[Tensor]) -> Metrics:
-        """The values of every task, in task order."""
+    def evaluate(
+        self, params: Params, split: str, chunks: Sequence[Tensor], done: Callable[[int], None] = ...
+    ) -> Metrics:
+        """The values of every task, in task order. It calls `done` with the number of tasks whenever some are done."""
         ...
 
     def diagnose(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:

@@ -37,12 +37,15 @@ from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
+    Done,
     Tensors,
     Work,
     WorkPlan,
     diagnose_chunk,
+    evaluated,
     in_rounds,
     join,
+    unnoticed,
 )
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
 
@@ -165,12 +168,16 @@ class _Rank(ChunkStrategy):
         sums = [_number_like(leaf, sum(column)) for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)]
         return self._work.result(grads, pytree.tree_unflatten(sums, form)), costs
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         """Every sample's values, by rank zero's parameters. Each rank computes its part; all ranks get all values."""
         with self._naming_missing_ranks():
             params = self._params_of_rank_zero(params)
             rounds = in_rounds(chunks, self._size)
-            return join([self._gathered(r, lambda chunk: self._work.evaluate(params, split, chunk)) for r in rounds])
+
+            def of_all_ranks(part: Sequence[Tensor]) -> list[Tensors]:
+                return [self._gathered(part, lambda chunk: self._work.evaluate(params, split, chunk))]
+
+            return evaluated(rounds, of_all_ranks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Every sample's faults. Each rank diagnoses its own chunks; all ranks get all faults."""

@@ -8,7 +8,17 @@ from torch import Tensor
 
 from distributed.cluster.info import check_timeout
 from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.work import ChunkStrategy, Connect, Tensors, WorkPlan, diagnose_chunk, join
+from distributed.strategies.common.work import (
+    ChunkStrategy,
+    Connect,
+    Done,
+    Tensors,
+    WorkPlan,
+    diagnose_chunk,
+    evaluated,
+    join,
+    unnoticed,
+)
 from distributed.tree_sum import partials_of_terms
 
 
@@ -42,8 +52,8 @@ class _Local(ChunkStrategy):
         self._seconds = time.perf_counter() - began
         return results
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return join([self._work.evaluate(params, split, chunk) for chunk in chunks])
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
+        return evaluated(([chunk] for chunk in chunks), lambda one: [self._work.evaluate(params, split, *one)], done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return join([diagnose_chunk(self._work, params, chunk, step, rank=0) for chunk in chunks])

@@ -28,7 +28,17 @@ from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Shard, State
-from distributed.strategies.common.work import ChunkStrategy, Connect, Pieces, ShardOptimizer, Tensors, WorkPlan, join
+from distributed.strategies.common.work import (
+    ChunkStrategy,
+    Connect,
+    Done,
+    Pieces,
+    ShardOptimizer,
+    Tensors,
+    WorkPlan,
+    evaluated,
+    unnoticed,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -282,15 +292,16 @@ class Pipeline(ChunkStrategy):
         return before
 
     @_naming_missing_workers
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         """The values of every sample by these parameters, in order."""
         parts = [{name: params[name].detach() for name in names} for names in self._param_names]
-        values = []
-        for first in range(0, len(chunks), self._micro_batches):
-            group = chunks[first : first + self._micro_batches]
+
+        def through_all(group: Sequence[Tensor]) -> list[Tensors]:
             futures = [self._through(split, chunk, number, parts) for number, chunk in enumerate(group)]
-            values += [self._wait(len(self._shards) - 1, future) for future in futures]
-        return join(values)
+            return [self._wait(len(self._shards) - 1, future) for future in futures]
+
+        size = self._micro_batches
+        return evaluated((chunks[first : first + size] for first in range(0, len(chunks), size)), through_all, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """The fault of each sample, by `Pieces.faults`. The worker is the last one, where all samples end."""

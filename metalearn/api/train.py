@@ -98,7 +98,7 @@ def train(
         device, precision: as the keys of `conf/config.yaml`.
         transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
         dropout: of a module: dropout, and what else its training mode changes, is on in training.
-        progress: draw a progress bar where stderr is a terminal.
+        progress: show how far it is where stderr is a terminal, or in a notebook.
         seen_classes: `refuse`, or `report`, which allows that validation tasks are of training classes.
         trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
 
@@ -141,7 +141,10 @@ def _name_of(algorithm: Learns) -> str:
 def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str, Any]]:
     """The checkpoint of the best validation, and its figures."""
     settings = parts.settings
-    window = Window(0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on)
+    window = Window(
+        0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on,
+        val_every=settings.val_every, val_tasks=settings.val_tasks,
+    )  # fmt: skip
     log = bar_log(window) if progress else SILENT
     kept: list[Snapshot] = []
     run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER, Seen())

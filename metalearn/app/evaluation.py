@@ -29,7 +29,9 @@ from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
+from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import log_to_terminal
+from metalearn.reporting.progress import RunProgress, unnoticed
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, write_result
@@ -207,7 +209,7 @@ def lead(
         strategy = connect(parts)
         try:
             began = time.perf_counter()
-            values = values_of(parts, strategy, params, request.split)
+            values = values_of(parts, strategy, params, request.split, shown=True)
             figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.transductive}
             report(request, job, evaluated, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
@@ -221,10 +223,16 @@ def lead(
         return report_error(error, FAILED)
 
 
-def values_of(parts: Parts, strategy: Strategy, params: Params, split: str) -> Metrics:
-    """The values of every task."""
+def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, shown: bool = False) -> Metrics:
+    """The values of every task. If `shown`, one sees how far it is."""
     count = parts.settings.val_tasks if split == "val" else parts.settings.test_tasks
-    return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)))
+    progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else None
+    done = progress.evaluating(split, count) if progress else unnoticed
+    try:
+        return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)), done)
+    finally:
+        if progress:
+            progress.close()
 
 
 def report(

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from metalearn.config.saved import FREE_KEYS, STARTS
+from metalearn.config.names import FREE_KEYS
+from metalearn.config.saved import STARTS
 from metalearn.config.values import leaves, to_container
 from metalearn.nn.native import computed_by
 from metalearn.nn.precision import type_of

@@ -173,6 +173,9 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         unit=parts.algorithm.trained_on,
         pending=saved.get("pending", {}),
         digest=saved.get("digest"),
+        val_every=parts.settings.val_every,
+        val_tasks=parts.settings.val_tasks,
+        test_tasks=parts.settings.test_tasks,
     )
     run_log = parts.open_log(job.run_dir, window)
     seen = seen_by(parts, state.snapshot)

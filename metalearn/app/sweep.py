@@ -21,8 +21,8 @@ from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import check_rank_variables, started_as_rank
 from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, resolved, sweep_jobs
+from metalearn.config.names import AUTO, FREE_KEYS, run_name
 from metalearn.config.options import groups, search_flags
-from metalearn.config.saved import FREE_KEYS
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, printable
 from metalearn.runs.signals import STOPPED
@@ -69,7 +69,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     if not str(sweeper.pop("_target_")).startswith(OURS):
         check_grid(program, overrides)
         _share_import_path()
-        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))))
+        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
     checked = check_trials(program, overrides, sweeper)
     if checked is None:
         return BAD_CONFIG
@@ -155,6 +155,8 @@ def job_of(config: DictConfig, program: Program) -> Job:
     flags = [f"--config-dir={place.path}" for place in own.runtime.config_sources if place.provider == PROVIDER]
     overrides = [*flags, *own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
     complete = resolved(config)
+    if complete.run == AUTO:  # the folder, which Hydra has made, says what else is changed
+        complete.run = run_name(complete.seed, {})
     for key in ("logger.plots", "logger.report"):
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides.append(f"{key}=false")

@@ -1,16 +1,21 @@
 """What Hydra does for a run: it makes the run folder with its `.hydra`, and calls a task for each job of a multirun."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, read_write
 
 from metalearn.app.outcome import DISK, FAILED, OK
+from metalearn.config.compose import own_error
 from metalearn.config.options import CONF
 from metalearn.runs.signals import STOPPED
-from metalearn.storage.files import writing
+from metalearn.storage.files import is_disk_fault, unwritten, writing
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def show_by_hydra() -> int:
@@ -46,10 +51,13 @@ def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: 
     return code
 
 
-def run_grid_by_hydra(task: Callable[[DictConfig], int]) -> int:
+def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int:
     """Lets one of Hydra's own sweepers call `task` for each job of a multirun; returns the largest exit code.
 
     A job that was stopped, or whose disk has failed, ends the multirun.
+
+    Raises:
+        RunError: the folder of the multirun cannot be written.
     """
     codes: list[int] = []
     controller = os.getpid()
@@ -61,7 +69,15 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int]) -> int:
         if codes[-1] != OK and os.getpid() != controller:  # only an error tells another process
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
 
-    _call(job)
+    with _showing_errors():
+        try:
+            _call(job)
+        except HydraException as error:
+            raise own_error(error) from error
+        except OSError as error:  # of multirun.yaml; those of a job are its own
+            if not is_disk_fault(error) and not isinstance(error, PermissionError | IsADirectoryError):
+                raise
+            raise unwritten(Path(os.fsdecode(error.filename or sweep_dir)), error) from error
     return max(codes, default=OK)
 
 
@@ -74,6 +90,20 @@ def run_trials_by_hydra(task: Callable[[DictConfig], dict[str, Any]], attributes
     for name, value in attributes.items():
         setattr(trial, name, value)
     _call(trial)
+
+
+@contextmanager
+def _showing_errors() -> Iterator[None]:
+    """Hydra raises its errors and those of a task, in place of a print and an exit of its own."""
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FULL_ERROR]
+        else:
+            os.environ[FULL_ERROR] = before
 
 
 def _call(task: Callable[[DictConfig], Any]) -> None:

@@ -47,6 +47,10 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a parent's choice: then nobody learns how a rank ended
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
+        if "--version" in arguments:  # of any command
+            from metalearn.app.outcome import versions
+
+            return streams.print_all(versions())
         main = importlib.import_module(command).main
         code: int = main(arguments, *_program(started))
     except (ImportError, MemoryError, OSError) as error:

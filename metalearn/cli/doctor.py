@@ -20,7 +20,7 @@ from metalearn.app.process import end_with_starter
 from metalearn.app.streams import print_all
 from metalearn.cli.arguments import command_name, real, whole
 from metalearn.config.check import check_rank_variables
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from distributed.doctor import Check, Report
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     try:
         report = diagnose(timeout=options.timeout)
     except (RuntimeError, ConnectionError) as error:
-        print(f"error: rank {os.environ.get('RANK', 0)}: {error}", file=sys.stderr)
+        print(printable(f"error: rank {os.environ.get('RANK', 0)}: {error}"), file=sys.stderr)
         return 1
     if report is None:
         return 0
@@ -80,7 +80,8 @@ def as_text(report: "Report") -> str:
             f"{name}: {worker['host']}, process {worker['pid']}, Python {worker['python']}, torch {worker['torch']}, "
             f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
         )
-    return "\n".join([*lines, report.listening_line, "all is well" if report.ok else "something is wrong"])
+    lines += [report.listening_line, "all is well" if report.ok else "something is wrong"]
+    return printable("\n".join(lines))  # hosts, devices and errors have names from elsewhere
 
 
 def _row(check: "Check") -> str:

@@ -1,12 +1,12 @@
 """The command `metalearn`, also `python -m metalearn`: runs the sub-command that comes first; without one, trains."""
 
-import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from metalearn.cli import checkout, run
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError, nearest, printable
 
 COMMANDS = {
     "train": "train a meta-learner as its config says: KEY=VALUE and GROUP=OPTION",
@@ -42,13 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = arguments[0] if arguments else ""
     if first in ("-h", "--help"):
         return _print(overview())
-    if first == "--version":
-        return _print_versions()
+    if len(arguments) > 1 and first == "-sc" and arguments[1].startswith("query="):
+        return complete(arguments)
     is_command = bool(first) and "=" not in first and not first.startswith(("-", "+", "~"))
     command = arguments.pop(0) if is_command else "train"
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        from metalearn.config.options import choice_hint
+
+        hint = choice_hint(command) or nearest(command, COMMANDS)
         return _refuse(f"{command}: there is no such command{hint}; allowed: {', '.join(COMMANDS)}, or KEY=VALUE …")
     if command == "help":
         return explain(arguments)
@@ -64,6 +65,22 @@ def sweeping(arguments: Sequence[str]) -> list[str]:
     """The arguments of `train` for those of `sweep`."""
     chosen = any(argument.lstrip("+").startswith("hydra/sweeper=") for argument in arguments)
     return ["--multirun", *([] if chosen else ["hydra/sweeper=async"]), *arguments]
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """What a shell asks for where one types TAB: the sub-commands, and what Hydra knows of keys and choices. The line
+    as far as it is typed is in the variable COMP_LINE."""
+    line = os.environ.get("COMP_LINE", "")
+    program, *words = [*line.split(), *([""] if line.endswith(" ") else [])] or [""]
+    if len(words) == 1:
+        print("\n".join(name for name in COMMANDS if name.startswith(words[0])))
+    elif words and words[0] in COMMANDS:
+        command, *words = words
+        if command not in ("train", "sweep", "evaluate"):
+            return 0
+        os.environ["COMP_LINE"] = " ".join([program, *(sweeping(words) if command == "sweep" else words)])
+    code: int = importlib.import_module("metalearn.cli.train").main(arguments)
+    return code
 
 
 def overview() -> str:
@@ -101,12 +118,6 @@ def _print(text: str) -> int:
     from metalearn.app.streams import print_all
 
     return print_all(text)
-
-
-def _print_versions() -> int:
-    from metalearn.app.outcome import versions
-
-    return _print(versions())
 
 
 def _refuse(message: str) -> int:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.outcome import exit_code_of_process, versions
+from metalearn.app.outcome import exit_code_of_process
 from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
 from metalearn.app.streams import all_printed, print_all
 from metalearn.app.sweep import run_sweep
@@ -25,8 +25,6 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     """Composes and checks the config; then runs one job, or those of a multirun."""
     from hydra._internal.utils import get_args_parser
 
-    if "--version" in argv:
-        return print_all(versions())
     # Flags may stand between overrides.
     arguments = get_args_parser().parse_intermixed_args(argv)
     for flag, value in (("--config-path", arguments.config_path), ("--config-name", arguments.config_name)):

@@ -21,9 +21,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from metalearn.config.links import check_links
-from metalearn.config.names import RESOLVERS
-from metalearn.config.options import CONF, SEVERAL, groups, own_folders, yaml_of
-from metalearn.config.values import keys_of, quoted, to_container
+from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, run_name
+from metalearn.config.options import CONF, SEVERAL, choice_hint, groups, own_folders, yaml_of
+from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
 
 OPEN = "model.network."
@@ -117,6 +117,11 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         _check_effects(config, {override.key_or_group for override in values})
         for override in values:  # one by one, so that an error names the key that was typed
             OmegaConf.select(config, override.key_or_group)
+        if whole.run == AUTO:
+            in_own_folder = not any(override.key_or_group == "hydra.run.dir" for override in all_overrides)
+            changed = _changed(whole, chosen, choices, values) if in_own_folder else {}
+            name = run_name(OmegaConf.select(whole, "seed"), changed)
+            whole.run = config.run = name
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
@@ -124,6 +129,31 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     except (HydraException, OmegaConfBaseException) as error:
         raise own_error(error) from error
     return Composed(config, run_dir, chosen["experiment"], whole)
+
+
+def _changed(
+    whole: DictConfig, chosen: Mapping[str, str], choices: Sequence[Override], values: Sequence[Override]
+) -> Config:
+    """What was typed, differs from the defaults of the experiment, and is not in the path of the run's folder."""
+    in_path = UNNAMED + (("algorithm", "dataset") if chosen["experiment"] == DEFAULT[0] else ())
+    typed_groups = {override.key_or_group for override in choices} - {*in_path}
+    typed_keys = [override.key_or_group for override in values if not is_below(override.key_or_group, UNNAMED)]
+    changed: Config = {}
+    if typed_groups:
+        usual = composed_by_hydra([f"experiment={chosen['experiment']}"], return_hydra_config=True)
+        options = usual.hydra.runtime.choices
+        changed |= {group: chosen[group] for group in typed_groups if chosen[group] != options.get(group)}
+    if typed_keys:
+        defaults = composed_by_hydra([override.input_line or "" for override in choices])
+        plain = dict(leaves(to_container(defaults, resolve=False)))
+        config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+        for key in typed_keys:
+            value = OmegaConf.select(config, key)
+            usually = config.copy()
+            OmegaConf.update(usually, key, plain.get(key), force_add=True)  # with its links to other keys
+            if OmegaConf.select(usually, key) != value:
+                changed[key] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return changed
 
 
 def _check_hydra(hydra: DictConfig) -> None:
@@ -222,6 +252,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parser.parse_override(override))
         except HydraException as error:
+            if (hint := choice_hint(override)) and "=" not in override:
+                raise ConfigError(f"{override}: is no KEY=VALUE{hint}") from error
             raise ConfigError(
                 f"{override}: cannot be read: {str(error).splitlines()[0]}; {_readable(override)}"
             ) from error
@@ -306,14 +338,9 @@ def _check_effects(config: DictConfig, typed: Collection[str]) -> None:
         if others and not any(value in allowed if allowed else value is not None for value, allowed in others.values()):
             other, (value, allowed) = min(others.items())
             raise ConfigError(
-                f"{key}={_typed(OmegaConf.select(config, key))}: has no effect with {other}={_typed(value)}; type "
-                f"{other}={_typed(allowed[0]) if allowed else 'PATH'}, or leave {key} out"
+                f"{key}={as_typed(OmegaConf.select(config, key))}: has no effect with {other}={as_typed(value)}; type "
+                f"{other}={as_typed(allowed[0]) if allowed else 'PATH'}, or leave {key} out"
             )
-
-
-def _typed(value: object) -> str:
-    """A value as one types it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_plugins(config: DictConfig, typed: Collection[str]) -> None:

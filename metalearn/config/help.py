@@ -1,12 +1,11 @@
 """The text of `metalearn train --help`, and the site's page of the config, from the comments of the yaml files."""
 
-import difflib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.config.options import CONF, groups, yaml_of
-from metalearn.errors import ConfigError
+from metalearn.config.options import CONF, choice_hint, groups, yaml_of
+from metalearn.errors import ConfigError, nearest
 
 
 class Key(NamedTuple):
@@ -54,8 +53,7 @@ def topic_text(topic: str, others: Collection[str] = ()) -> str:
     if (option and option not in options) or not (options or keys):
         known = {*groups(), *(key.name for _, own in owners for key in own), *others}
         known |= {f"{group}={name}" for name in options}
-        close = difflib.get_close_matches(topic, sorted(known), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = choice_hint(topic) or nearest(topic, sorted(known))
         raise ConfigError(f"help {topic}: is no command, group, option or key{hint}; type metalearn help")
     if not options:
         return "\n".join(dict.fromkeys(_line(key) for key in keys))

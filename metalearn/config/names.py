@@ -1,13 +1,29 @@
 """The names of run folders, and what else the yamls compute: the resolvers `${NAME:…}`."""
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from metalearn.config import sagemaker
+from metalearn.config.values import as_typed
 
 DEFAULT = ("maml_glyphs", "maml", "glyphs")
 """The default experiment, its algorithm and its dataset."""
+
+AUTO = "auto"
+"""The value of `run` that stands for `run_name`."""
+
+FREE_KEYS = (
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "trainer.patience",
+    "plugins", "seen_classes", "algorithm.checkpoint_steps",
+)  # fmt: skip
+"""Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
+
+UNNAMED = (*FREE_KEYS, "seed", "device", "threads", "experiment", "sweep", "hydra")
+"""Keys that are in no name of a run. The seed and the experiment are in its path; if the processor or its threads
+change, the same command is refused, and begins no other run."""
 
 _LONGEST_FOLDER_NAME = 120
 """The most bytes of a folder's name."""
@@ -20,6 +36,21 @@ def folder_name(overrides: str) -> str:
     if len(name.encode()) <= _LONGEST_FOLDER_NAME:
         return name
     return f"{name.encode()[: _LONGEST_FOLDER_NAME - 9].decode(errors='ignore')}-{digest}"
+
+
+def run_name(seed: object, changed: Mapping[str, object]) -> str:
+    """The name of a run: its seed, and what differs from the defaults, as multirun names its trials. A value with other
+    signs than file names have everywhere is told apart by a digest."""
+    typed = ",".join([f"seed{seed}", *(f"{key}={_as_name(changed[key])}" for key in sorted(changed))])
+    plain = re.sub(r"[^\w./,=+~-]+", "-", typed, flags=re.ASCII)
+    digest = "" if plain == typed else f"-{hashlib.sha256(typed.encode(errors='replace')).hexdigest()[:8]}"
+    return folder_name(plain + digest)
+
+
+def _as_name(value: object) -> str:
+    if isinstance(value, list):
+        return "+".join(map(_as_name, value))
+    return as_typed(value)
 
 
 def trial_folder(overrides: str, number: int, study: str | None) -> str:

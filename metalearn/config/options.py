@@ -1,5 +1,6 @@
 """The yamls: where they lie, the config groups, and the options that each group has."""
 
+import difflib
 from pathlib import Path
 
 from metalearn.errors import ConfigError
@@ -57,6 +58,17 @@ def groups() -> dict[str, list[str]]:
     names = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in NO_GROUPS)
     places = (CONF, *_own)
     return {name: sorted(file.stem for place in places for file in (place / name).glob("*.yaml")) for name in names}
+
+
+def choice_hint(word: str) -> str:
+    """A hint that asks for the choice that a bare word may stand for, in any letters; empty if there is none."""
+    choices = {f"{group}={option}": option.lower() for group, options in groups().items() for option in options}
+    found = [choice for choice, option in choices.items() if option == word.lower()]
+    if found:
+        return f"; did you mean {' or '.join(found)}?"
+    by_option = {option: choice for choice, option in choices.items()}
+    close = difflib.get_close_matches(word.lower(), by_option, n=1, cutoff=0.75)
+    return f"; did you mean {by_option[close[0]]}?" if close else ""
 
 
 def yaml_of(group: str, option: str) -> Path:

@@ -36,13 +36,6 @@ LINKS = {
 }
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
-FREE_KEYS = (
-    "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "trainer.patience",
-    "plugins", "seen_classes", "algorithm.checkpoint_steps",
-)  # fmt: skip
-"""Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
-
 FORMERLY = {
     "loss": {"_target_": "metalearn.algorithms.common.losses.auto"},
     "metric": {"_target_": "metalearn.algorithms.common.metrics.auto"},

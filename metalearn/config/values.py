@@ -1,6 +1,6 @@
 """Configs as plain values: their keys, their leaves, and what differs between two of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +12,11 @@ def quoted(value: object) -> str:
     """`value` as it must be written on the right of an override, with any signs in it escaped."""
     escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def as_typed(value: object) -> str:
+    """A value as one types it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def keys_of(node: DictConfig, prefix: str = "") -> set[str]:
@@ -37,6 +42,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     before, after = dict(leaves(old)), dict(leaves(new))
     pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in sorted(before.keys() | after.keys())}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def is_below(key: str, names: Collection[str]) -> bool:
+    """Whether a dotted key is one of these, or below one."""
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,15 +6,12 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.config.values import Config
@@ -23,6 +20,7 @@ from metalearn.reporting.loggers.to_csv import csv_logger
 from metalearn.reporting.loggers.to_mlflow import mlflow_logger
 from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
 from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
+from metalearn.reporting.progress import CONSOLE, Done, RunProgress, on_terminal, unnoticed
 from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
 from metalearn.runs.metrics import METRIC_NAMES, describe, jsonable
 from metalearn.storage.files import is_disk_fault, logged_lines, unwritten, write_atomically, writing
@@ -45,6 +43,10 @@ class RunLog:
 
     def step(self, step: int, values: Values) -> None:
         """Logs the values of a meta-step."""
+
+    def evaluating(self, split: str, tasks: int) -> Done:
+        """A validation or test of so many tasks begins."""
+        return unnoticed
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         """Logs the figures of a validation or test."""
@@ -139,7 +141,7 @@ class _LogOutputs(RunLog):
 
     def __init__(self, window: Window, every: int, lines: "_Lines", loggers: Sequence[Logger]) -> None:
         self._window, self._every, self._lines, self._loggers = window, every, lines, loggers
-        self._bar = _bar(window)
+        self._progress = RunProgress(window)
         self._sums: Sums = dict(window.pending)
 
     def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
@@ -151,22 +153,25 @@ class _LogOutputs(RunLog):
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + value, count + 1
-        if self._bar is not None:
-            self._bar(step, values)
+        self._progress.step(step, values)
         if step % self._every and step != self._window.steps:
             return
         means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
         means[f"{self._window.unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
         self._sums.clear()
         self._record(step, "train", means)
-        level = logging.DEBUG if self._bar is not None else logging.INFO
-        log.log(level, "step %d/%d  %s", step, self._window.steps, _as_text(step, means, self._window))
+        level = logging.DEBUG if self._progress.view is not None else logging.INFO
+        text = _as_text(means, self._window, self._progress.time_left())
+        log.log(level, "step %d/%d  %s", step, self._window.steps, text)
 
     def pending(self) -> Sums:
         return dict(self._sums)
 
     def digest(self) -> str:
         return self._lines.digest()
+
+    def evaluating(self, split: str, tasks: int) -> Done:
+        return self._progress.evaluating(split, tasks)
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
@@ -179,8 +184,7 @@ class _LogOutputs(RunLog):
             logger.result(config, figures)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar(None, {})
+        self._progress.close()
         self._lines.close()
         for logger in self._loggers:
             logger.close()
@@ -227,65 +231,35 @@ class _Lines:
             os.fsync(self._file.fileno())
 
 
-def _as_text(step: int, values: Values, window: Window) -> str:
-    parts = [f"{name} {values[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in values]
-    speed = f"{window.meta_batch_size / values['step_seconds']:.1f} {window.unit}/s"
-    return "  ".join([*parts, speed, f"{_time_left(step, window, values['step_seconds'])} left"])
-
-
-def _time_left(step: int, window: Window, seconds: float) -> str:
-    remaining = int((window.steps - step) * seconds)
-    return time.strftime("%H:%M:%S", time.gmtime(remaining)) if remaining < 86400 else f"{remaining / 86400:.1f} days"
-
-
-_console = Console(stderr=True)
-
-
-def _bar(window: Window) -> Callable[[int | None, Values], None] | None:
-    """A progress bar, or None if stderr is no terminal. Call it with each step, and with None at the end."""
-    if not _console.is_terminal:
-        return None
-    progress = Progress(
-        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[values]}"),
-        TimeRemainingColumn(), TextColumn("left"), console=_console,
-    )  # fmt: skip
-    task = progress.add_task("training", total=window.steps, completed=window.done, values="")
-    progress.start()
-    smooth: Values = {}
-
-    def show(step: int | None, values: Values) -> None:
-        if step is None:
-            progress.stop()
-            return
-        for name, value in values.items():
-            smooth[name] = 0.9 * smooth.get(name, value) + 0.1 * value
-        parts = [f"{name} {smooth[name]:.3f}" for name in ("loss", "accuracy") if name in smooth]
-        parts.append(f"{window.meta_batch_size / smooth['step_seconds']:.1f} {window.unit}/s")
-        progress.update(task, completed=step, values="  ".join(parts))
-
-    return show
+def _as_text(means: Values, window: Window, left: str) -> str:
+    parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
+    return "  ".join([*parts, f"{window.meta_batch_size / means['step_seconds']:.1f} {window.unit}/s", left])
 
 
 class _BarLog(RunLog):
-    """A log that is only seen: a progress bar, and a line for each evaluation."""
+    """A log that is only seen: how far the run is, and a line for each evaluation on a terminal, the last one in a
+    notebook."""
 
-    def __init__(self, window: Window, bar: Callable[[int | None, Values], None]) -> None:
-        self._window, self._bar = window, bar
+    def __init__(self, window: Window, progress: RunProgress) -> None:
+        self._window, self._progress = window, progress
 
     def step(self, step: int, values: Values) -> None:
-        self._bar(step, values)
+        self._progress.step(step, values)
+
+    def evaluating(self, split: str, tasks: int) -> Done:
+        return self._progress.evaluating(split, tasks)
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
-        _console.print(f"step {step}/{self._window.steps}  {split}: {describe(figures)}", highlight=False)
+        self._progress.note(f"step {step}/{self._window.steps}  {split}: {describe(figures)}")
 
     def close(self) -> None:
-        self._bar(None, {})
+        self._progress.close()
 
 
 def bar_log(window: Window) -> RunLog:
-    """A log that is only seen where stderr is a terminal; silent elsewhere."""
-    bar = _bar(window)
-    return SILENT if bar is None else _BarLog(window, bar)
+    """A log that is only seen, on a terminal or in a notebook; silent elsewhere."""
+    progress = RunProgress(window)
+    return SILENT if progress.view is None else _BarLog(window, progress)
 
 
 class _ToTerminal(RichHandler):
@@ -296,8 +270,8 @@ def log_to_terminal(level: int = logging.INFO) -> None:
     """Sends log messages to stderr: plain lines, or rich ones on a terminal. Further calls change the level only."""
     handler = next((handler for handler in log.handlers if isinstance(handler, ToStderr | _ToTerminal)), None)
     if handler is None:
-        if _console.is_terminal:
-            handler = _ToTerminal(console=_console, show_path=False, show_level=False, log_time_format="[%X]")
+        if on_terminal():
+            handler = _ToTerminal(console=CONSOLE, show_path=False, show_level=False, log_time_format="[%X]")
             handler.setFormatter(PrintableFormatter())
         else:
             handler = ToStderr()

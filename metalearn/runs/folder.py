@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
 from metalearn.config.foreign import read_config
-from metalearn.config.saved import FORMER_KEYS, FORMERLY, FREE_KEYS
-from metalearn.config.values import Config, differences, leaves, to_container
+from metalearn.config.names import FREE_KEYS
+from metalearn.config.saved import FORMER_KEYS, FORMERLY
+from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
 from metalearn.runs.metrics import PARTS, describe, from_json, jsonable, main_metric
@@ -375,10 +376,7 @@ def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[s
     lacking = {name: group for name, group in FORMERLY.items() if name in new}
     changes = differences({**lacking, **old}, new) if old else {}
     formerly = {key: ("absent", value) for key, value in FORMER_KEYS.items()}
-    return {
-        key: pair for key, pair in changes.items()
-        if not any(f"{key}.".startswith(f"{name}.") for name in free) and formerly.get(key) != pair
-    }  # fmt: skip
+    return {key: pair for key, pair in changes.items() if not is_below(key, free) and formerly.get(key) != pair}
 
 
 def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:

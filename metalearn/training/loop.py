@@ -346,8 +346,9 @@ def evaluate(run: Run, params: Params, split: str, tasks: int) -> Metrics:
     Raises:
         Interrupted: the run was asked to stop.
     """
+    done = run.log.evaluating(split, tasks)
     with run.stops.interruptible():
-        return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.evaluation.chunk))
+        return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.evaluation.chunk), done)
 
 
 def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:

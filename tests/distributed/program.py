@@ -59,6 +59,14 @@ def one() -> None:
     print(main(), todist.get_world_info())
 
 
+def counted(strategy: Any, params: Any, chunks: Any) -> Any:
+    """The values of an evaluation, which has counted every sample."""
+    done: list[int] = []
+    values = strategy.evaluate(params, "val", chunks, done.append)
+    assert sum(done) == len(values["loss"])
+    return values
+
+
 def strategies() -> None:
     """Every strategy by remote calls gives the values of `local`, for even and uneven numbers of chunks."""
     import torch
@@ -95,7 +103,7 @@ def strategies() -> None:
                         assert samples == their_samples and torch.equal(loss, their_loss)
                         assert grads.keys() == their_grads.keys()
                         assert all(torch.equal(grads[key], their_grads[key]) for key in grads), factory
-                    values = strategy.evaluate(PARAMS, "val", chunks)
+                    values = counted(strategy, PARAMS, chunks)
                     assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
                     diagnosis = strategy.diagnose(PARAMS, chunks, 4)
                     assert diagnosis["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]
@@ -134,7 +142,7 @@ def relayed(max_lost: str) -> None:
             theirs = [grads for grads, _, _ in alone.map(PARAMS, chunks, step)]
             expected = reducer(theirs, [2 * count - 1])  # noqa: B023
             assert all(torch.equal(ours[name], expected[name]) for name in PARAMS), (count, step)
-            values = strategy.evaluate(PARAMS, "val", chunks)  # noqa: B023
+            values = counted(strategy, PARAMS, chunks)  # noqa: B023
             assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
 
         failure = None
@@ -213,7 +221,7 @@ def added_by_tree() -> None:
             assert size == expected_size and abs(loss.item() - expected_loss.item()) < 1e-9
             for name, value in sums.items():
                 assert torch.equal(grads[name], value) or (work.plain and (grads[name] - value).abs().max() < 1e-9)
-            values = strategy.evaluate({k: v * (rank == 0) for k, v in PARAMS.items()}, "val", chunks)
+            values = counted(strategy, {k: v * (rank == 0) for k, v in PARAMS.items()}, chunks)
             assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
             diagnosis = strategy.diagnose(PARAMS, chunks, 4)
             assert diagnosis["fault"].tolist() == [4 * (number == 5) for number in range(2 * count - 1)]

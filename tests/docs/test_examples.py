@@ -64,7 +64,7 @@ def test_the_notebook_and_own_images_learn_signs(tmp_path: Path) -> None:
 def test_a_lightning_module_has_the_bits_of_a_plain_run(devices: int, tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="the package lightning is not installed; type pip install lightning")
     length = ("trainer.steps=5", "trainer.val_every=5", "trainer.val_tasks=4", "trainer.test_tasks=8")
-    overrides = ("experiment=maml_sinusoid", *length, "trainer.meta_batch_size=20", "trainer.task_chunk=5")
+    overrides = ("experiment=maml_sinusoid", "run=seed0", *length, "trainer.meta_batch_size=20", "trainer.task_chunk=5")
     program = str(ROOT / "examples/lightning_module.py")
     for command in ([program, str(devices), *overrides], [str(ROOT / "train.py"), *overrides]):
         outcome = Program([sys.executable, *command], tmp_path, {"PYTHONPATH": str(ROOT)}).wait()

@@ -6,9 +6,9 @@ from pathlib import Path
 from tests.runs import Program, metrics, ranks_of, train_in, until
 
 ENDLESS = (
-    "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=100000",
-    "trainer.val_tasks=4", "checkpoint.every=2", "logger.every=1", "logger.tensorboard=false",
-    "logger.plots=false", "logger.report=false", "model.filters=16",
+    "run=seed0", "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2",
+    "trainer.val_every=100000", "trainer.val_tasks=4", "checkpoint.every=2", "logger.every=1",
+    "logger.tensorboard=false", "logger.plots=false", "logger.report=false", "model.filters=16",
 )  # fmt: skip
 
 RUN = Path("outputs/maml_glyphs/seed0")

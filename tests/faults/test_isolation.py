@@ -17,7 +17,7 @@ from tests.runs import ROOT, Outcome, Start, metrics, ranks_of, slow, until, why
 pytestmark = pytest.mark.thorough
 
 SHORT = (
-    "trainer.meta_batch_size=4", "trainer.task_chunk=2", "trainer.val_every=100000", "trainer.val_tasks=4",
+    "run=seed0", "trainer.meta_batch_size=4", "trainer.task_chunk=2", "trainer.val_every=100000", "trainer.val_tasks=4",
     "trainer.test_tasks=4", "logger.every=1", "logger.tensorboard=false", "logger.plots=false",
     "logger.report=false", "model.filters=16",
 )  # fmt: skip

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from metalearn.app import ranks
 from metalearn.app.job import installed, to_job
+from metalearn.cli import train
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DiskError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
@@ -27,7 +28,7 @@ from metalearn.runs import checkpoint, folder
 from tests.runs import ROOT, Program, Start, metrics, slow
 
 TINY = (
-    "experiment=maml_sinusoid", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
+    "experiment=maml_sinusoid", "run=seed0", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
     "trainer.val_tasks=20", "trainer.test_tasks=20", "trainer.task_chunk=4", "logger.tensorboard=false",
     "logger.plots=false", "logger.report=false",
 )  # fmt: skip
@@ -303,3 +304,14 @@ def test_a_restart_does_not_refuse_the_folder_of_the_first_start() -> None:
     assert again.whole is not None
     assert again.whole.resume == "auto"
     assert again.whole.hydra.overrides.task == again.arguments
+
+
+def test_a_grid_whose_folder_cannot_be_written_says_so_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "multirun.yaml").mkdir()  # where Hydra writes a file, also if this user may write anywhere
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert train.main(["--multirun", *TINY[:2], "seed=0,1", f"hydra.sweep.dir={tmp_path}"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/multirun.yaml: cannot be written: ") and error.count("\n") == 1
+    assert not list(tmp_path.glob("*/.hydra"))

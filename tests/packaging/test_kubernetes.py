@@ -20,7 +20,8 @@ SCHEMAS = "METALEARN_CRDS"
 """Environment variable: a folder with the CustomResourceDefinitions of JobSet and the training operator."""
 
 TINY = (
-    "experiment=maml_sinusoid", "trainer.steps=5", "trainer.val_every=5", "trainer.val_tasks=4", "trainer.test_tasks=8",
+    "experiment=maml_sinusoid", "run=seed0", "trainer.steps=5", "trainer.val_every=5",
+    "trainer.val_tasks=4", "trainer.test_tasks=8",
 )  # fmt: skip
 
 every_manifest = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)

@@ -27,7 +27,7 @@ COMMAND = shlex.split(re.findall(r"^metalearn train (.*)$", PAGE, re.MULTILINE)[
 
 OWN = [word for word in COMMAND if not word.startswith("workers=")]
 SHORT = ["trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "trainer.test_tasks=4", "logger.plots=false"]
-SHORT += ["logger.report=false", "logger.tensorboard=false"]
+SHORT += ["run=seed0", "logger.report=false", "logger.tensorboard=false"]
 
 
 @pytest.fixture(scope="module")

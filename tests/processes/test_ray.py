@@ -258,7 +258,7 @@ def test_a_sweep_by_hydras_launcher_has_the_bits_of_a_plain_run(cluster: str, st
     folders = (f"hydra.sweep.dir={tmp_path / 'grid'}", "hydra.sweep.subdir=${seed}")
     grid = start("--multirun", *one, "seed=0,1", *there, *folders).wait()
     assert grid.code == 0, grid.text
-    plain = start(*one, "seed=1").wait()
+    plain = start(*one, "seed=1", "run=seed1").wait()
     assert plain.code == 0, plain.text
     assert_same_bytes(tmp_path / "grid/1", tmp_path / OUTPUTS / "seed1")
     assert (tmp_path / "grid/0/result.json").exists()

@@ -20,7 +20,7 @@ from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, slow, u
 pytestmark = pytest.mark.thorough
 
 TINY = (
-    "trainer.steps=40", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=20",
+    "run=seed${seed}", "trainer.steps=40", "trainer.meta_batch_size=6", "trainer.task_chunk=2", "trainer.val_every=20",
     "trainer.val_tasks=4", "trainer.test_tasks=10", "checkpoint.every=2", "logger.every=1",
     "logger.plots=false", "logger.report=false", "model.filters=16",
 )  # fmt: skip

@@ -26,12 +26,14 @@ from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartFunction, PartResult, RelayedCall, fan_out_for, grow, joined, relay
 from distributed.strategies.common.work import (
     ChunkStrategy,
+    Done,
     Tensors,
     Work,
     WorkPlan,
     diagnose_chunk,
+    evaluated,
     in_rounds,
-    join,
+    unnoticed,
 )
 from distributed.tree_sum import partials_of_terms
 from distributed.world import get_worker_id
@@ -237,12 +239,15 @@ def in_order(result: PartResult) -> list[Any]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def sample_values(func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], how: How) -> Tensors:
+def sample_values(
+    func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], how: How, done: Done = unnoticed
+) -> Tensors:
     """The values of every sample by `func`, in order."""
     shared = (flatten(for_transport(params)), argument)
     rounds = in_rounds(chunks, get_world_info().world_size)
-    by_chunk = [v for part in rounds for v in in_order(call_along_tree(func, shared, None, part, how))]
-    values: Tensors = to_cpu(join(by_chunk))
+    values: Tensors = to_cpu(
+        evaluated(rounds, lambda part: in_order(call_along_tree(func, shared, None, part, how)), done)
+    )
     return values
 
 
@@ -339,8 +344,8 @@ class ByCalls(ChunkStrategy):
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [to_cpu(result) for result in self._map_chunks(params, chunks, step)]
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
-        return sample_values(_evaluate, params, split, chunks, self._how)
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
+        return sample_values(_evaluate, params, split, chunks, self._how, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return sample_values(_diagnose, params, step, chunks, self._how)

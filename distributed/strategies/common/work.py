@@ -3,7 +3,7 @@
 None of them knows of learning.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,6 +13,13 @@ from distributed.partition import PartitionFunction
 from distributed.reduce import Combine, add_up, mean_of_sums
 
 Tensors = dict[str, Tensor]
+
+Done = Callable[[int], None]
+"""Gets the number of samples whenever some are evaluated."""
+
+
+def unnoticed(samples: int) -> None:
+    """Nobody counts what is done."""
 
 
 class PipelineStage(Protocol):
@@ -124,7 +131,7 @@ class ChunkStrategy:
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         raise NotImplementedError
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor]) -> Tensors:
+    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         raise NotImplementedError
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
@@ -154,6 +161,17 @@ def diagnose_chunk(work: Work, params: Tensors, chunk: Tensor, step: int, rank: 
     """The faults of a chunk's samples, and the rank of the worker that computed them."""
     faults = work.diagnose(params, chunk, step)
     return faults | {"worker": torch.full((len(chunk),), rank)}
+
+
+def evaluated(
+    groups: Iterable[Sequence[Tensor]], compute: Callable[[Sequence[Tensor]], Sequence[Tensors]], done: Done
+) -> Tensors:
+    """The per-sample values of groups of chunks, which are computed one group after the other."""
+    values: list[Tensors] = []
+    for group in groups:
+        values += compute(group)
+        done(sum(map(len, group)))
+    return join(values)
 
 
 def join(values: Sequence[Tensors]) -> Tensors:

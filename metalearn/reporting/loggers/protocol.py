@@ -29,7 +29,8 @@ log = logging.getLogger("metalearn")
 class Window(NamedTuple):
     """The steps to log: the last one that is `done`, the last one that is `validated`, their number, and the tasks (or
     samples: `unit`) of each. `pending` has the sums over steps that are done, but not in a line yet. `digest` is the
-    digest of metrics.jsonl after the steps done, if it is known."""
+    digest of metrics.jsonl after the steps done, if it is known. Each `val_every` steps `val_tasks` are validated, and
+    `test_tasks` at the end."""
 
     done: int
     validated: int
@@ -38,6 +39,9 @@ class Window(NamedTuple):
     unit: str = "tasks"
     pending: Mapping[str, tuple[float, int]] = MappingProxyType({})
     digest: str | None = None
+    val_every: int = 1
+    val_tasks: int = 0
+    test_tasks: int = 0
 
     def keeps(self, split: str, step: int) -> bool:
         """Whether a point of an earlier session stays, since this run will not compute it again."""

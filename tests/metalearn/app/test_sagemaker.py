@@ -13,6 +13,7 @@ from tests.runs import ROOT, Program, Start
 
 TINY = {
     "experiment": "maml_sinusoid",
+    "run": "seed0",
     "trainer.steps": 5,
     "trainer.val_every": 5,
     "trainer.val_tasks": 4,

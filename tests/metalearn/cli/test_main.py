@@ -1,6 +1,7 @@
 """The command `metalearn`: its help, and the commands without a file of tests of their own."""
 
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from metalearn.cli.main import COMMANDS, main, sweeping
 from metalearn.reporting import plots
 from metalearn.reporting.figures import new_axes
 from metalearn.reporting.plots import curve_of
-from tests.runs import ROOT
+from tests.runs import ROOT, said_by
 
 
 def run_of(folder: Path, accuracies: list[float]) -> Path:
@@ -83,11 +84,54 @@ def test_every_command_but_help_and_sweep_is_a_file_or_in_a_checkout() -> None:
     assert {*COMMANDS} - {"help", "sweep", *checkout.MODULES} == files - {"--init--", "main", "arguments", "checkout"}
 
 
-def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("metalearn ") and f"torch {version('torch')}" in said
-    assert "metalearn 0." in said or "not installed" in said
+@pytest.mark.parametrize(
+    "command",
+    [["-m", "metalearn", "fit", "--version"], ["train.py", "a=1", "--version"], ["scripts/evaluate.py", "--version"]],
+)
+def test_the_version_is_that_of_the_project(command: list[str]) -> None:
+    said = said_by([sys.executable, *(str(ROOT / word) if word.endswith(".py") else word for word in command)])
+    assert (said.returncode, said.stderr) == (0, "") and said.stdout.count("\n") == 1
+    assert said.stdout.startswith("metalearn ") and f"torch {version('torch')}" in said.stdout
+    assert "metalearn 0." in said.stdout or "not installed" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["maml_omniglot"], "did you mean experiment=maml_omniglot?"),
+        (["train", "MAML"], "did you mean algorithm=maml?"),
+        (["train", "seed=1", "omniglott"], "did you mean dataset=omniglot?"),
+        (["train", "experiment=MAML_Omniglot"], "did you mean maml_omniglot?"),
+        (["train", "Trainer.Steps=3"], "did you mean trainer.steps?"),
+        (["Evaluat"], "did you mean evaluate?"),
+    ],
+)
+def test_a_word_that_is_none_gets_the_one_that_is_meant(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert hint in said and said.count("\n") == 1
+
+
+METALEARN = f"#!{sys.executable}\nimport sys\nfrom metalearn.cli.main import main\nsys.exit(main())\n"
+
+IN_BASH = r"""
+PATH=$1:$PATH; eval "$(metalearn -sc install=bash)"
+for line in "metalearn ev" "metalearn sweep hydra.sweeper.n_t" "metalearn train experiment=maml_mini"; do
+    COMP_LINE=$line COMP_POINT=${#line}; words=($line); COMP_CWORD=$((${#words[@]} - 1)); COMPREPLY=()
+    $(complete -p metalearn | sed 's/.*-F \([^ ]*\).*/\1/')
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+@pytest.mark.thorough
+def test_bash_completes_commands_keys_and_choices(tmp_path: Path) -> None:
+    (tmp_path / "metalearn").write_text(METALEARN)
+    (tmp_path / "metalearn").chmod(0o755)
+    said = said_by(["bash", "-c", IN_BASH, "bash", str(tmp_path)], tmp_path, {"PYTHONPATH": str(ROOT)})
+    assert said.stdout.splitlines() == ["evaluate", "hydra.sweeper.n_trials=", "experiment=maml_mini_imagenet"], said
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -382,16 +383,43 @@ def test_several_hosts_need_a_named_interface(
     [
         ("", "maml_glyphs/seed0"),
         ("experiment=maml_glyphs trainer.steps=1 run=short", "maml_glyphs/short"),
-        ("algorithm=maml dataset=glyphs model=resnet12", "maml_glyphs/seed0"),
+        ("algorithm=maml dataset=glyphs model=resnet12", "maml_glyphs/seed0,model=resnet12"),
         ("dataset=image_folder", "maml-image_folder/seed0"),
         ("algorithm=anil seed=3", "anil-glyphs/seed3"),
         ("algorithm=protonet dataset=omniglot", "protonet-omniglot/seed0"),
         ("experiment=maml_omniglot", "maml_omniglot/seed0"),
-        ("experiment=maml_omniglot algorithm=anil", "maml_omniglot/seed0"),
+        ("experiment=maml_omniglot algorithm=anil", "maml_omniglot/seed0,algorithm=anil"),
+        # What makes no other run:
+        ("workers=2 device=cpu threads=2 trainer.steps=7 strategy=rpc reducer=mean", "maml_glyphs/seed0"),
+        ("resume=never pause_after=3 checkpoint.keep=1 launch.isolate=false", "maml_glyphs/seed0"),
+        # A value that is typed, and the default of this experiment, or follows another key:
+        ("experiment=maml_omniglot algorithm.inner_lr=2 model=conv4 dataset.seed=0", "maml_omniglot/seed0"),
+        ("dataset.ways=7 model.ways=7", "maml_glyphs/seed0,dataset.ways=7"),
+        ("experiment=maml_omniglot algorithm.inner_lr=1e-1 seed=2", "maml_omniglot/seed2,algorithm.inner_lr=0.1"),
+        ("precision=float64 dataset.shots=[1,5]", "maml_glyphs/seed0,dataset.shots=1+5,precision=float64"),
+        ("dataset.shots=[1,5] precision=float64 run=auto", "maml_glyphs/seed0,dataset.shots=1+5,precision=float64"),
+        ("algorithm.inner_lr=0.3 run=mine", "maml_glyphs/mine"),
     ],
 )
 def test_a_run_folder_is_named_after_what_runs(overrides: str, folder: str) -> None:
     assert configs.compose_config(overrides.split()).run_dir == Path("outputs") / folder
+
+
+def test_a_run_has_a_short_name_that_every_file_system_takes() -> None:
+    named = "'init_from=/a b/{}/checkpoints/best'"
+
+    def name(word: str) -> str:
+        return configs.compose_config([configs.as_path(text) for text in shlex.split(named.format(word))]).config.run
+
+    names = [name(word) for word in ("ü", "ö", "a,b=c", "x" * 300, "x" * 299 + "y")]
+    assert len({*names}) == 5
+    for one in names:
+        assert re.fullmatch(r"seed0,init_from=[\w.,=+~-]+", one, re.ASCII) and len(one) <= 120
+
+
+def test_the_jobs_of_a_multirun_are_named_by_their_folders() -> None:
+    composed = configs.compose_config(["algorithm.inner_lr=0.3", "hydra.run.dir=x"])
+    assert (composed.run_dir, composed.config.run) == (Path("x"), "seed0")
 
 
 def test_no_experiment_has_the_folder_of_another_run() -> None:
@@ -442,8 +470,6 @@ def test_flags_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -
     assert train.main(["seed=1", "--cfg", "job", "trainer.steps=7"]) == 0
     shown = capsys.readouterr().out
     assert "seed: 1\n" in shown and "steps: 7\n" in shown
-    assert train.main(["seed=1", "--version"]) == 0
-    assert capsys.readouterr().out.startswith("metalearn ")
 
 
 def test_real_numbers_have_a_smaller_inner_rate_by_default() -> None:
