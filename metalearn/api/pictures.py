@@ -47,6 +47,8 @@ def checked(form: PictureForm) -> PictureForm:
     whole_number("image_size", form.size, at_least=1, at_most=LARGEST_SIZE)
     one_of("channels", form.channels, (1, 3))
     true_or_false("inverted", form.inverted)
+    if (form.crop, form.resample) != (1.0, "lanczos"):  # `described` has no word for it
+        raise ValueError(f"form={form}: must have crop=1.0 and resample='lanczos'")
     return form
 
 

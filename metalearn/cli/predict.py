@@ -71,7 +71,10 @@ def predict(options: argparse.Namespace) -> int:
             names.append(str(path))
             seen.append(picture)
     broken = len(paths) - len(seen)
-    answers = classifier.answers_of(features_from_cache(classifier.opened(), seen)) if seen else []
+    features = features_from_cache(classifier.opened(), seen)
+    answers = classifier.answers_of(features)
+    if line := classifier.too_good(features):
+        log.warning("PICTURES: %s", line)
     labels = [str(label) for label in classifier.classes_]
     if out is None:
         code = print_all(printable(table(names, answers)))

@@ -47,7 +47,7 @@ _INSIDE = ("state_dict", "model_state_dict", "model")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """What DataParallel, torch.compile and a LightningModule put before the names of a network within them."""
 
-_UNUSED = "num_batches_tracked"
+UNUSED = "num_batches_tracked"
 """The buffer of a batch norm that its outputs do not depend on; not every file has it."""
 
 _LARGEST_SIZE = 224
@@ -158,7 +158,7 @@ def _unpacked(path: str, content: object) -> tuple[dict[str, Tensor], str]:
     while prefix := next((before for before in _WRAPPERS if all(name.startswith(before) for name in state)), ""):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
         words.append(f"without the prefix {prefix}")
-    kinds = {value.dtype for name, value in state.items() if not name.endswith(_UNUSED)}
+    kinds = {value.dtype for name, value in state.items() if not name.endswith(UNUSED)}
     wrong = sorted(str(kind) for kind in kinds if not kind.is_floating_point)
     if wrong:
         raise _invalid(path, f"has weights of {', '.join(wrong)}", "save them as real numbers: network.float()")
@@ -205,7 +205,7 @@ def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[
 
 
 def _of_body(name: str, head: str) -> bool:
-    return not name.startswith(head) and not name.endswith(_UNUSED)
+    return not name.startswith(head) and not name.endswith(UNUSED)
 
 
 def _shape(shape: torch.Size | None) -> str:

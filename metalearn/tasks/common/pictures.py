@@ -32,20 +32,28 @@ class PictureForm(NamedTuple):
 
     Each has `size` × `size` pixels of `channels` channels: 1 (grey) or 3 (red, green, blue). The Lanczos filter reduces
     (or enlarges) the `whole` picture to a square; or, if false, its shorter side, and the middle of the longer one is
-    kept. `inverted`: black becomes the largest value, as ink on paper.
+    kept. `inverted`: black becomes the largest value, as ink on paper. `crop`: the part of each side that is shown, its
+    middle. `resample`: another filter of Pillow's.
     """
 
     size: int
     channels: int
     whole: bool = False
     inverted: bool = False
+    crop: float = 1.0
+    resample: str = "lanczos"
 
 
 def formed(image: Image.Image, form: PictureForm) -> Pixels:
     """A picture as `opened` gives it, in its form: uint8 [size, size] or [size, size, 3]."""
     image = _in_mode(image, "L" if form.channels == 1 else "RGB")
-    size, lanczos = (form.size, form.size), Image.Resampling.LANCZOS
-    values = np.asarray(image.resize(size, lanczos) if form.whole else ImageOps.fit(image, size, lanczos), np.uint8)
+    size, resample, edge = (form.size, form.size), Image.Resampling[form.resample.upper()], (1 - form.crop) / 2
+    if form.whole:
+        (w, h), far = image.size, 1 - edge
+        image = image.resize(size, resample, box=(w * edge, h * edge, w * far, h * far) if edge else None)
+    else:
+        image = ImageOps.fit(image, size, resample, bleed=edge)
+    values = np.asarray(image, np.uint8)
     return 255 - values if form.inverted else values
 
 

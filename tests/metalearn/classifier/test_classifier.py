@@ -126,6 +126,28 @@ def test_no_other_picture_changes_an_answer(made: Path, others: Path) -> None:
     np.testing.assert_array_equal(classifier.predict_proba(paths[3:4]), classifier.predict_proba(paths)[3:4])
 
 
+def test_pictures_that_it_has_learned_from_are_counted(
+    made: Path, pictures: Path, others: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        Image.open(pictures / f"star/0{number}.png").save(tmp_path / f"{number}.bmp")  # the same content in other bytes
+    line = "3 of 15 pictures are among those that it has learned from: an accuracy over them would be too good"
+    assert line in said(predict.main, made, tmp_path, others)
+    assert "learned from" not in said(predict.main, made, others)
+    classifier, (paths, labels) = PictureClassifier.load(made), files(others)
+    caplog.clear()
+    classifier.score(paths, labels)
+    assert "learned from" not in caplog.text
+    classifier.score([*paths, *tmp_path.glob("*.bmp")], [*labels, *["star"] * 3])
+    assert f"X: {line}" in caplog.text
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0, 2.0], [float("nan"), 1.0, 2.0], [None, 1, 2]])
+def test_labels_that_are_none_are_refused(labels: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"^y"):
+        PictureClassifier().fit([np.zeros((8, 8, 3), np.uint8)] * 3, labels)
+
+
 def test_threads_may_ask_at_once(made: Path, others: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
     tmp_path.chmod(0o700)

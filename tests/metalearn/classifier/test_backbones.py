@@ -1,0 +1,154 @@
+"""Backbones of other libraries and of code. Their networks are tiny, and have random weights: nothing is downloaded."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from metalearn.classifier.backbones import Backbone, backbone_of, features_of, of_module
+from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.collected import all_seen
+from metalearn.errors import ConfigError
+from metalearn.tasks.common.pictures import PictureForm, formed
+from tests import drawn_pictures
+
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]  # those of other libraries
+
+LABELS = ["star", "star", "ring", "ring"]
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Image.Image]:
+    generator = np.random.default_rng(0)
+    return [drawn_pictures.drawn(thing, generator).resize((200, 150)) for thing in LABELS]
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.BatchNorm2d(8), nn.ReLU())
+
+
+def features(backbone: Backbone, images: list[Image.Image]) -> torch.Tensor:
+    return features_of(backbone, all_seen(images, backbone.form, "X"))
+
+
+def test_a_picture_is_cropped_and_resized_as_asked() -> None:
+    values = np.random.default_rng(0).integers(0, 256, (60, 100, 3)).astype(np.uint8)
+    image = Image.fromarray(values)
+    middle = formed(image, PictureForm(30, 3, crop=0.5, resample="nearest"))
+    np.testing.assert_array_equal(middle, values[15:45, 35:65])
+    whole = formed(image, PictureForm(30, 3, whole=True, crop=0.5, resample="box"))
+    np.testing.assert_array_equal(
+        whole, np.asarray(image.crop((25, 15, 75, 45)).resize((30, 30), Image.Resampling.BOX))
+    )
+
+
+def test_a_module_of_code_is_a_backbone(network: nn.Module, images: list[Image.Image], tmp_path: Path) -> None:
+    backbone = of_module(network, size=32, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), whole=True)
+    x = np.stack([np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC)) for image in images])
+    with torch.no_grad():
+        expected = network.eval()((torch.from_numpy(x).permute(0, 3, 1, 2) / 255 - 0.5) / 0.2).mean(dim=(2, 3))
+    torch.testing.assert_close(features(backbone, images), expected)
+    classifier = PictureClassifier(backbone).fit(images, LABELS)
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(images), classifier.predict_proba(images))
+    classifier.save(tmp_path / "c")
+    loaded = PictureClassifier.load(tmp_path / "c", backbone=backbone)
+    np.testing.assert_array_equal(loaded.predict_proba(images), classifier.predict_proba(images))
+    with pytest.raises(ConfigError, match="was made with module Sequential; give it in Python"):
+        PictureClassifier.load(tmp_path / "c")
+    with pytest.raises(ConfigError, match="other weights"):
+        PictureClassifier.load(tmp_path / "c", backbone=of_module(network, size=40))
+    assert PictureClassifier(network).fit(images, LABELS).opened().form.size == 224
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        (nn.Linear(4, 4), {}, "cannot take pictures"),
+        (nn.Flatten(0), {}, r"gives \[150528\] for a picture; it must give"),
+        (nn.Flatten(), {"size": 0}, "size=0"),
+        (nn.Flatten(), {"crop": 1.5}, "crop=1.5"),
+        (nn.Flatten(), {"mean": (0.5,)}, "must have 3 numbers"),
+        (nn.Flatten(), {"resample": "magic"}, "resample='magic'"),
+    ],
+)
+def test_other_modules_are_refused(made: nn.Module, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        of_module(made, **options)
+
+
+def test_a_network_of_timm(images: list[Image.Image], tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed; type pip install 'metalearn-train[backbones]'")
+    torch.manual_seed(0)
+    made = timm.create_model("test_resnet", num_classes=5)
+    state = {f"module.{name}": value.half() for name, value in made.state_dict().items() if "num_batches" not in name}
+    torch.save(state, tmp_path / "w.pth")
+    backbone = backbone_of("timm:test_resnet", str(tmp_path / "w.pth"))
+    made.half().float()
+    made.reset_classifier(0)
+    shown = timm.data.create_transform(**timm.data.resolve_model_data_config(made))
+    with torch.no_grad():
+        expected = made.eval()(torch.stack([shown(image) for image in images]))
+    found = features(backbone, images)
+    assert torch.nn.functional.cosine_similarity(found, expected).min() > 0.999
+    assert torch.nn.functional.cosine_similarity(found, expected.roll(1, 0)).min() < 0.99
+    assert "licence: not known" in backbone.note and backbone.form.crop == 0.95
+    PictureClassifier("timm:test_resnet", weights=str(tmp_path / "w.pth")).fit(images, LABELS).save(tmp_path / "c")
+    PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "w.pth"))
+    with pytest.raises(ConfigError, match="are not those of timm:test_vit"):
+        backbone_of("timm:test_vit", str(tmp_path / "w.pth"))
+    with pytest.raises(ConfigError, match="nearest are resnet18"):
+        backbone_of("timm:resnet1", str(tmp_path / "w.pth"))
+
+
+def test_a_network_of_transformers(images: list[Image.Image], tmp_path: Path) -> None:
+    reason = "transformers is not installed; type pip install 'metalearn-train[backbones]'"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    made = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8), add_pooling_layer=False)
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    folder = tmp_path / "vit"
+    made.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    (folder / "README.md").write_text("---\ntags: [a]\nlicense: mit\n---\nText\n")
+    backbone = backbone_of(f"transformers:{folder}")
+    assert "licence: mit" in backbone.note and "class token" in backbone.note
+    with torch.no_grad():
+        expected = made.eval()(**processor(images, return_tensors="pt")).last_hidden_state[:, 0]
+    found = features(backbone, images)
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+    PictureClassifier(f"transformers:{folder}").fit(images, LABELS).save(tmp_path / "c")
+    PictureClassifier.load(tmp_path / "c", weights=str(folder))
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match="cannot be had"):
+        backbone_of(f"transformers:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("transformers", None, "type transformers:FOLDER"),
+        ("transformers:a", "b", "type transformers:FOLDER"),
+        (nn.Flatten(), "w.pth", "is a module, which has its own"),
+        ("resnet19", None, "timm:NAME, transformers:NAME_OR_FOLDER"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(name: Any, weights: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        backbone_of(name, weights)
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_without_a_library_the_message_says_what_to_type(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.delitem(__import__("sys").modules, library, raising=False)
+    with pytest.raises(ConfigError, match=f"{library} is not installed; type pip install 'metalearn-train\\[backb"):
+        backbone_of(f"{library}:x")
