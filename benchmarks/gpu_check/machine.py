@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.environment import cpu_name, versions
+from benchmarks.environment import versions
 from benchmarks.gpu_check.rows import CheckRow, row_of
+from metalearn.reporting.provenance import cpu_name
 
 
 def machine(device: str, *, short: bool) -> Iterator[CheckRow]:
