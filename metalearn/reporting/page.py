@@ -34,6 +34,9 @@ th { color: var(--soft); font-weight: 600; } thead th { border-bottom: 1px solid
 .facts th { white-space: nowrap; font-weight: 400; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .scroll td, .scroll th { white-space: nowrap; }
+th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }
+th[aria-sort=ascending] button::after { content: " \\25b2"; }
+th[aria-sort=descending] button::after { content: " \\25bc"; }
 figure { margin: 0; } svg { display: block; width: 100%; max-width: 34rem; height: auto; }
 svg text { font: 13px system-ui, sans-serif; fill: var(--soft); }
 svg .grid { stroke: var(--edge); } svg .axis { stroke: var(--soft); }
@@ -48,7 +51,8 @@ figcaption { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; padding-left: 14
 .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); } .c4 { --c: var(--c4); } .c5 { --c: var(--c5); }
 svg path.c1, svg path.c2, svg path.c3, svg path.c4, svg path.c5 { stroke: var(--c); } svg circle { fill: var(--c); }
 .tiles { display: flex; flex-wrap: wrap; gap: .5rem; margin: .2rem 0 .7rem; }
-.tile { width: 5.2rem; margin: 0; font-size: .76rem; line-height: 1.3; color: var(--soft); }
+.tile { width: 4.6rem; margin: 0; font-size: .76rem; line-height: 1.3; color: var(--soft); }
+.wide .tile { width: 8.5rem; }
 .tile img { display: block; width: 100%; aspect-ratio: 1; object-fit: contain; border: 2px solid var(--edge);
   border-radius: 4px; background: #fff; image-rendering: auto; }
 .tile.right img { border-color: var(--c3); } .tile.wrong img { border: 2px dashed var(--c2); }
@@ -57,7 +61,11 @@ svg path.c1, svg path.c2, svg path.c3, svg path.c4, svg path.c5 { stroke: var(--
 .bar { display: flex; width: 100%; min-width: 7rem; height: .8rem; margin-top: .3rem; border-radius: 2px;
   overflow: hidden; background: var(--edge); }
 .bar i { background: var(--c); }
+.drop { display: block; padding: 2rem 1rem; border-style: dashed; text-align: center; } .drop input { max-width: 100%; }
+.answers { margin-top: 1.5rem; } .answers td { white-space: pre-line; min-width: 5rem; }
+.answers img { max-width: 100%; }
 .matrix td { text-align: center; padding: .15rem .35rem; min-width: 1.9rem; border: 1px solid var(--edge); }
+.matrix thead td { border: 0; }
 .matrix thead th { writing-mode: vertical-rl; transform: rotate(180deg); border: 0; padding: .3rem .1rem;
   max-height: 9rem; overflow: hidden; text-overflow: ellipsis; }
 .matrix tbody th { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
@@ -66,7 +74,7 @@ svg path.c1, svg path.c2, svg path.c3, svg path.c4, svg path.c5 { stroke: var(--
 """
 
 
-def page(title: str, parts: Iterable[str], *, script: str = "") -> str:
+def page(title: str, parts: Iterable[str], *, script: str = "", connects: bool = False) -> str:
     """The page: in ASCII, so that no editor or server can spoil it. A browser loads nothing from a network for it, and
     runs nothing but `script`.
 
@@ -74,9 +82,11 @@ def page(title: str, parts: Iterable[str], *, script: str = "") -> str:
         title: as text.
         parts: HTML.
         script: JavaScript that nothing of the data is in.
+        connects: the script may ask the server of the page, and show pictures that it was given.
     """
     allowed = f"script-src 'sha256-{_sha256(script)}'; " if script else ""
-    policy = f"default-src 'none'; {allowed}img-src data:; style-src 'unsafe-inline'"
+    allowed += "connect-src 'self'; img-src blob:; " if connects else "img-src data:; "
+    policy = f"default-src 'none'; {allowed}style-src 'unsafe-inline'"
     content = (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'

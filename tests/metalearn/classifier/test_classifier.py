@@ -91,6 +91,31 @@ def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tm
     assert "--out=" in said(predict.main, made, paths[0], "--out", answers, code=2)  # is there already
 
 
+def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
+    own: Path, pictures: Path, tmp_path: Path
+) -> None:
+    report = json.loads((own / DESCRIPTION).read_text())["report"]
+    low, high = report["interval95"]
+    page = (own / "report.html").read_text()
+    assert f"{report['accuracy']:.1%}" in page and f"95% interval {low:.1%} to {high:.1%}" in page
+    assert f"off by {report['calibration_error']:.1%}" in page and "<pre>metalearn fit " in page
+    said(remove.main, own, "fish")
+    changed = (own / "report.html").read_text()
+    assert "of 3 classes" in changed and f"metalearn remove {own} fish</pre>" in changed
+    hostile = "<script>\x1b&"
+    for name, other in (("star", hostile), ("ring", "ring")):
+        shutil.copytree(pictures / name, tmp_path / "named" / other)
+    shutil.copytree(pictures / "fish", tmp_path / "named/mixed")
+    drawn_pictures.put(tmp_path / "more", 2, seed=7, things=("star", "ring"))
+    for name in ("star", "ring"):
+        (tmp_path / "more" / name / "00.png").rename(tmp_path / "named/mixed" / f"{name}.png")
+    said(fit.main, tmp_path / "named", "--out", tmp_path / "c")
+    page = (tmp_path / "c/report.html").read_text()
+    assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;\\x1b&amp;" in page
+    wrong = json.loads((tmp_path / "c" / DESCRIPTION).read_text())["report"]["wrong"]
+    assert wrong and page.count('<figure class="tile wrong">') == len(wrong)
+
+
 def test_what_is_no_class_of_it_is_none_of_these(made: Path, tmp_path: Path) -> None:
     strange = drawn_pictures.put(tmp_path / "strange", 4, things=("dots", "stripes"))
     assert said(predict.main, made, strange).count("none of these") >= 6
