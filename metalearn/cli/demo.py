@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LARGEST = 32 * 2**20
 """Bytes of a picture's file."""
 
+_HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
 _SECONDS = 30.0
 """Seconds that a browser may take for a request."""
 
@@ -141,9 +143,8 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
 
         def is_ours(self) -> bool:
             """Whether the browser means this machine: the name of another could have been pointed here."""
-            return self.headers.get("Host") in {
-                f"{host}:{self.server.server_port}" for host in ("127.0.0.1", "localhost")
-            }  # type: ignore[attr-defined]
+            port = self.connection.getsockname()[1]
+            return self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}")
 
         def refuse(self, code: int, reason: str) -> None:
             self.close_connection = True  # what it still sends is not read
@@ -154,8 +155,7 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
 
         def reply(self, code: int, body: bytes, kind: str) -> None:
             self.send_response(code)
-            for header, value in (("Content-Type", kind), ("Content-Length", str(len(body))), ("X-Frame-Options", "DENY"),
-                                  ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store")):  # fmt: skip
+            for header, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
                 self.send_header(header, value)
             self.end_headers()
             self.wfile.write(body)
@@ -182,6 +182,7 @@ def demo_page(classifier: "PictureClassifier", name: str) -> str:
         f"<h1>{text(name)}</h1>", note(f"{len(classifier.classes_)} classes: {classes}"),
         '<label id="drop" class="card drop">Drop pictures here, or choose them: '
         '<input id="files" type="file" multiple accept="image/*"></label>',
-        '<table class="answers"><thead><tr><th>picture</th><th>file</th><th>answer</th></tr></thead><tbody></tbody></table>',
+        '<table class="answers"><thead><tr><th>picture</th><th>file</th><th>answer</th></tr></thead>'
+        "<tbody></tbody></table>",
     ]  # fmt: skip
     return page(name, parts, script=_SCRIPT, connects=True)

@@ -1,6 +1,7 @@
 """Writes index.html into a folder: all runs below it in a table of what was typed and what came out.
 
-Each links to its report. A click on the head of a column sorts by it. Also for the folder of a multirun, and while runs are under way.
+Each links to its report. A click on the head of a column sorts by it. It may be the folder of a multirun,
+and runs may be under way.
 
   metalearn index outputs
 """

@@ -20,6 +20,7 @@ _SIGNS = ("result.json", METRICS, ".hydra")
 """A folder with one of these holds a run."""
 _DEEPEST = 4
 _MOST_KEYS = 12
+_DAMAGED = "damaged: "
 _LONGEST = 120
 """Characters of a value that are shown."""
 _OF_THE_RUN = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
@@ -50,15 +51,19 @@ document.querySelectorAll("th").forEach((head, column) => {
 """
 
 
+Cell = tuple[object, object]
+"""What is shown, and what sorts; None: that which is shown."""
+
+
 class FoundRun(NamedTuple):
-    """A run, by its path from the folder: its `status` in words, the keys that were typed, the values of all, its
-    result, and whether it has a report."""
+    """A run, by its path from the folder: its `status` in words, the keys that were typed, the values of all, the
+    `_cells` of its result, and whether it has a report."""
 
     path: Path
     status: str
     changed: Mapping[str, str]
     config: Mapping[str, Any]
-    result: Mapping[str, Any]
+    cells: Sequence[Cell]
     has_report: bool
 
 
@@ -99,17 +104,16 @@ def _found(folder: Path, path: Path) -> FoundRun:
         changed, config = _changed(run_dir), _config(run_dir)
         if (run_dir / "result.json").exists():
             result = read_object(run_dir / "result.json")
-            _cells(result)  # raises where the result has another form
-            return FoundRun(path, str(result["status"]), changed, config, result, has_report)
+            return FoundRun(path, str(result["status"]), changed, config, _cells(result), has_report)
         last = None
         if (run_dir / METRICS).exists():
             for row in rows_of(run_dir):
                 last = row
         status = f"no result yet, step {last['step']}" if last else "no result, and no step logged"
-        return FoundRun(path, status, changed, config, {}, has_report)
+        return FoundRun(path, status, changed, config, _cells({}), has_report)
     except Exception as error:  # whatever a foreign folder holds: it is one row, and the others are shown
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return FoundRun(path, f"damaged: {reason}", {}, {}, {}, has_report)
+        return FoundRun(path, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}), has_report)
 
 
 def _changed(run_dir: Path) -> dict[str, str]:
@@ -129,51 +133,42 @@ def _table(runs: Sequence[FoundRun]) -> list[str]:
     """The words above the table, and the table."""
     typed = list(dict.fromkeys(key for run in runs for key in run.changed))
     values = {key: [run.changed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
-    alike = {key for key in typed if len(set(map(str, values[key]))) == 1}
+    whole = [place for place, run in enumerate(runs) if not run.status.startswith(_DAMAGED)]
+    alike = {key for key in typed if len({str(values[key][place]) for place in whole}) == 1}
     keys = [key for key in typed if key not in alike]
-    parts = [note("A click on the head of a column sorts by it. Accuracies are in percent, with 95% intervals.")]
+    parts = [note("A click on the head of a column sorts by it. Behind ± stand 95% intervals.")]
     if alike:
-        parts.append(
-            note("Typed for all of them: " + " ".join(f"{key}={values[key][0]}" for key in typed if key in alike))
-        )
+        words = " ".join(f"{key}={values[key][whole[0]]}" for key in typed if key in alike)
+        parts.append(note(f"Typed for all of them: {words}"))
     if len(keys) > _MOST_KEYS:
         parts.append(note(f"{len(keys) - _MOST_KEYS} more keys differ: {', '.join(keys[_MOST_KEYS:])}"))
         keys = keys[:_MOST_KEYS]
-    heads = ["run", "status", *keys, "best validation", "test", "steps", "seconds"]
+    heads = ["run", "status", "test", "best validation", *keys, "steps", "seconds"]
     head = "".join(f"<th>{text(name)}</th>" for name in heads)
-    body = "".join(
-        f"<tr>{_linked(run)}{_cell(run.status)}"
-        + "".join(_cell(values[key][place]) for key in keys)
-        + "".join(_cell(*pair) for pair in _cells(run.result)) + "</tr>"
-        for place, run in enumerate(runs)
-    )  # fmt: skip
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    body = ""
+    for place, run in enumerate(runs):
+        of_keys = [(values[key][place], None) for key in keys]
+        cells = [(run.status, None), *run.cells[:2], *of_keys, *run.cells[2:]]
+        body += f"<tr>{_linked(run)}{''.join(_cell(*cell) for cell in cells)}</tr>"
+    table = f'<table class="index"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return [*parts, f'<div class="scroll">{table}</div>']
 
 
-def _cells(result: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Of validation, test, steps and seconds what is shown, and what sorts.
+def _cells(result: Mapping[str, Any]) -> list[Cell]:
+    """Of test, validation, steps and seconds what is shown, and what sorts.
 
     Raises:
         Exception: of any type, for a result that this program has not written.
     """
-    cells: list[tuple[str, object]] = []
-    for figures in (result.get("val") or {}, result.get("test") or {}):
+    cells: list[Cell] = []
+    for figures in (result.get("test") or {}, result.get("val") or {}):
         metric = main_metric(figures)
-        value = figures.get(metric)
-        if value is None:
-            cells.append(("", ""))
-            continue
-        half = figures["ci95"]
-        factor, form, unit = (100, ".2f", "%") if metric == "accuracy" else (1, ".4g", f" {metric}")
-        interval = "" if half is None else f" ± {factor * half:{form}}"
-        cells.append((f"{factor * value:{form}}{interval}{unit}", float(value)))
-    steps, seconds = result.get("steps"), result.get("seconds")
-    return [
-        *cells,
-        ("" if steps is None else f"{steps:,}", steps),
-        ("" if seconds is None else f"{seconds:,.0f}", seconds),
-    ]
+        value, half = figures.get(metric), figures.get("ci95")
+        form, unit = (".2%", "") if metric == "accuracy" else (".4g", f" {metric}")
+        interval = "" if half is None else f" ± {half:{form}}"
+        cells.append(("", None) if value is None else (f"{value:{form}}{interval}{unit}", float(value)))
+    numbers = [result.get(name) for name in ("steps", "seconds")]
+    return [*cells, *(("", None) if number is None else (f"{number:,.0f}", number) for number in numbers)]
 
 
 def _cell(shown: object, sort: object = None) -> str:
