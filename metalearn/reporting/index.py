@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from metalearn.config.foreign import read_config, read_yaml
+from metalearn.config.foreign import read_config, typed_keys
 from metalearn.config.values import leaves
 from metalearn.reporting.figures import METRICS, rows_of
 from metalearn.reporting.page import note, page, text
@@ -117,11 +117,9 @@ def _found(folder: Path, path: Path) -> FoundRun:
 
 
 def _changed(run_dir: Path) -> dict[str, str]:
-    """The keys and groups that were typed, with their values."""
-    path = run_dir / ".hydra/overrides.yaml"
-    words = read_yaml(path) if path.exists() else None
-    pairs = [str(word).lstrip("+~").partition("=") for word in (words if isinstance(words, list) else ())]
-    return {key: value for key, _, value in pairs if not any(f"{key}.".startswith(f"{name}.") for name in _OF_THE_RUN)}
+    """What was typed of what is learned."""
+    typed = typed_keys(run_dir).items()
+    return {key: value for key, value in typed if not any(f"{key}.".startswith(f"{name}.") for name in _OF_THE_RUN)}
 
 
 def _config(run_dir: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ LONG = "a_name_of_a_class_without_any_blank_that_is_longer_than_a_narrow_screen_
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("pages")
     short = ("trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "trainer.test_tasks=4", "model.filters=8")
+    (home / "outputs/x").mkdir(parents=True)
     train_in(home / "outputs/x" / LONG[:100], *short, "logger.every=1", "logger.report=true")
     train_in(home / "outputs/x/curves", "experiment=maml_sinusoid", *short[:4], "logger.report=true")
     (home / "outputs/x/damaged").mkdir()
