@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.chart import chart
-from benchmarks.environment import cpu_name, versions
+from benchmarks.environment import versions
 from benchmarks.meta_gradients import Numbers, quartiles, table
 from benchmarks.meta_gradients import measure as measure_gradients
 from benchmarks.processes import measure as measure_processes
@@ -39,6 +39,7 @@ from distributed.cluster.processes import share_arena
 from metalearn.app.process import keep_freed_memory
 from metalearn.cli.arguments import command_name, make_output, whole
 from metalearn.nn.precision import compute_with
+from metalearn.reporting.provenance import cpu_name
 
 sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchopt torchopt` puts it
 

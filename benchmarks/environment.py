@@ -5,6 +5,8 @@ import os
 import platform
 from pathlib import Path
 
+from metalearn.reporting.provenance import cpu_name
+
 _GPUS = Path("/proc/driver/nvidia/gpus")
 """Where NVIDIA's driver describes its GPUs, each in a folder of its own."""
 
@@ -20,14 +22,6 @@ def versions() -> dict[str, str | None]:
 
     libraries: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
     return {"python": platform.python_version()} | libraries
-
-
-def cpu_name() -> str:
-    """The processor's model name, if the system has it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def gpu_names() -> list[str]:

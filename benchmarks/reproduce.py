@@ -39,6 +39,7 @@ from metalearn.config.foreign import read_config
 from metalearn.config.options import CONF
 from metalearn.errors import ConfigError
 from metalearn.reporting.plots import curve_of
+from metalearn.reporting.provenance import commit
 from metalearn.storage.files import creating, read_json, read_object, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,7 +262,7 @@ def result_of(run: RowRun) -> Result:
         "workers": took["workers"],
         "command": run.command_line,
         "date": datetime.date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(ROOT),
         "machine": machine_name(),
         "validation": validation,
     }
@@ -280,19 +281,6 @@ def read_result(path: Path) -> Result:
     if not result.keys() >= {"row", "seed", "seconds", "command"}:
         raise ConfigError(f"{path}: is not the result of a run; remove it to run the row again")
     return result
-
-
-def _commit() -> str | None:
-    """The checked-out commit, with a + if its code has changed since; None if there is no git."""
-    code = ("train.py", "metalearn", "distributed", "conf")
-    try:
-        commit, changes = [
-            subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S607
-            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *code])
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + "+" * bool(changes)
 
 
 # The command

@@ -251,6 +251,16 @@ class NamesClasses(Protocol):
 
 
 @runtime_checkable
+class TellsClasses(Protocol):
+    """An optional part of a task source: what people call the classes."""
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        """The names of the classes of task number `index` of a split, by their labels; of plain samples, of all
+        classes. Empty if they are not known."""
+        ...
+
+
+@runtime_checkable
 class GivesSamples(Protocol):
     """An optional part of a source of tasks: the same data for algorithms that are trained on plain samples.
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.environment import cpu_name, versions
+from benchmarks.environment import versions
 from benchmarks.gpu_check.rows import CheckRow, row_of
 from benchmarks.meta_gradients import measure
 from benchmarks.ways import RECIPES, Recipe, shortened
+from metalearn.reporting.provenance import cpu_name
 
 MEASURED = ("5w1s", "5w1s-5steps", "5w1s-15queries", "20w1s", "sinusoid")
 

@@ -39,6 +39,7 @@ from metalearn.runs.metrics import main_metric, summary, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.storage.files import is_disk_fault, real
+from metalearn.tasks.common.identities import class_names_of
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
     Progress,
@@ -447,13 +448,14 @@ def draw_report(commands: Commands, job: Job, parts: Parts, params: Params, resu
         tasks = [shown_samples(parts, learned)]
     else:
         tasks = [shown_task(parts, learned, number) for number in range(SHOWN_TASKS)]
-    write_report(job.run_dir, "\n".join(lines), to_container(job.config), result, tasks, learned)
+    write_report(job.run_dir, lines, to_container(job.config), result, tasks, learned)
 
 
 def shown_task(parts: Parts, learned: ShownLearner, number: int) -> ShownTask:
     """A test task, and the outputs after it was adapted to."""
     episode = parts.source.episodes("test", torch.tensor([number]))
-    return ShownTask(f"task {number}", episode, learned.adapt(learned.params, episode.support)(episode.query.x))
+    outputs = learned.adapt(learned.params, episode.support)(episode.query.x)
+    return ShownTask(f"task {number}", episode, outputs, class_names_of(parts.source, "test", number))
 
 
 def shown_samples(parts: Parts, learned: ShownLearner) -> ShownTask:
@@ -461,7 +463,8 @@ def shown_samples(parts: Parts, learned: ShownLearner) -> ShownTask:
     samples = parts.source.episodes("test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
     outputs = learned.adapt(learned.params, samples.support)(samples.query.x)
     unseen = Batch(samples.support.x[:, :0], samples.support.y[:, :0])
-    return ShownTask("first samples", Episode(unseen, samples.query), outputs)
+    names = class_names_of(parts.source, "test", 0)
+    return ShownTask("first samples", Episode(unseen, samples.query), outputs, names)
 
 
 def is_curve(episode: Episode) -> bool:

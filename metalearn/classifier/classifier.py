@@ -19,6 +19,7 @@ from metalearn.classifier import validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
+from metalearn.classifier.page import MOST_SHOWN
 from metalearn.classifier.saved import Saved, read, write
 from metalearn.errors import ConfigError
 
@@ -99,7 +100,8 @@ class PictureClassifier:
 
     def fit_collected(self, found: Collected) -> "PictureClassifier":
         """As `fit`, from decoded pictures."""
-        return self.fit_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
+        self.fit_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
+        return self._show_wrong(found)
 
     def fit_features(self, features: Tensor, labels: Sequence[Any], names: Sequence[str]) -> "PictureClassifier":
         """As `fit`, from the features [n, width] of the pictures."""
@@ -119,6 +121,15 @@ class PictureClassifier:
             heads=list(HEADS) if self.head == AUTO else [self.head], folds=self.folds, seed=self.seed,
         )  # fmt: skip
         self._learn(self.report_["head"])
+        self._shown: dict[str, Tensor] = {}
+        return self
+
+    def _show_wrong(self, found: Collected) -> "PictureClassifier":
+        """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
+        have says of none which it is."""
+        wrong = [entry["picture"] for entry in self.report_.get("wrong", ())[:MOST_SHOWN]]
+        pictures = dict(zip(found.names, found.pictures, strict=True))
+        self._shown = {name: pictures[name] for name in wrong if name in pictures and self._names.count(name) == 1}
         return self
 
     def _learn(self, head: str) -> None:
@@ -221,7 +232,8 @@ class PictureClassifier:
         new = [i for i, known in enumerate(self.has_learned(features)) if not known]
         labels = [*self.classes_[self._y].tolist(), *(found.labels[i] for i in new)]
         names = [*self._names, *(found.names[i] for i in new)]
-        return self.fit_features(torch.cat([self._features, features[new]]), labels, names)
+        self.fit_features(torch.cat([self._features, features[new]]), labels, names)
+        return self._show_wrong(found)
 
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
         """Forgets classes.
@@ -240,11 +252,13 @@ class PictureClassifier:
 
     # In files
 
-    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """Writes a folder with what `load` needs: `classifier.json` and `classifier.safetensors`.
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False, command: str = "") -> None:
+        """Writes a folder with what `load` needs, `classifier.json` and `classifier.safetensors`, and
+        `report.html`, a page of what the cross-validation has found.
 
         Args:
             replace: `path` may hold a classifier, which is replaced.
+            command: what has been typed to make it; the page shows it.
 
         Raises:
             ValueError: it has not learned, there is something else at `path`, or it cannot be written.
@@ -256,7 +270,7 @@ class PictureClassifier:
             backbone.name, backbone.weights, backbone.digest, settings, self.classes_.tolist(), self._names,
             self.report_, self._features, self._y,
         )  # fmt: skip
-        write(Path(path), saved, replace=replace)
+        write(Path(path), saved, replace=replace, command=command, shown=self._shown)
 
     @classmethod
     def load(
@@ -293,6 +307,7 @@ class PictureClassifier:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_ = np.array(saved.classes), saved.report
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
+        made._shown = {}
         made._learn(saved.report["head"])
         return made
 
@@ -324,7 +339,8 @@ class PictureClassifier:
         )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_opened"}  # it is opened again
+        kept = {name: value for name, value in self.__dict__.items() if name != "_opened"}  # it is opened again
+        return kept | {"_shown": {}}  # megabytes, which only a page needs
 
     def __repr__(self) -> str:
         return f"PictureClassifier({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"

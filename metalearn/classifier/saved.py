@@ -1,4 +1,5 @@
-"""The folder of a classifier: `classifier.json`, and the features of its pictures in `classifier.safetensors`.
+"""The folder of a classifier: `classifier.json`, the features of its pictures in `classifier.safetensors`, and the page
+`report.html`.
 
 A folder may be of any origin: what is read is bounded and checked, and nothing in it is run.
 """
@@ -6,6 +7,7 @@ A folder may be of any origin: what is read is bounded and checked, and nothing 
 import json
 import math
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +19,10 @@ from torch import Tensor
 
 from metalearn.checks import one_of, whole_number
 from metalearn.classifier.heads import AUTO, HEADS
+from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
-from metalearn.storage.files import check_header, creating, read_object, refuse_used
+from metalearn.storage.files import check_header, creating, read_json, read_object, refuse_used
 
 DESCRIPTION, TENSORS = "classifier.json", "classifier.safetensors"
 
@@ -53,30 +56,57 @@ class Saved(NamedTuple):
     labels: Tensor
 
 
-def write(folder: Path, saved: Saved, *, replace: bool) -> None:
+def write(folder: Path, saved: Saved, *, replace: bool, command: str = "", shown: Mapping[str, Tensor]) -> None:
     """Writes the folder; each file appears whole or not at all.
+
+    Args:
+        replace: the folder may hold a classifier, which this one was made of.
+        command: what has made it so; empty if that was no command.
+        shown: pictures for its page, as `classifier_page` takes them.
 
     Raises:
         ConfigError: there is something else there, or it cannot be written.
     """
     if not (replace and (folder / DESCRIPTION).is_file()):
         refuse_used("path", folder)
+    commands = [*(_commands(folder) if replace else ()), *([command] if command else [])]
+    name = folder.resolve().name
     described = {
         "format": FORMAT, "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in ("torch", "metalearn-train")},
-    } | {name: value for name, value in saved._asdict().items() if not isinstance(value, Tensor)}  # fmt: skip
+        "commands": commands,
+    } | {field: value for field, value in saved._asdict().items() if not isinstance(value, Tensor)}  # fmt: skip
     text = json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        shown_page = classifier_page(name, saved.report, saved.classes, saved.backbone, shown, commands)
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # it was loaded from a foreign folder
+        raise ConfigError(
+            f"path={folder}: its report has not what metalearn fit writes ({error}); fit it anew"
+        ) from error
     with creating("path", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = {name: folder / f".{name}.{os.getpid()}" for name in (TENSORS, DESCRIPTION)}
+        fresh = {file: folder / f".{file}.{os.getpid()}" for file in (TENSORS, DESCRIPTION, REPORT)}
         try:
             save_file({"features": saved.features.contiguous(), "labels": saved.labels}, fresh[TENSORS])
             fresh[DESCRIPTION].write_text(text, encoding="utf-8", errors="surrogateescape")
-            for name, path in fresh.items():
-                path.replace(folder / name)
+            fresh[REPORT].write_text(shown_page, encoding="ascii")
+            for file, path in fresh.items():
+                path.replace(folder / file)
         finally:
             for path in fresh.values():
                 path.unlink(missing_ok=True)
+
+
+def _commands(folder: Path) -> list[str]:
+    """The commands that have made the classifier in a folder, which may be of any origin."""
+    found = read_json(folder / DESCRIPTION).get("commands")
+    return [command for command in found if isinstance(command, str)] if isinstance(found, list) else []
 
 
 def read(folder: Path, key: str) -> Saved:

@@ -1,8 +1,9 @@
 """Types of the options that commands take: they refuse a value with what is allowed."""
 
 import argparse
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -10,6 +11,11 @@ def command_name(command: str) -> str:
     """What users have typed to start a command: its script in a checkout, or `metalearn COMMAND`."""
     started = Path(sys.argv[0]).name
     return started if started == f"{command.replace('-', '_')}.py" else f"metalearn {command}"
+
+
+def typed(command: str, arguments: Sequence[str]) -> str:
+    """A command as it was typed."""
+    return shlex.join(["metalearn", command, *arguments])
 
 
 def names(text: str) -> list[str]:

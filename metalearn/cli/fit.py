@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.arguments import command_name, typed, whole
 from metalearn.errors import printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import refuse_used
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
-    return ended(lambda: fit(options))
+    return ended(lambda: fit(options, arguments))
 
 
 def ended(run: Callable[[], int]) -> int:
@@ -56,8 +56,8 @@ def ended(run: Callable[[], int]) -> int:
         return report_error(error, FAILED)
 
 
-def fit(options: argparse.Namespace) -> int:
-    """Does what the command line asks for; returns the exit code."""
+def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Does what the command line asks for; returns the exit code. `arguments` are those that were typed."""
     refuse_used("--out", options.out)
     set_up_process(options.threads)
     import torch  # after the line above
@@ -76,9 +76,9 @@ def fit(options: argparse.Namespace) -> int:
     found = collect(options.folder, backbone.form, key="FOLDER=", strict=options.strict)
     print(f"{len(set(found.labels))} classes, {len(found.pictures)} pictures", flush=True)
     classifier.fit_collected(found)
-    classifier.save(options.out)
+    classifier.save(options.out, command=typed("fit", arguments))
     print(printable("\n".join(summary(classifier))))
-    print(f"all in {options.out}")
+    print(f"all in {options.out}; open report.html there")
     return OK
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metalearn.app.outcome import OK
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name
+from metalearn.cli.arguments import command_name, typed
 from metalearn.cli.fit import ended, summary
 from metalearn.errors import printable
 from metalearn.reporting.to_stderr import log_to_stderr
@@ -24,17 +24,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("classes", nargs="+", metavar="CLASS", help="names of classes")
     parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
     options = parser.parse_args(arguments)
-    return ended(lambda: remove(options))
+    return ended(lambda: remove(options, arguments))
 
 
-def remove(options: argparse.Namespace) -> int:
-    """Does what the command line asks for; returns the exit code."""
+def remove(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Does what the command line asks for; returns the exit code. `arguments` are those that were typed."""
     set_up_process(1)
     from metalearn.classifier.classifier import PictureClassifier
 
     log_to_stderr()
     classifier = PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
-    classifier.remove(options.classes).save(options.classifier, replace=True)
+    classifier.remove(options.classes).save(options.classifier, replace=True, command=typed("remove", arguments))
     print(f"{len(classifier.classes_)} classes")
     print(printable("\n".join(summary(classifier))))
     return OK

@@ -62,6 +62,18 @@ def read_config(path: Path) -> Config:
     return _followed(config, dict(leaves(config)))
 
 
+def typed_keys(run_dir: Path) -> dict[str, str]:
+    """The keys and groups that were typed for a run, with their values, as its .hydra folder has them; none without it.
+
+    Raises:
+        OSError, ValueError: as `read_yaml`.
+    """
+    path = run_dir / ".hydra" / "overrides.yaml"
+    words = read_yaml(path) if path.exists() else None
+    pairs = (str(word).lstrip("+~").partition("=") for word in (words if isinstance(words, list) else ()))
+    return {key: value for key, _, value in pairs}
+
+
 def _followed(node: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _followed(value, values) if isinstance(value, Mapping) else _behind(value, values)

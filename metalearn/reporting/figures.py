@@ -1,16 +1,18 @@
 """The figures of one run, drawn from metrics.jsonl, from its result and from single tasks."""
 
-import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metalearn.reporting.svg import Line
 from metalearn.runs.metrics import METRIC_NAMES, main_metric
 from metalearn.storage.files import lines_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from metalearn.types import Adapt, Episode, Params
 
 ADAPTATION_STEPS = (1, 10)
@@ -20,8 +22,8 @@ METRICS = "metrics.jsonl"
 
 Row = dict[str, Any]
 
-COSTS = {"data": "#E69F00", "compute": "#0072B2", "waiting": "#BBBBBB", "communication": "#D55E00", "update": "#009E73"}
-"""The costs of a worker's step, in seconds, and their colours."""
+COSTS = ("data", "compute", "waiting", "communication", "update")
+"""The costs of a worker's step, in seconds."""
 
 _COST = re.compile(r"worker(\d+)/(compute|waiting|communication)_seconds")
 
@@ -46,32 +48,23 @@ def rows_of(run_dir: Path) -> Iterator[Row]:
             yield row
 
 
-def learning_figure(rows: Sequence[Row]) -> Any:
-    """Loss and main metric against the meta-step; the metric's validations have their 95% intervals."""
-    metric = main_metric({name for row in rows for name in row})
-    figure, (left, right) = new_axes(11, 4, columns=2)
-    for axes, name in ((left, "loss"), (right, metric)):
-        known = [row for row in rows if row[name] is not None]
-        train = [(row["step"], row[name]) for row in known if row["split"] == "train"]
-        axes.plot(*zip(*train, strict=True), color="C0", linewidth=0.8, alpha=0.7, label="training") if train else None
-        val = [(row["step"], row[name], row["ci95"] or 0) for row in known if row["split"] == "val"]
-        if val:
-            steps, values, intervals = zip(*val, strict=True)
-            bars = intervals if name == metric else None
-            axes.errorbar(steps, values, bars, color="C1", marker="o", markersize=3, capsize=2, label="validation")
-        for row in (row for row in known if row["split"] == "test"):
-            axes.axhline(row[name], color="C2", linestyle="--", label=f"test {_number(name, row[name])}")
-        axes.set_xlabel("meta-step")
-        axes.set_ylabel(f"query {METRIC_NAMES.get(name, name)}")
-        axes.grid(alpha=0.3)
-        axes.legend()
-    if metric != "accuracy":
-        right.set_yscale("log")
-    return figure
+def learning_lines(rows: Sequence[Row], name: str) -> list[Line]:
+    """A loss or metric against the meta-step: training, validations (a metric's with their 95% intervals), and the
+    test."""
+    known = [row for row in rows if row.get(name) is not None]
+    train, val = ([row for row in known if row["split"] == split] for split in ("train", "val"))
+    lines = [Line("training", [(row["step"], row[name]) for row in train])] if train else []
+    if val:
+        intervals = [] if name == "loss" else [row.get("ci95") or 0.0 for row in val]
+        lines.append(Line("validation", [(row["step"], row[name]) for row in val], intervals, "dots"))
+    ends = min((row["step"] for row in known), default=0), max((row["step"] for row in known), default=0)
+    for row in (row for row in known if row["split"] == "test"):
+        lines.append(Line(f"test {_number(name, row[name])}", [(end, row[name]) for end in ends], (), "dashes"))
+    return lines
 
 
-def adaptation_figure(adapt: "Adapt", params: "Params", episode: "Episode") -> Any:
-    """A one-dimensional regression task: the truth, and the prediction before and after adapting.
+def adaptation_lines(adapt: "Adapt", params: "Params", episode: "Episode") -> list[Line]:
+    """A one-dimensional regression task: the truth, the prediction before and after adapting, and the support points.
 
     Args:
         adapt: the algorithm's `adapt`.
@@ -80,43 +73,47 @@ def adaptation_figure(adapt: "Adapt", params: "Params", episode: "Episode") -> A
     """
     (support, query) = episode
     x, order = query.x[0, :, 0].sort()
+
+    def line(name: str, y: "Tensor", style: str = "line") -> Line:
+        return Line(name, list(zip(x.tolist(), y[0, order, 0].tolist(), strict=True)), (), style)
+
+    lines = [line("truth", query.y)]
+    for steps in (0, *ADAPTATION_STEPS):
+        name = "before" if steps == 0 else f"after {steps} inner step{'s' if steps > 1 else ''}"
+        lines.append(line(name, adapt(params, support, steps)(query.x).detach(), "line" if steps > 1 else "dashes"))
+    known = list(zip(support.x[0, :, 0].tolist(), support.y[0, :, 0].tolist(), strict=True))
+    return [*lines, Line("support points", known, (), "points")]
+
+
+def learning_figure(rows: Sequence[Row]) -> Any:
+    """Loss and main metric against the meta-step."""
+    metric = main_metric({name for row in rows for name in row})
+    figure, (left, right) = new_axes(11, 4, columns=2)
+    for axes, name in ((left, "loss"), (right, metric)):
+        _draw(axes, learning_lines(rows, name), "meta-step", f"query {METRIC_NAMES.get(name, name)}")
+    if metric != "accuracy":
+        right.set_yscale("log")
+    return figure
+
+
+def adaptation_figure(adapt: "Adapt", params: "Params", episode: "Episode") -> Any:
+    """What `adaptation_lines` gives."""
     figure, axes = new_axes(7, 4.5)
-    axes.plot(x, query.y[0, order, 0], color="black", label="truth")
-    for steps, style in zip((0, *ADAPTATION_STEPS), (":", "--", "-"), strict=True):
-        predicted = adapt(params, support, steps)(query.x)[0, order, 0]
-        label = "before" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
-        axes.plot(x, predicted, linestyle=style, label=label)
-    axes.scatter(support.x[0, :, 0], support.y[0, :, 0], color="black", marker="^", zorder=3, label="support points")
-    axes.set_xlabel("x")
-    axes.set_ylabel("y")
+    _draw(axes, adaptation_lines(adapt, params, episode), "x", "y")
+    return figure
+
+
+_STYLES = {"line": "-", "dots": "o-", "dashes": "--", "points": "^"}
+
+
+def _draw(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
+    for line in lines:
+        at, values = zip(*line.points, strict=True)
+        axes.errorbar(at, values, line.intervals or None, fmt=_STYLES[line.style], markersize=3, label=line.name)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.grid(alpha=0.3)
     axes.legend()
-    return figure
-
-
-def inner_steps_figure(test: Mapping[str, Any], metric: str) -> Any:
-    """The test's metric after each inner step, with its 95% interval; from the fields of result.json."""
-    figure, axes = new_axes(7, 3.6)
-    steps = sorted(map(int, test["by_step"]))
-    values = [test["by_step"][str(step)] for step in steps]
-    intervals = [test["ci95_by_step"][str(step)] for step in steps]
-    axes.errorbar(steps, values, intervals, color="C2", marker="o", markersize=4, capsize=3)
-    axes.set_xlabel("inner step")
-    axes.set_ylabel(f"test {METRIC_NAMES[metric]}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    return figure
-
-
-def gradient_figure(rows: Sequence[Row]) -> Any:
-    """The norm of the meta-gradient against the meta-step."""
-    figure, axes = new_axes(7, 3.6)
-    axes.plot(*zip(*gradient_norms(rows), strict=True), color="C3", linewidth=0.9)
-    axes.set_yscale("log")
-    axes.set_xlabel("meta-step")
-    axes.set_ylabel("norm of the meta-gradient")
-    axes.grid(alpha=0.3)
-    return figure
 
 
 def gradient_norms(rows: Sequence[Row]) -> list[tuple[int, float]]:
@@ -145,21 +142,6 @@ def costs_of(rows: Sequence[Row]) -> list[dict[str, float]]:
     return workers
 
 
-def costs_figure(workers: Sequence[Mapping[str, float]]) -> Any:
-    """A bar for each worker: where the time of a mean step went."""
-    figure, axes = new_axes(9, 1.2 + 0.45 * len(workers))
-    ends = [0.0] * len(workers)
-    for name, colour in COSTS.items():
-        widths = [1000 * worker[name] for worker in workers]
-        axes.barh(range(len(workers)), widths, left=ends, color=colour, label=name, height=0.6)
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    axes.set_yticks(range(len(workers)), [f"worker {rank}" for rank in range(len(workers))])
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of a mean step")
-    figure.legend(loc="outside upper center", ncols=len(COSTS), frameon=False, fontsize=9)
-    return figure
-
-
 def _mean(rows: Sequence[Row], name: str) -> float:
     values = [row[name] for row in rows if row.get(name) is not None]
     return sum(values) / len(values) if values else 0.0
@@ -186,10 +168,3 @@ def save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=120)
     return path
-
-
-def png_of(figure: Any) -> bytes:
-    """The figure as PNG."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return buffer.getvalue()

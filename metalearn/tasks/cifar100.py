@@ -105,7 +105,10 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
             pictures = pictures_of(place)
 
             def part(chosen: list[int]) -> Classes:
-                return Classes(_identities(chosen), PICTURES, lambda label: pictures(chosen[label]), DECODER)
+                names = [_rows()[number]["class"].replace("_", " ") for number in chosen]
+                return Classes(
+                    _identities(chosen), PICTURES, lambda label: pictures(chosen[label]), DECODER, names=names
+                )
 
             return {split: part(chosen) for split, chosen in classes.items()}
 

@@ -122,7 +122,8 @@ def glyphs(
 
         def part(split: str) -> Classes:
             pictures = lambda label: drawings(_FIRST[split] + label)  # noqa: E731
-            return Classes(identities(split), DRAWINGS, pictures, DECODER, drawn=shards is None)
+            names = [f"glyph {_FIRST[split] + label}" for label in range(CLASSES[split])]
+            return Classes(identities(split), DRAWINGS, pictures, DECODER, drawn=shards is None, names=names)
 
         return {split: part(split) for split in CLASSES}
 

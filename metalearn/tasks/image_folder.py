@@ -222,17 +222,17 @@ def image_folder(
                 raise Invalid(name, value, allowed, "type KEY=null")
         if evaluated_on == "tasks":
             assert isinstance(tasks, HoldsClasses)
-            names, _, pictures, *_ = tasks.classes_of("train")
-            sizes = [len(pictures(label)) for label in range(len(names))]
+            identities, _, pictures, *_ = tasks.classes_of("train")
+            sizes = [len(pictures(label)) for label in range(len(identities))]
             trained = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
             words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
-            return pretraining(_samples(names, trained, seeds), tasks), words
+            return pretraining(_samples(identities, (), trained, seeds), tasks), words
         if rotations:
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
-        names, divided = _classified(Path(root), split, image_size, channels)
+        identities, names, divided = _classified(Path(root), split, image_size, channels)
         how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
         counts = ", ".join(f"{part} {size}" for part, size in _sizes(divided).items())
-        return _samples(names, divided, seeds), f"the pictures of all {len(names)} classes, {how}: {counts}"
+        return _samples(identities, names, divided, seeds), f"the pictures of all {len(names)} classes, {how}: {counts}"
 
     tasks = picture_tasks(load, shapes, rotations=rotations, seeds=seeds, samples=plain)
     return tasks
@@ -241,9 +241,11 @@ def image_folder(
 # Plain samples
 
 
-def _samples(names: Sequence[str], divided: Mapping[str, Chosen], seeds: Seeds) -> TaskSource:
+def _samples(
+    identities: Sequence[str], names: Sequence[str], divided: Mapping[str, Chosen], seeds: Seeds
+) -> TaskSource:
     sizes = _sizes(divided)
-    return samples(lambda: divided, sizes, names, known=min(KNOWN, sizes["train"]), seeds=seeds)
+    return samples(lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names)
 
 
 def _sizes(divided: Mapping[str, Chosen]) -> dict[str, int]:
@@ -252,8 +254,8 @@ def _sizes(divided: Mapping[str, Chosen]) -> dict[str, int]:
 
 def _classified(
     root: Path, split: str | Sequence[float], image_size: int, channels: int
-) -> tuple[Sequence[str], dict[str, Chosen]]:
-    """The identities of all classes, and their pictures in each split.
+) -> tuple[Sequence[str], Sequence[str], dict[str, Chosen]]:
+    """The identities and the names of all classes, and their pictures in each split.
 
     Raises:
         DataError: lists divide classes; a class is not in every folder; or it has too few pictures to be divided.
@@ -272,18 +274,20 @@ def _classified(
     everyone = sorted(pictures)
     sizes = {name: len(pictures[name]) for name in everyone}
     places = None if split == FOLDERS else _divided(root, sizes, [float(part) for part in split])
-    identities, _, of_class, *_ = decoded_classes(
+    whole = decoded_classes(
         "image_folder", root, {"all": pictures}, None, image_size=image_size, channels=channels, class_name=_below_split
     )["all"]
+    identities, of_class, names = whole.identities, whole.pictures, whole.names
     if places is not None:
-        return identities, {part: Chosen(of_class, numbers) for part, numbers in places.items()}
+        return identities, names, {part: Chosen(of_class, numbers) for part, numbers in places.items()}
 
     def of_folder(part: str) -> Chosen:
         labels = [label for label, name in enumerate(everyone) if name.startswith(f"{part}/")]
         return Chosen(lambda label: of_class(labels[label]), [np.arange(sizes[everyone[label]]) for label in labels])
 
-    first = [identities[label] for label, name in enumerate(everyone) if name.startswith("train/")]
-    return first, {part: of_folder(part) for part in SPLITS}
+    first = [label for label, name in enumerate(everyone) if name.startswith("train/")]
+    divided = {part: of_folder(part) for part in SPLITS}
+    return [identities[label] for label in first], [names[label] for label in first], divided
 
 
 def _check_in_every_folder(root: Path, names: Collection[str]) -> None:

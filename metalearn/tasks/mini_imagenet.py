@@ -178,9 +178,9 @@ def _from_shards(folder: str, shapes: Mapping[str, EpisodeShape], shape: tuple[i
 
     def part(split: str) -> Classes:
         numbers = [number for number, name in enumerate(names) if published_splits()[name] == split]
-        identities = [identity(FAMILY, names[number]) for number in numbers]
-        fewest = min(shards.counts[number] for number in numbers)
-        return Classes(identities, fewest, lambda label: shards.pictures(numbers[label]), form.decoder)
+        own = [names[number] for number in numbers]
+        identities, fewest = [identity(FAMILY, name) for name in own], min(shards.counts[number] for number in numbers)
+        return Classes(identities, fewest, lambda label: shards.pictures(numbers[label]), form.decoder, names=own)
 
     splits = {split: part(split) for split in SPLITS}
     try:

@@ -83,6 +83,16 @@ def identities(numbers: Iterable[int]) -> list[str]:
     return [identity("omniglot", characters()[number].digest) for number in numbers]
 
 
+def names_of(classes: Iterable[tuple[int, int]]) -> list[str]:
+    """What people call the classes, given as `classes_of` gives them."""
+    found = []
+    for number, turns in classes:
+        _, alphabet, character = characters()[number].path.split("/")
+        turned_by = f", turned by {90 * turns}°" if turns else ""
+        found.append(f"{alphabet.replace('_', ' ')} {int(character.removeprefix('character'))}{turned_by}")
+    return found
+
+
 def digest(drawings: list[Image.Image]) -> str:
     """A digest of the black-and-white pixels alone, not of the files that hold them."""
     return hashlib.sha256(b"".join(picture.convert("1").tobytes() for picture in drawings)).hexdigest()[:16]
@@ -202,8 +212,8 @@ def omniglot(
                 number, turns = chosen[label]
                 return turned(drawings(number), turns)
 
-            names = identities(number for number, _ in chosen)
-            return Classes(names, DRAWINGS, class_pictures, DECODER)
+            own = identities(number for number, _ in chosen)
+            return Classes(own, DRAWINGS, class_pictures, DECODER, names=names_of(chosen))
 
         return {name: part(chosen) for name, chosen in classes.items()}
 
@@ -242,7 +252,8 @@ def omniglot_characters(
         drawings = drawings_of(place, image_size)
         return split_drawings(lambda label: drawings(chosen[label]), DRAWINGS, train=train_drawings, val=val_drawings)
 
-    return samples(load, sizes, identities(chosen[:ways]), known=known, seeds=seeds)
+    called = names_of((number, 0) for number in chosen[:ways])
+    return samples(load, sizes, identities(chosen[:ways]), known=known, seeds=seeds, names=called)
 
 
 def omniglot_pretraining(
@@ -271,5 +282,5 @@ def omniglot_pretraining(
         drawings = drawings_of(place, image_size)
         return lambda label: drawings(chosen[label])
 
-    names = identities(chosen[:train_classes])
-    return pretraining(all_drawings(load, names, DRAWINGS, seeds=seeds), tasks)
+    own = identities(chosen[:train_classes])
+    return pretraining(all_drawings(load, own, DRAWINGS, seeds=seeds), tasks)

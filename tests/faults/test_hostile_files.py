@@ -29,7 +29,8 @@ from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal, run_log
-from metalearn.reporting.report import _section
+from metalearn.reporting.page import section
+from metalearn.reporting.page import text as as_html
 from metalearn.runs import checkpoint, folder
 from metalearn.storage import files
 from metalearn.tasks.common.picture_folders import _decode, only_pictures, picture_folders
@@ -353,7 +354,7 @@ def test_log_messages_and_pages_hold_no_raw_control_character(
     except ValueError:
         logger.exception("and a reason")
     detach(handler)
-    for text in (capfd.readouterr().err, (tmp_path / "train.log").read_text(), _section("\x1b[2J", "\\x9b2J")):
+    for text in (capfd.readouterr().err, (tmp_path / "train.log").read_text(), section("\x1b[2J", as_html("\x9b2J"))):
         assert "\\x1b[2J" in text and "\\x9b2J" in text and not {"\x1b", "\x9b"} & set(text)
 
 

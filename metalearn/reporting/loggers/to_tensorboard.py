@@ -1,5 +1,6 @@
 """TensorBoard's events of a run: curves, hyperparameters with the final figures, the config, a few episodes."""
 
+import contextlib
 import re
 import threading
 import time
@@ -7,9 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from metalearn.config.foreign import typed_keys
 from metalearn.config.values import Config
 from metalearn.reporting.loggers.protocol import Logger, Picture, Values, Window, as_yaml, flat
 from metalearn.storage.files import writing
+
+# TensorBoard sorts groups by name and opens the first two: those shall be the curves, not single points.
+_GROUPS = {"test": "z_test"}
 
 
 def tensorboard_logger(folder: Path, window: Window) -> Logger:
@@ -45,11 +50,16 @@ class _Board:
     def scalars(self, step: int, split: str, values: Values) -> None:
         with writing(self._folder):
             for name, value in values.items():
-                self._writer.add_scalar(f"{split}/{name}", value, step)
+                self._writer.add_scalar(f"{_GROUPS.get(split, split)}/{name}", value, step)
 
     def result(self, config: Config, figures: Values) -> None:
+        values, typed = flat(config), list[str]()
+        with contextlib.suppress(OSError, ValueError):
+            typed = [*typed_keys(self._folder)]
+        changed = {key: value for key, value in values.items() if any(f"{key}.".startswith(f"{t}.") for t in typed)}
+        named = {f"{_GROUPS['test']}/{name.rpartition('/test_')[2]}": value for name, value in figures.items()}
         with writing(self._folder):
-            self._writer.add_hparams(flat(config), figures, run_name=".", global_step=self._window.steps)
+            self._writer.add_hparams(changed | values, named, run_name=".", global_step=self._window.steps)
 
     def close(self) -> None:
         with writing(self._folder):

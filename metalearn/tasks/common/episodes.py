@@ -67,13 +67,14 @@ class EpisodeSpec(NamedTuple):
 class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
     those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version.
-    `drawn`: a program draws them, always alike."""
+    `drawn`: a program draws them, always alike. `names` is what people call them, if that is known."""
 
     identities: Sequence[str]
     fewest: int
     pictures: Callable[[int], Images]
     decoder: str
     drawn: bool = False
+    names: Sequence[str] = ()
 
 
 @runtime_checkable
@@ -177,6 +178,12 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
             )
 
 
+def chosen_classes(rng: np.random.Generator, classes: int, ways: int) -> list[int]:
+    """The classes of a task, of so many; what its generator draws first."""
+    chosen: list[int] = rng.choice(classes, ways, replace=False).tolist()
+    return chosen
+
+
 def draw_images(
     rng: np.random.Generator,
     class_images: Callable[[int], Images],
@@ -192,10 +199,10 @@ def draw_images(
     `class_images(label)` gives the pictures of a class; there are `classes` of them. With `rotations`, all pictures of
     a drawn class are turned by the same random multiple of 90°.
     """
-    chosen = rng.choice(classes, ways, replace=False)
+    chosen = chosen_classes(rng, classes, ways)
     turns = rng.integers(0, 4, ways) if rotations else np.zeros(ways, np.int64)
     drawn = []
-    for label, turn in zip(chosen.tolist(), turns.tolist(), strict=True):
+    for label, turn in zip(chosen, turns.tolist(), strict=True):
         pictures = class_images(label)
         picked = rng.permutation(len(pictures))[:per_class]
         drawn.append(turned(pictures[picked], turn))
@@ -254,6 +261,11 @@ class _PictureTasks:
 
     def identities(self, split: str) -> Sequence[str]:
         return self.classes_of(split).identities
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        classes, ways = self.classes_of(split), self._shapes[split].ways
+        chosen = chosen_classes(self._generator(split, index), len(classes.identities), ways)
+        return [classes.names[label] for label in chosen] if classes.names else ()
 
     def classes_of(self, split: str) -> Classes:
         if self._splits is None:

@@ -2,12 +2,13 @@
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from metalearn.tasks.common.episodes import SPLITS, HoldsClasses, Images
-from metalearn.types import NamesClasses, TaskSource
+from metalearn.types import NamesClasses, TaskSource, TellsClasses
 
 _FIRST = 4
 """The tasks of each split that a digest of the data covers."""
@@ -115,3 +116,8 @@ def _named(split: str, label: int, number: int) -> str:
 def identities_of(source: TaskSource, split: str) -> frozenset[str] | None:
     """The identities of a split's classes; None if the source does not name them."""
     return (frozenset(source.identities(split)) or None) if isinstance(source, NamesClasses) else None
+
+
+def class_names_of(source: TaskSource, split: str, index: int) -> Sequence[str]:
+    """What people call the classes of a task, by their labels; empty if the source does not tell."""
+    return source.class_names(split, index) if isinstance(source, TellsClasses) else ()

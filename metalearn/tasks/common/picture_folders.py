@@ -192,7 +192,7 @@ def decoder(name: str) -> str:
 
 
 def decoded_classes(
-    name: str,
+    dataset: str,
     root: Path,
     splits: Mapping[str, Mapping[str, Sequence[str]]],
     shapes: Mapping[str, EpisodeShape] | None,
@@ -204,7 +204,7 @@ def decoded_classes(
     """The classes of every split, in the order of their names; from the cache if they are there.
 
     Args:
-        name: the beginning of the cache file's name.
+        dataset: the beginning of the cache file's name.
         root: the folder from which the paths of pictures start.
         splits: split → class → its pictures; no class is in two splits, no split is empty.
         shapes: the shape of each split's episodes; None: there are none.
@@ -222,7 +222,7 @@ def decoded_classes(
     labels = sorted(members)
     files = [file for label in labels for file in members[label]]
     shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
-    cache_name = f"{name}-{_digest(root, files, shape)}"
+    cache_name = f"{dataset}-{_digest(root, files, shape)}"
     pictures = cached_array(cache_name, shape, lambda: _decode(root, files, shape), title=str(root))
     ends = accumulate((len(members[label]) for label in labels), initial=0)
     range_of = dict(zip(labels, pairwise(ends), strict=True))
@@ -234,7 +234,8 @@ def decoded_classes(
             first, end = ranges[label]
             return pictures[first:end]
 
-        names = [identity(FAMILY, class_name(label)) for label in sorted(classes)]
-        return Classes(names, min(map(len, classes.values())), class_pictures, decoder(name))
+        names = [class_name(label) for label in sorted(classes)]
+        identities, fewest = [identity(FAMILY, name) for name in names], min(map(len, classes.values()))
+        return Classes(identities, fewest, class_pictures, decoder(dataset), names=names)
 
     return {split: part(classes) for split, classes in splits.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metalearn.checks import whole_number
 from metalearn.tasks.common.episodes import SPLITS, Images, Seeds, check_seeds
-from metalearn.tasks.common.identities import identities_of
+from metalearn.tasks.common.identities import class_names_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 _ORDER, _KNOWN = 1, 2
@@ -72,10 +72,11 @@ class _SampleSource:
         sizes: Mapping[str, int],
         identities: Sequence[str],
         *,
+        names: Sequence[str],
         known: int,
         seeds: Seeds,
     ) -> None:
-        self._identities = identities
+        self._identities, self._names = identities, names
         self._load, self._sizes = load, sizes
         self._known, self._seeds = known, seeds
         self._splits: Mapping[str, Split] | None = None
@@ -87,6 +88,9 @@ class _SampleSource:
 
     def identities(self, split: str) -> Sequence[str]:
         return self._identities
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        return self._names
 
     def unit(self, split: str) -> Unit:
         return "samples"
@@ -137,6 +141,7 @@ def samples(
     *,
     known: int,
     seeds: Seeds,
+    names: Sequence[str] = (),
 ) -> TaskSource:
     """A source of plain samples.
 
@@ -146,13 +151,14 @@ def samples(
         identities: those of the classes, which all splits share.
         known: how many training samples are the support set in validation and test, for normalisation statistics.
         seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
+        names: what people call the classes, if that is known.
 
     Raises:
         ValueError: a negative seed, or `known` is not between 1 and the number of training samples.
     """
     check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _SampleSource(load, sizes, identities, known=known, seeds=seeds)
+    return _SampleSource(load, sizes, identities, names=names, known=known, seeds=seeds)
 
 
 class _Pretraining:
@@ -173,6 +179,9 @@ class _Pretraining:
 
     def identities(self, split: str) -> Sequence[str]:
         return sorted(identities_of(self._of(split), split) or ())
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        return class_names_of(self._of(split), split, index)
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         return self._of(split).episodes(split, indices)

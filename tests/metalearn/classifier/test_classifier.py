@@ -2,12 +2,16 @@
 
 import contextlib
 import csv
+import http.client
 import io
 import json
+import os
 import pickle
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,10 +26,10 @@ from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.saved import DESCRIPTION, TENSORS
-from metalearn.cli import add, fit, predict, remove
+from metalearn.cli import add, demo, fit, predict, remove
 from metalearn.errors import ConfigError
 from tests import drawn_pictures
-from tests.runs import slow
+from tests.runs import Program, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -89,6 +93,31 @@ def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tm
     said(predict.main, made, paths[0], "--out", lines)
     assert json.loads(lines.read_text())["probabilities"].keys() == set(THINGS)
     assert "--out=" in said(predict.main, made, paths[0], "--out", answers, code=2)  # is there already
+
+
+def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
+    own: Path, pictures: Path, tmp_path: Path
+) -> None:
+    report = json.loads((own / DESCRIPTION).read_text())["report"]
+    low, high = report["interval95"]
+    page = (own / "report.html").read_text()
+    assert f"{report['accuracy']:.1%}" in page and f"95% interval {low:.1%} to {high:.1%}" in page
+    assert f"off by {report['calibration_error']:.1%}" in page and "<pre>metalearn fit " in page
+    said(remove.main, own, "fish")
+    changed = (own / "report.html").read_text()
+    assert "of 3 classes" in changed and f"metalearn remove {own} fish</pre>" in changed
+    hostile = "<script>\x1b&"
+    for name, other in (("star", hostile), ("ring", "ring")):
+        shutil.copytree(pictures / name, tmp_path / "named" / other)
+    shutil.copytree(pictures / "fish", tmp_path / "named/mixed")
+    drawn_pictures.put(tmp_path / "more", 2, seed=7, things=("star", "ring"))
+    for name in ("star", "ring"):
+        (tmp_path / "more" / name / "00.png").rename(tmp_path / "named/mixed" / f"{name}.png")
+    said(fit.main, tmp_path / "named", "--out", tmp_path / "c")
+    page = (tmp_path / "c/report.html").read_text()
+    assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;\\x1b&amp;" in page
+    wrong = json.loads((tmp_path / "c" / DESCRIPTION).read_text())["report"]["wrong"]
+    assert wrong and page.count('<figure class="tile wrong">') == len(wrong)
 
 
 def test_what_is_no_class_of_it_is_none_of_these(made: Path, tmp_path: Path) -> None:
@@ -230,6 +259,57 @@ def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_p
     torch.save(models.mobilenet_v3_small(num_classes=7).state_dict(), tmp_path / "other.pth")
     with pytest.raises(ConfigError, match="was made with other weights of mobilenet_v3_small"):
         PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "other.pth"))
+
+
+@pytest.fixture
+def address(made: Path) -> Iterator[tuple[str, int]]:
+    with demo.served(PictureClassifier.load(made), "<b>", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield "127.0.0.1", server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def asked(address: tuple[str, int], method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Path, pictures: Path) -> None:
+    code, page = asked(address, "GET", "/")
+    assert code == 200 and "4 classes: fish, house, ring, star" in page and "<b>" not in page
+    path = pictures / "star/00.png"
+    code, text = asked(address, "POST", "/predict", path.read_bytes(), X_Picture="1")
+    answer, expected = json.loads(text), PictureClassifier.load(made).answers([path])[0]
+    assert code == 200 and answer["label"] == expected.label
+    assert [value for _, value in answer["probabilities"]] == sorted(expected.probabilities.tolist(), reverse=True)
+    code, text = asked(address, "POST", "/predict", b"nothing", X_Picture="1")
+    assert code == 400 and "not recognised as a picture" in json.loads(text)["error"]
+    rebound = {"Host": f"evil.example:{address[1]}"}
+    assert asked(address, "GET", "/", **rebound)[0] == 404
+    assert asked(address, "POST", "/predict", b"x", X_Picture="1", **rebound)[0] == 403
+    assert asked(address, "POST", "/predict", b"x")[0] == 403  # as the form of another page sends it
+    assert asked(address, "GET", "/../classifier.json")[0] == 404
+    assert asked(address, "POST", "/predict", X_Picture="1", Content_Length=str(demo.LARGEST + 1))[0] == 413
+    assert asked(address, "POST", "/predict", X_Picture="1", Content_Length="-1")[0] == 413
+
+
+def test_the_demo_listens_on_this_machine_alone_and_ends_with_ctrl_c(made: Path, tmp_path: Path) -> None:
+    program = Program([sys.executable, "-m", "metalearn", "demo", str(made)], tmp_path)
+    until(lambda: "http://127.0.0.1:" in program.said(), "the address")
+    os.kill(program.process.pid, signal.SIGINT)
+    outcome = program.wait(60)
+    assert outcome.code == 0 and "Traceback" not in outcome.text
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "x"])
+def test_a_port_that_there_is_not_is_refused(port: str, made: Path) -> None:
+    with contextlib.suppress(SystemExit):
+        assert "--port=65536: must be at most 65535" in said(demo.main, made, "--port", port, code=2)
 
 
 FORGED: list[Any] = [None, True, -1, 10**30, 1e999, "", "x", [], [[]], {}, ["a"], {"a": None}]

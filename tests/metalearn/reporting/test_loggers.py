@@ -17,6 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.logging import RichHandler
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from metalearn.app.process import log_sweep
 from metalearn.errors import ConfigError, RunError
@@ -70,6 +71,8 @@ def test_messages_go_to_what_stderr_is_now(
 
 
 def test_tensorboard_has_curves_settings_config_and_pictures_once(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/overrides.yaml").write_text("- model=mlp\n- run=a\n")
     in_two_sessions(tmp_path, tensorboard=True)
     board = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 11))
@@ -78,7 +81,15 @@ def test_tensorboard_has_curves_settings_config_and_pictures_once(tmp_path: Path
     assert b"    model:\n      widths:" in config.tensor_proto.string_val[0]
     (picture,) = board.Images("episodes/train")
     assert (picture.height, picture.width) == (6, 8)
-    assert board.Scalars("hparam/test_accuracy")[-1].value == pytest.approx(0.8)
+    assert board.Scalars("z_test/accuracy")[-1].value == pytest.approx(0.8)
+    groups = sorted({tag.partition("/")[0] for tag in board.Tags()["scalars"]})
+    assert groups == ["train", "val", "z_test"]  # in the order in which TensorBoard shows them
+    found = HParamsPluginData.FromString(board.PluginTagToContent("hparams")["_hparams_/experiment"])
+    assert [info.name for info in found.experiment.hparam_infos] == [
+        "model.widths",
+        "run",
+        "seed",
+    ]  # the typed ones first
 
 
 def test_a_start_before_the_first_checkpoint_is_made_again(tmp_path: Path) -> None:

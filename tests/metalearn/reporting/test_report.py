@@ -8,12 +8,18 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from metalearn.config.build import build
+from metalearn.config.compose import compose_config
 from metalearn.reporting.figures import costs_of
 from metalearn.reporting.report import ShownLearner, ShownTask, write_report
+from metalearn.reporting.svg import Line, chart
+from metalearn.tasks.common.identities import class_names_of
+from metalearn.tasks.glyphs import character
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Program
 
@@ -87,14 +93,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_writes_a_page_that_stands_alone(run_dir: Path) -> None:
     page = Page(run_dir / "report.html")
     assert "<pre>python train.py trainer.steps=4 " in (run_dir / "report.html").read_text()
+    assert all(f"{name}: glyph " not in page.text and name not in page.text for name in ("class 0", "class 1"))
+    assert re.search(r"glyph [56]\d\d", page.text)  # the test characters have the numbers 500 to 699
     assert_stands_alone(page)
     assert page.headings == [
-        "Learning curves", "After each inner step", "Test episodes", "Where the time went", "Gradient", "Config",
+        "Curves", "Test episodes", "Where the time went", "Gradient", "Where this comes from", "Config",
     ]  # fmt: skip
     result = json.loads((run_dir / "result.json").read_text())
     assert f"{result['test']['accuracy']:.2%}" in page.text and f"maml_glyphs / {NAME}" in page.text
     assert "python train.py trainer.steps=4" in page.text and "meta_batch_size: 2" in page.text
-    tiles = [str(image["class"]) for image in page.images() if "class" in image]
+    tiles = page.images()
     assert len(tiles) == 4 * 5 * (1 + 2)  # tasks, classes, support and queries
     with_header = (run_dir / "metrics.csv").read_text().splitlines()
     assert len(with_header) == 1 + len((run_dir / "metrics.jsonl").read_text().splitlines())
@@ -112,21 +120,76 @@ RESULT = {
 }  # fmt: skip
 
 
-def test_wrong_predictions_are_marked(tmp_path: Path) -> None:
+HOSTILE = "</pre><script>\x1b[2J\u202e"
+
+
+def test_wrong_predictions_are_marked_in_words_and_names_are_only_shown(tmp_path: Path) -> None:
     rows(tmp_path, {"step": 1, "split": "val", "loss": 1.0, "accuracy": 0.5, "ci95": 0.1})
     y = torch.tensor([[0, 0, 1, 1]])
     episode = Episode(*(Batch(torch.rand(1, 4, 1, 9, 9), y) for _ in range(2)))
-    task = ShownTask("task 7", episode, torch.eye(2)[torch.tensor([[0, 1, 1, 1]])])
-    write_report(
-        tmp_path, "python train.py", {"a": "</pre><script>"}, RESULT, [task], ShownLearner(lambda *a: None, {})
-    )
+    task = ShownTask("task 7", episode, torch.eye(2)[torch.tensor([[0, 1, 1, 1]])], [HOSTILE, "fox"])
+    learner = ShownLearner(lambda *a: None, {})
+    write_report(tmp_path, [f"python {HOSTILE}"], {"a": HOSTILE}, RESULT, [task], learner)
     page = Page(tmp_path / "report.html")
     assert_stands_alone(page)
-    shown = [(image["class"], image["title"]) for image in page.images() if "class" in image]
-    assert [title for style, title in shown if style == "tile wrong"] == ["class 0, predicted 1"]
-    assert len([style for style, _ in shown if style == "tile right"]) == 3
-    assert "task 7: 1 of 4 queries wrong" in page.text and "</pre><script>" in page.text
-    assert page.headings == ["Learning curves", "Test episodes", "Config"]  # there is nothing to say of the rest
+    shown = "</pre><script>\\x1b[2J\\u202e"
+    assert [image["alt"] for image in page.images()] == [
+        *[f"{shown}, learned from"] * 2, f"{shown}, predicted as {shown}", f"{shown}, predicted as fox",
+        *["fox, learned from"] * 2, *["fox, predicted as fox"] * 2,
+    ]  # fmt: skip
+    assert page.text.count("\u2713 right") == 3 and page.text.count("\u2717 wrong as fox") == 1
+    assert "task 7: 1 of 4 queries wrong" in page.text and f"python {shown}" in page.text
+    assert "guessing among 2 classes gives 50.0%" in page.text and not {"\x1b", "\u202e"} & set(page.text)
+    assert page.headings == [
+        "Curves",
+        "Test episodes",
+        "Where this comes from",
+        "Config",
+    ]  # nothing of the rest is known
+
+
+def test_names_are_those_of_the_pictures_of_a_task() -> None:
+    """The names of a task's classes are drawn again; here they are read from its pictures."""
+    config = compose_config(["dataset.ways=4", "dataset.rotations=false"]).config
+    source = build(config, "dataset")
+    for index in (0, 3):
+        support, _ = source.episodes("test", torch.tensor([index]))
+        for name, picture in zip(class_names_of(source, "test", index), support.x[0, :, 0], strict=True):
+            drawings = character(int(name.removeprefix("glyph ")), 28)
+            assert any(np.array_equal(drawing, (picture * 255).round().numpy()) for drawing in drawings)
+
+
+def points_of(svg: str, style: str) -> list[tuple[float, float]]:
+    """The corners of the line with this class."""
+    (path,) = re.findall(rf'<path class="{style}" d="M([^"]*)"', svg)
+    return [tuple(map(float, corner.split())) for corner in path.split("L")]  # type: ignore[misc]
+
+
+def test_a_chart_puts_points_in_proportion_and_names_units() -> None:
+    lines = [Line("a", [(0, 0.2), (10, 0.4), (20, float("nan")), (30, 0.8)]), Line("<b>", [(0, 0.5)], [0.1], "dots")]
+    drawn = chart(lines, x="step", y="accuracy (%)", percent=True)
+    (left, low), (middle, between), (right, high) = points_of(drawn, "c1 line")
+    assert (middle - left) / (right - left) == pytest.approx(1 / 3, abs=0.01)
+    assert (low - between) / (low - high) == pytest.approx(1 / 3, abs=0.01)
+    for expected in (">20%<", ">80%<", ">accuracy (%)<", ">step<", "&lt;b&gt;"):
+        assert expected in drawn
+    decades = chart([Line("a", [(0, 1e-3), (1, 1e-1), (2, 0.0), (3, 10.0)])], x="x", y="y", logarithmic=True)
+    heights = [y for _, y in points_of(decades, "c1 line")]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+
+
+@pytest.mark.parametrize("points", [[], [(0, float("nan"))], [(5, 5)], [(0, 0), (1, 0)], [(1e9, 1e-9), (2e9, 1e-9)]])
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_a_chart_of_little_is_drawn_or_says_so(points: list[tuple[float, float]], logarithmic: bool) -> None:
+    drawn = chart([Line("a", points)], x="x", y="y", logarithmic=logarithmic)
+    visible = any(y > 0 or (y == 0 and not logarithmic) for _, y in points)
+    assert ("nothing to draw" in drawn) != visible and "nan" not in drawn and "inf" not in drawn
+
+
+def test_a_long_line_shows_means_and_says_of_how_many() -> None:
+    drawn = chart([Line("loss", [(step, step % 2) for step in range(2000)])], x="x", y="y")
+    corners = points_of(drawn, "c1 line")
+    assert len(corners) == 500 and {y for _, y in corners} == {corners[0][1]} and "means of 4 lines" in drawn
 
 
 def test_the_time_of_each_worker_adds_up() -> None:

@@ -1,0 +1,188 @@
+"""Shows a classifier that `metalearn fit` has made in the browser: a local page on which one drops pictures.
+
+It listens on this machine alone, and ends with Ctrl-C. Pictures are decoded within bounds, and none is kept.
+
+  metalearn demo classifier
+  metalearn demo classifier --port 8000
+"""
+
+import argparse
+import json
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metalearn.app.outcome import OK
+from metalearn.app.process import set_up_process
+from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.fit import ended
+from metalearn.cli.predict import NONE
+from metalearn.errors import ConfigError, printable
+from metalearn.reporting.page import note, page, text
+from metalearn.reporting.to_stderr import log_to_stderr
+
+if TYPE_CHECKING:
+    from metalearn.classifier.classifier import PictureClassifier
+
+LARGEST = 32 * 2**20
+"""Bytes of a picture's file."""
+
+_HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+_SECONDS = 30.0
+"""Seconds that a browser may take for a request."""
+
+_SHOWN = 5
+"""The page shows so many classes of each picture."""
+
+_SCRIPT = """
+const drop = document.querySelector("#drop"), input = document.querySelector("#files");
+const cell = (row, words) => { row.insertCell().textContent = words; };
+async function ask(file) {
+  const row = document.querySelector("tbody").insertRow(0), image = new Image();
+  image.src = URL.createObjectURL(file); image.alt = file.name; image.width = 96;
+  row.insertCell().append(image);
+  cell(row, file.name);
+  const found = row.insertCell();
+  found.textContent = "…";
+  try {
+    const answer = await fetch("predict", { method: "POST", body: file, headers: { "X-Picture": "1" } });
+    const said = await answer.json();
+    found.textContent = said.error || `${said.label}\\n` +
+      said.probabilities.map(([name, value]) => `${name} ${(100 * value).toFixed(1)}%`).join("\\n");
+  } catch (error) { found.textContent = `no answer: ${error.message}`; }
+}
+const all = async files => { for (const file of files) await ask(file); };
+input.onchange = () => all(input.files);
+drop.ondragover = event => event.preventDefault();
+drop.ondrop = event => { event.preventDefault(); all(event.dataTransfer.files); };
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        command_name("demo"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
+    parser.add_argument("--port", type=whole(0), default=0, help="the port (default: 0, any that is free)")
+    parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
+    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    options = parser.parse_args(arguments)
+    return ended(lambda: demo(options))
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; returns the exit code."""
+    if options.port > 65535:
+        raise ConfigError(f"--port={options.port}: must be at most 65535; type --port 0 for any that is free")
+    set_up_process(options.threads)
+    import torch  # after the line above
+
+    from metalearn.classifier.classifier import PictureClassifier
+
+    torch.set_num_threads(options.threads)
+    log_to_stderr()
+    classifier = PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
+    with served(classifier, options.classifier.resolve().name, options.port) as server:
+        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return OK
+    return OK
+
+
+def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHTTPServer:
+    """A server of the page on this machine alone, which waits for `serve_forever`.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    from metalearn.classifier.backbones import features_of
+    from metalearn.classifier.collected import all_seen
+
+    content = demo_page(classifier, name).encode()
+    one_at_a_time = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _SECONDS
+
+        def do_GET(self) -> None:
+            if self.path == "/" and self.is_ours():
+                self.reply(200, content, "text/html; charset=utf-8")
+            else:
+                self.refuse(404, "there is no such page")
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if not self.is_ours() or "X-Picture" not in self.headers:  # pages of others may not send this header
+                self.refuse(403, "this is for the page of metalearn demo alone")
+            elif self.path != "/predict":
+                self.refuse(404, "there is no such page")
+            elif not length.isascii() or not length.isdecimal() or int(length) > LARGEST:
+                self.refuse(413, f"a picture may have {LARGEST:,} bytes")
+            else:
+                self.predict(self.rfile.read(int(length)))
+
+        def predict(self, picture: bytes) -> None:
+            backbone = classifier.opened()
+            try:
+                with one_at_a_time:
+                    (answer,) = classifier.answers_of(
+                        features_of(backbone, all_seen([picture], backbone.form, "picture"))
+                    )
+            except ValueError as error:
+                self.refuse(400, printable(str(error)))
+                return
+            ranked = sorted(zip(map(str, classifier.classes_), answer.probabilities.tolist(), strict=True), key=_last)
+            label = NONE if answer.label is None else str(answer.label)
+            self.say(200, {"label": label, "probabilities": ranked[::-1][:_SHOWN]})
+
+        def is_ours(self) -> bool:
+            """Whether the browser means this machine: the name of another could have been pointed here."""
+            port = self.connection.getsockname()[1]
+            return self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}")
+
+        def refuse(self, code: int, reason: str) -> None:
+            self.close_connection = True  # what it still sends is not read
+            self.say(code, {"error": reason})
+
+        def say(self, code: int, values: dict[str, Any]) -> None:
+            self.reply(code, json.dumps(values).encode(), "application/json")
+
+        def reply(self, code: int, body: bytes, kind: str) -> None:
+            self.send_response(code)
+            for header, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+                self.send_header(header, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing for each request."""
+
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"--port={port}: cannot be opened: {error.strerror}; type --port 0 for any that is free"
+        ) from error
+
+
+def _last(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def demo_page(classifier: "PictureClassifier", name: str) -> str:
+    """The page."""
+    classes = ", ".join(map(str, classifier.classes_[:50])) + (", …" if len(classifier.classes_) > 50 else "")
+    parts = [
+        f"<h1>{text(name)}</h1>", note(f"{len(classifier.classes_)} classes: {classes}"),
+        '<label id="drop" class="card drop">Drop pictures here, or choose them: '
+        '<input id="files" type="file" multiple accept="image/*"></label>',
+        '<table class="answers"><thead><tr><th>picture</th><th>file</th><th>answer</th></tr></thead>'
+        "<tbody></tbody></table>",
+    ]  # fmt: skip
+    return page(name, parts, script=_SCRIPT, connects=True)

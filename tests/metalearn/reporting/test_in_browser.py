@@ -1,0 +1,54 @@
+"""Every page in headless Chromium: none is wider than the screen, and each is dark where the reader wants it."""
+
+from pathlib import Path
+
+import pytest
+
+from metalearn.classifier.classifier import PictureClassifier
+from metalearn.cli import fit
+from metalearn.cli.demo import demo_page
+from metalearn.reporting.index import write_index
+from tests import drawn_pictures
+from tests.browser import CHROMIUM, WIDTHS, check_fits
+from tests.runs import slow, train_in
+
+pytestmark = [slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")]
+
+LONG = "a_name_of_a_class_without_any_blank_that_is_longer_than_a_narrow_screen_" * 2
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("pages")
+    short = ("trainer.steps=4", "trainer.val_every=2", "trainer.val_tasks=4", "trainer.test_tasks=4", "model.filters=8")
+    (home / "outputs/x").mkdir(parents=True)
+    train_in(home / "outputs/x" / LONG[:100], *short, "logger.every=1", "logger.report=true")
+    train_in(home / "outputs/x/curves", "experiment=maml_sinusoid", *short[:4], "logger.report=true")
+    (home / "outputs/x/damaged").mkdir()
+    (home / "outputs/x/damaged/result.json").write_text("?" * 500)
+    write_index(home / "outputs")
+    pictures = drawn_pictures.put(home / "pictures", 4)
+    (pictures / "fish").rename(pictures / LONG)
+    (pictures / "star/03.png").rename(pictures / LONG / "star.png")
+    assert fit.main([str(pictures), "--out", str(home / LONG[:80])]) == 0
+    demo = home / "demo.html"
+    demo.write_text(demo_page(PictureClassifier.load(home / LONG[:80]), LONG))
+    return {
+        "run": home / "outputs/x" / LONG[:100] / "report.html", "curves": home / "outputs/x/curves/report.html",
+        "index": home / "outputs/index.html", "fit": home / LONG[:80] / "report.html", "demo": demo,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["run", "curves", "index", "fit", "demo"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_page_is_wider_than_the_screen(name: str, dark: bool, pages: dict[str, Path], tmp_path: Path) -> None:
+    for width in WIDTHS:
+        check_fits(pages[name], width, dark=dark, home=tmp_path)
+
+
+def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "wide.html"
+    page.write_text('<meta name="color-scheme" content="light dark"><p style="width: 400px">')
+    check_fits(page, 800, dark=False, home=tmp_path)
+    with pytest.raises(AssertionError, match="at 360 px is 4"):
+        check_fits(page, 360, dark=False, home=tmp_path)
