@@ -27,6 +27,11 @@ def test_sine_waves_adapts_to_a_wave(tmp_path: Path) -> None:
     assert max(abs(value) for value in wave[1::2]) < 2  # not wild
 
 
+def test_learned_weights_bear_wrong_labels(tmp_path: Path) -> None:
+    plain, learned = said("reweight_labels.py", "150", tmp_path)
+    assert learned > plain
+
+
 def test_a_new_shop_is_learned_from_five_days(tmp_path: Path) -> None:
     before, after = said("own_table.py", "200", tmp_path)
     assert after < 0.7 * before

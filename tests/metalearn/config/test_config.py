@@ -31,6 +31,11 @@ SUPERVISED = ["experiment=supervised_glyphs"]
 SUITABLE = {
     ("model", "mlp"): ["dataset=sinusoid"],
     ("dataset", "sinusoid"): ["model=mlp"],
+    ("dataset", "table"): ["model=mlp", "dataset.file=t.csv", "dataset.task=who", "dataset.target=effect"],
+    ("metric", "mse"): ["model=mlp", "dataset=sinusoid"],
+    ("metric", "mae"): ["model=mlp", "dataset=sinusoid"],
+    ("metric", "f1"): ["loss=binary"],
+    ("metric", "exact_match"): ["loss=binary"],
     ("algorithm", "supervised"): SUPERVISED,
     ("dataset", "omniglot_characters"): SUPERVISED,
     ("dataset", "glyph_characters"): SUPERVISED,

@@ -1,0 +1,220 @@
+"""Bilevel programs without the trainer: derivatives of an inner minimum, or of the steps to it, by outer variables.
+
+Variables are trees: tensors in dictionaries, lists and tuples, nested as you like. `inner(w, outer, step)` is the inner
+loss, one number, a pure function of the inner variables `w`, the outer ones, and the number of the step (from 0); a
+module takes part through `torch.func.functional_call`.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call, grad, jvp, vjp
+from torch.utils import _pytree as pytree
+
+from metalearn.algorithms.common.functional import conjugate_gradient
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, momentum, rmsprop, sgd
+from metalearn.checks import Invalid, one_of, real_number, whole_number
+
+__all__ = [
+    "InnerOptimizer", "adam", "descent", "forward", "functional_call", "implicit", "momentum", "rmsprop", "sgd"
+]  # fmt: skip
+
+Tree = Any
+InnerLoss = Callable[[Tree, Tree, int], Tensor]
+OuterLoss = Callable[[Tree, Tree], Tensor]
+Rate = float | Callable[[Tree, int], Any]
+
+
+def descent(
+    inner: InnerLoss,
+    start: Tree,
+    outer: Tree,
+    *,
+    steps: int,
+    rate: Rate,
+    optimizer: InnerOptimizer = SGD,
+    memory: str = "all",
+    last: int | None = None,
+) -> Tree:
+    """The inner variables after some steps of descent, with their graph to `outer` and `start`.
+
+    Args:
+        inner: the inner loss.
+        start: the inner variables at the start.
+        outer: all that the derivative is wanted of; what `inner` takes from elsewhere counts as constant with `log`.
+        steps: inner steps.
+        rate: a number; or a function of `outer` and the step to a number, or to a tree of rates like `start`.
+        optimizer: of this module.
+        memory: `all` keeps the graph of every step; `log` keeps log₂(steps) points of the path, and the derivative
+            computes each step up to log₂(steps) times again (Griewank 1992). `log` has no second derivative.
+        last: only so many of the last steps have a derivative (Shaban et al. 2019, arXiv 1810.10667), and `start` has
+            none; None: all have.
+
+    Raises:
+        ValueError: a number out of range, or another `memory`.
+    """
+    whole_number("steps", steps, at_least=0)
+    one_of("memory", memory, ("all", "log"))
+    step = _step_of(inner, rate, optimizer)
+    point = (start, optimizer.start(_named(start)))
+    first = 0
+    if last is not None:
+        whole_number("last", last, at_least=0, at_most=steps)
+        first = steps - last
+        point = _detached(_walk(step, _detached(point), _detached(outer), 0, first))
+    if memory == "all":
+        return _walk(step, point, outer, first, steps)[0]
+    leaves, form = pytree.tree_flatten((point, outer))
+    ends = _LogMemory.apply(step, form, first, steps, *leaves)
+    return pytree.tree_unflatten(ends, pytree.tree_structure(point))[0]
+
+
+def forward(
+    inner: InnerLoss, start: Tree, outer: Tree, direction: Tree, *, steps: int, rate: Rate,
+    optimizer: InnerOptimizer = SGD,
+) -> tuple[Tree, Tree]:  # fmt: skip
+    """As `descent`, in forward mode: also the derivative of the end along a direction of `outer`. Its memory is that of
+    one step, whatever their number; each direction costs a descent (Franceschi et al. 2017, arXiv 1703.01785).
+
+    Raises:
+        ValueError: as `descent`.
+    """
+
+    def end(outer: Tree) -> Tree:
+        return descent(inner, start, outer, steps=steps, rate=rate, optimizer=optimizer)
+
+    with warnings.catch_warnings():  # what torch imports for it is made by its deprecated torch.jit.script
+        warnings.simplefilter("ignore", FutureWarning)
+        found = jvp(end, (outer,), (direction,))
+    return found[0], found[1]
+
+
+def implicit(
+    inner: InnerLoss,
+    objective: OuterLoss,
+    w: Tree,
+    outer: Tree,
+    *,
+    solver: str = "cg",
+    steps: int = 20,
+    rate: float | None = None,
+) -> Tree:
+    """The gradient of `objective(w*(outer), outer)` by `outer`, where `w` is a minimum w* of the inner loss at step 0,
+    however it was found: ∂O/∂λ − ∂²L/∂λ∂w · (∂²L/∂w²)⁻¹ ∂O/∂w, by the implicit function theorem.
+
+    Args:
+        inner, outer: as for `descent`.
+        objective: `objective(w, outer)`, the outer loss, one number.
+        w: a minimum, at which the Hessian is positive definite.
+        solver: `cg`: conjugate gradient (Pedregosa 2016, arXiv 1602.02355). `neumann`: the first terms of the series
+            rate · Σ (I − rate · H)ᵏ (Lorraine et al. 2020, arXiv 1911.02590).
+        steps: of conjugate gradient; or terms of the series.
+        rate: of the series; below 2 / the largest eigenvalue of H.
+
+    Raises:
+        ValueError: another solver, a number out of range, or a rate without use.
+    """
+    one_of("solver", solver, ("cg", "neumann"))
+    whole_number("steps", steps, at_least=1)
+    if (rate is None) == (solver == "neumann"):
+        raise Invalid("rate", rate, "belongs to solver='neumann', which needs it", "give both, or neither")
+    w, outer = _detached(w), _detached(outer)
+    of_w, of_outer = grad(objective, argnums=(0, 1))(w, outer)
+    slope: Callable[[Tree], Tree] = lambda at: grad(inner)(at, outer, 0)  # noqa: E731
+    pull = vjp(slope, w)[1]
+    form = pytree.tree_structure(w)
+
+    def curvature(v: dict[str, Tensor]) -> dict[str, Tensor]:
+        """H v; the functions of the library have tasks as their first dimension, here one."""
+        (product,) = pull(pytree.tree_unflatten([value[0] for value in v.values()], form))
+        return {name: value.unsqueeze(0) for name, value in _named(product).items()}
+
+    right = {name: value.unsqueeze(0) for name, value in _named(of_w).items()}
+    if rate is None:
+        solution, _ = conjugate_gradient(curvature, right, steps)
+    else:
+        real_number("rate", rate, above=0)
+        term = solution = right
+        for _ in range(steps - 1):
+            image = curvature(term)
+            term = {name: value - rate * image[name] for name, value in term.items()}
+            solution = {name: value + term[name] for name, value in solution.items()}
+        solution = {name: rate * value for name, value in solution.items()}
+    cross = vjp(lambda outer: grad(inner)(w, outer, 0), outer)[1]
+    (indirect,) = cross(pytree.tree_unflatten([value[0] for value in solution.values()], form))
+    return pytree.tree_map(torch.sub, of_outer, indirect)
+
+
+# The steps
+
+_Point = tuple[Tree, dict[str, Any]]
+"""Inner variables, and the state of their optimiser."""
+_Step = Callable[[_Point, Tree, int], _Point]
+
+
+def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer) -> _Step:
+    if not callable(rate):
+        real_number("rate", rate, above=0)
+
+    def step(point: _Point, outer: Tree, number: int) -> _Point:
+        w, state = point
+        directions, state = optimizer.direct(_named(grad(inner)(w, outer, number)), state, number)
+        rates = rate(outer, number) if callable(rate) else rate
+        leaves, form = pytree.tree_flatten(w)
+        each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else pytree.tree_leaves(rates)
+        moved = [leaf - own * way for leaf, own, way in zip(leaves, each, directions.values(), strict=True)]
+        return pytree.tree_unflatten(moved, form), state
+
+    return step
+
+
+def _walk(step: _Step, point: _Point, outer: Tree, first: int, end: int) -> _Point:
+    for number in range(first, end):
+        point = step(point, outer, number)
+    return point
+
+
+class _LogMemory(torch.autograd.Function):
+    """The end of a path, whose derivative goes back by halves: it keeps the point in the middle of each."""
+
+    @staticmethod
+    def forward(ctx: Any, step: _Step, form: Any, first: int, end: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*leaves)
+        ctx.step, ctx.form, ctx.first, ctx.end = step, form, first, end
+        point, outer = pytree.tree_unflatten(leaves, form)
+        return tuple(value.clone() for value in pytree.tree_leaves(_walk(step, point, outer, first, end)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        point, outer = pytree.tree_unflatten(ctx.saved_tensors, ctx.form)
+        sums = pytree.tree_map(torch.zeros_like, outer)
+
+        def back(point: _Point, slope: _Point, first: int, end: int) -> _Point:
+            nonlocal sums
+            if end == first:
+                return slope
+            if end - first > 1:
+                middle = (first + end) // 2
+                slope = back(_walk(ctx.step, point, outer, first, middle), slope, middle, end)
+                return back(point, slope, first, middle)
+            pull = vjp(lambda point, outer: ctx.step(point, outer, first), point, outer)[1]
+            slope, of_outer = pull(slope)
+            sums = pytree.tree_map(torch.add, sums, of_outer)
+            return slope
+
+        slope = back(point, pytree.tree_unflatten(slopes, pytree.tree_structure(point)), ctx.first, ctx.end)
+        return None, None, None, None, *pytree.tree_leaves((slope, sums))
+
+
+def _named(tree: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by their places."""
+    return {str(place): leaf for place, leaf in enumerate(pytree.tree_leaves(tree))}
+
+
+def _detached(tree: Tree) -> Tree:
+    return pytree.tree_map(lambda leaf: leaf.detach(), tree)

@@ -1,0 +1,161 @@
+"""The toolbox for bilevel programs, in float64: against finite differences, closed forms, and each other."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from metalearn import bilevel
+from metalearn.bilevel import descent, forward, functional_call, implicit
+
+DOUBLE = torch.float64
+NET = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+X, Y, CLEAN_X, CLEAN_Y = (drawn(6, size, seed=seed) for seed, size in enumerate((3, 1, 3, 1)))
+START = {name: drawn(*value.shape, seed=7) / 2 for name, value in NET.named_parameters()}
+OUTER = {
+    "weights": drawn(6, seed=8).abs(),
+    "decay": [torch.tensor(0.3, dtype=DOUBLE)],
+    "rate": torch.tensor(0.1, dtype=DOUBLE),
+}
+
+
+def inner(w: Any, outer: Any, step: int) -> Tensor:
+    """A weighted loss of a network that depends on the step, and a decay."""
+    errors = (functional_call(NET, w, (X,)) - Y).square().mean(dim=1)
+    size = sum(value.square().sum() for value in w.values())
+    return (outer["weights"] * errors).sum() / (step + 2) + outer["decay"][0] * size
+
+
+def objective(w: Any, outer: Any) -> Tensor:
+    return (functional_call(NET, w, (CLEAN_X,)) - CLEAN_Y).square().mean() + outer["weights"].sum() / 10
+
+
+def of_outer(outer: Any, step: int) -> Tensor:
+    return outer["rate"] / (step + 1)
+
+
+OPTIMIZERS = {
+    "sgd": bilevel.sgd(), "momentum": bilevel.momentum(momentum=0.8), "rmsprop": bilevel.rmsprop(decay=0.9, eps=0.1),
+    "adam": bilevel.adam(beta1=0.9, beta2=0.99, eps=0.1),
+}  # fmt: skip
+
+
+def values_of(tree: Any) -> list[Tensor]:
+    return pytree.tree_leaves(tree)
+
+
+def gradient(steps: int, **settings: Any) -> list[Tensor]:
+    leaves, form = pytree.tree_flatten((START, OUTER))
+    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+    start, outer = pytree.tree_unflatten(leaves, form)
+    end = descent(inner, start, outer, steps=steps, rate=of_outer, **settings)
+    grads = torch.autograd.grad(objective(end, outer), leaves, allow_unused=True, materialize_grads=True)
+    return list(grads)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("memory", ["all", "log"])
+def test_the_derivative_of_a_descent_is_a_finite_difference(name: str, memory: str) -> None:
+    leaves, form = pytree.tree_flatten((START, OUTER))
+    way = [drawn(*leaf.shape, seed=20 + place) for place, leaf in enumerate(leaves)]
+    wanted = sum(
+        (g * v).sum() for g, v in zip(gradient(5, optimizer=OPTIMIZERS[name], memory=memory), way, strict=True)
+    )
+
+    def at(length: float) -> Tensor:
+        start, outer = pytree.tree_unflatten([leaf + length * v for leaf, v in zip(leaves, way, strict=True)], form)
+        end = descent(inner, start, outer, steps=5, rate=of_outer, optimizer=OPTIMIZERS[name], memory=memory)
+        return objective(end, outer)
+
+    h = 1e-3  # of the sixth order: (45 (f₁ − f₋₁) − 9 (f₂ − f₋₂) + (f₃ − f₋₃)) / 60 h
+    found = sum(c * (at(k * h) - at(-k * h)) for k, c in ((1, 45), (2, -9), (3, 1))) / (60 * h)
+    assert abs(found - wanted) <= 1e-8 * max(1, abs(wanted))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 1, 2, 7])
+def test_forward_mode_and_log_memory_give_the_derivative_of_the_whole_graph(name: str, steps: int) -> None:
+    kind = OPTIMIZERS[name]
+    whole, log = (gradient(steps, optimizer=kind, memory=memory) for memory in ("all", "log"))
+    for one, other in zip(whole, log, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    way = pytree.tree_map(lambda leaf: torch.ones_like(leaf) / 3, OUTER)
+    end, moved = forward(inner, START, OUTER, way, steps=steps, rate=of_outer, optimizer=kind)
+    w = pytree.tree_map(lambda leaf: leaf.clone().requires_grad_(), end)
+    slopes = torch.autograd.grad(objective(w, OUTER), values_of(w))
+    along = sum((a * b).sum() for a, b in zip(slopes, values_of(moved), strict=True)) + 6 / 3 / 10
+    wanted = sum(value.sum() for value in whole[len(values_of(START)) :]) / 3
+    torch.testing.assert_close(torch.as_tensor(along), wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_a_truncated_descent_is_that_of_its_last_steps() -> None:
+    middle = descent(inner, START, OUTER, steps=3, rate=0.1)
+
+    def later(w: Any, outer: Any, step: int) -> Tensor:
+        return inner(w, outer, step + 3)
+
+    def grads(**settings: Any) -> tuple[Tensor, ...]:
+        outer = pytree.tree_map(lambda leaf: leaf.clone().requires_grad_(), OUTER)
+        end = descent(outer=outer, rate=0.1, **settings)
+        return torch.autograd.grad(objective(end, outer), (outer["weights"], outer["decay"][0]))
+
+    wanted = grads(inner=later, start=middle, steps=2)
+    for memory in ("all", "log"):
+        torch.testing.assert_close(grads(inner=inner, start=START, steps=5, last=2, memory=memory), wanted)
+
+
+def ridge(w: Any, outer: Any, step: int) -> Tensor:
+    return (X @ w["w"] - Y).square().sum() / 2 + outer["decay"] / 2 * w["w"].square().sum()
+
+
+@pytest.mark.parametrize(("solver", "settings"), [("cg", {"steps": 3}), ("neumann", {"steps": 4000, "rate": 0.05})])
+def test_the_implicit_gradient_of_ridge_regression_is_its_closed_form(solver: str, settings: Any) -> None:
+    def closed(decay: Tensor) -> Tensor:
+        w = torch.linalg.solve(X.T @ X + decay * torch.eye(3, dtype=DOUBLE), X.T @ Y)
+        return (CLEAN_X @ w - CLEAN_Y).square().sum() + decay
+
+    decay = torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
+    (wanted,) = torch.autograd.grad(closed(decay), decay)
+    w = torch.linalg.solve(X.T @ X + 0.7 * torch.eye(3, dtype=DOUBLE), X.T @ Y)
+    found = implicit(
+        ridge, lambda w, outer: (CLEAN_X @ w["w"] - CLEAN_Y).square().sum() + outer["decay"], {"w": w},
+        {"decay": decay}, solver=solver, **settings,
+    )  # fmt: skip
+    assert abs(found["decay"] - wanted) <= 1e-8 * abs(wanted)
+
+
+def test_log_memory_keeps_no_step_for_the_derivative() -> None:
+    """The graph of 64 steps is one node, which keeps what the descent was given."""
+    outer = OUTER | {"weights": OUTER["weights"].clone().requires_grad_()}
+    end = descent(inner, START, outer, steps=64, rate=0.05, memory="log")
+    (node,) = {value.grad_fn for value in end.values()}
+    assert len(node.saved_tensors) == len(values_of((START, outer)))  # type: ignore[union-attr]
+    assert {following for following, _ in node.next_functions if following is not None} == {  # type: ignore[union-attr]
+        torch.autograd.graph.get_gradient_edge(outer["weights"]).node
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: descent(inner, START, OUTER, steps=-1, rate=0.1), "steps=-1: must be a whole number"),
+        (lambda: descent(inner, START, OUTER, steps=2, rate=0.0), "rate=0.0: must be a finite number above 0"),
+        (lambda: descent(inner, START, OUTER, steps=2, rate=0.1, last=3), "last=3: must be a whole number"),
+        (lambda: descent(inner, START, OUTER, steps=2, rate=0.1, memory="some"), "must be one of all, log"),
+        (lambda: implicit(inner, objective, START, OUTER, solver="lu"), "must be one of cg, neumann"),
+        (lambda: implicit(inner, objective, START, OUTER, solver="neumann"), "rate=None: belongs to solver='neumann'"),
+        (lambda: implicit(inner, objective, START, OUTER, rate=0.1), "rate=0.1: belongs to solver='neumann'"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
