@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from metalearn.api.pictures import listed
 from metalearn.checks import one_of, whole_number
 from metalearn.classifier import validation
-from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of
+from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_of
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.page import MOST_SHOWN
@@ -201,7 +201,9 @@ class PictureClassifier:
     def _features_of(self, pictures: Iterable[Any]) -> Tensor:
         self._check_fitted()
         backbone = self.opened()
-        return features_from_cache(backbone, all_seen(listed(pictures, "X"), backbone.form, "X"))
+        seen = all_seen(listed(pictures, "X"), backbone.form, "X")
+        # A service asks for one picture at a time: the cache would get a file for each, for ever.
+        return features_of(backbone, seen) if len(seen) == 1 else features_from_cache(backbone, seen)
 
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
