@@ -48,7 +48,7 @@ def test_no_page_is_wider_than_the_screen(name: str, dark: bool, pages: dict[str
 
 def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
     page = tmp_path / "wide.html"
-    page.write_text('<meta name="color-scheme" content="light dark"><p style="width: 400px">')
+    page.write_text('<!DOCTYPE html><meta name="color-scheme" content="light dark"><p style="width: 400px">wide')
     check_fits(page, 800, dark=False, home=tmp_path)
     with pytest.raises(AssertionError, match="at 360 px is 4"):
         check_fits(page, 360, dark=False, home=tmp_path)
