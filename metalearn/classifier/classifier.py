@@ -1,8 +1,10 @@
 """The classifier: `fit`, `predict`, `predict_proba` and `score` as scikit-learn's estimators have them."""
 
+import hashlib
 import inspect
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from metalearn.api import hub
 from metalearn.api.pictures import listed
 from metalearn.checks import one_of, whole_number
 from metalearn.classifier import validation
-from metalearn.classifier.backbones import DEFAULT, Backbone, backbone_of
+from metalearn.classifier.backbones import DEFAULT, Backbone, backbone_of, digest_of
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import Saved, read, write
+from metalearn.classifier.saved import FILES, WEIGHTS, Saved, Weights, origin, read, write
 from metalearn.errors import ConfigError
 
 SETTINGS = ("head", "folds", "seed")
@@ -114,6 +117,7 @@ class PictureClassifier:
             heads=list(HEADS) if self.head == AUTO else [self.head], folds=self.folds, seed=self.seed,
         )  # fmt: skip
         self._learn(self.report_["head"])
+        self._origin = origin()
         return self
 
     def _learn(self, head: str) -> None:
@@ -211,7 +215,8 @@ class PictureClassifier:
     # In files
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """Writes a folder with what `load` needs: `classifier.json` and `classifier.safetensors`.
+        """Writes a folder with what `load` needs, and without a path of this machine. Weights that a package brings are
+        not in it; `export` writes them too.
 
         Args:
             replace: `path` may hold a classifier, which is replaced.
@@ -219,30 +224,104 @@ class PictureClassifier:
         Raises:
             ValueError: it has not learned, there is something else at `path`, or it cannot be written.
         """
+        self._write(Path(path), replace=replace, whole=False, licence=None)
+
+    def _write(self, folder: Path, *, replace: bool, whole: bool, licence: str | None) -> None:
         self._check_fitted()
-        backbone = self.opened()
-        settings = {name: getattr(self, name) for name in SETTINGS}
+        backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
+        weights = Weights(backbone.state, licence or backbone.licence) if whole or not backbone.packaged else None
         saved = Saved(
-            backbone.name, backbone.weights, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._features, self._y,
+            backbone.name, backbone.named, digest_of(weights.state) if weights else backbone.digest, settings,
+            self.classes_.tolist(), self._names, self.report_, self._origin, self._features, self._y,
         )  # fmt: skip
-        write(Path(path), saved, replace=replace)
+        write(folder, saved, replace=replace, weights=weights)
+
+    def export(self, path: str | os.PathLike[str], *, format: str = "folder", licence: str | None = None) -> list[str]:  # noqa: A002 (the option's name)
+        """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
+
+        Args:
+            format: `folder`, which `load` reads without anything else; `onnx` or `torch-export`: a program of the
+                network and the head that runs without this one.
+            licence: of the network's weights, if it is not known.
+
+        Raises:
+            ValueError: it has not learned, a package is missing, the program differs from this one by more than 1e-4,
+                or the folder cannot be written.
+        """
+        from metalearn.classifier.exported import export
+
+        self._check_fitted()
+        return export(self, Path(path), file_format=format, licence=licence)
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool = False, licence: str | None = None, timeout: float = hub.SECONDS
+    ) -> str:
+        """Exports it to a repository of Hugging Face's hub (`pip install metalearn-train[hub]`), which is made if it is
+        not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
+
+        Args:
+            repo_id: such as `you/animals`.
+            private: of a new repository: only you see it.
+            licence: as for `export`.
+            timeout: seconds for all of it.
+
+        Raises:
+            ValueError: it has not learned; or the hub refuses it, or does not answer in time.
+        """
+        from metalearn.classifier.exported import FOLDER, export
+
+        self._check_fitted()
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "classifier"
+            for line in export(self, folder, file_format=FOLDER, licence=licence, name=repo_id):
+                log.warning(line)
+            return hub.push(folder, repo_id, private=private, timeout=timeout)
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS
+    ) -> "PictureClassifier":
+        """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. Only
+        the files that `save` writes are read, within bounds, and checked as `load` does. They stay in the hub's cache.
+
+        Args:
+            name_or_folder: a folder that is there, or else a repository, such as `you/animals`.
+            revision: a branch, tag or commit of the repository.
+            timeout: seconds for all of it.
+
+        Raises:
+            ValueError: it cannot be fetched in time, is too large, or is refused.
+        """
+        if revision is None and os.path.isdir(name_or_folder):  # noqa: PTH112 (it may be no name of a path)
+            return cls.load(name_or_folder, key="name_or_folder")
+        folder = hub.fetch(os.fspath(name_or_folder), FILES[:2], FILES[2:], revision=revision, timeout=timeout)
+        return cls.load(folder, key="name_or_folder", links=True)  # the hub's cache has links to its files
+
+    def data_digest(self) -> str:
+        """The SHA-256 of the features and labels that it has learned from, in whatever order."""
+        self._check_fitted()
+        rows = zip(self._features, self._y.tolist(), strict=True)
+        each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode() for row, y in rows)
+        return hashlib.sha256(b"".join(each)).hexdigest()
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, weights: str | None = None, key: str = "path"
+        cls, path: str | os.PathLike[str], *, weights: str | None = None, key: str = "path", links: bool = False
     ) -> "PictureClassifier":
         """A classifier that `save` has written, of any origin: nothing in it is run.
 
         Args:
             path: its folder.
-            weights: of a network of torchvision, which the folder does not have.
+            weights: of the network, if the folder does not have them.
             key: how messages name the folder.
+            links: its files may be links.
 
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved = read(Path(path), key)
+        saved, own = read(Path(path), key, links=links), Path(path) / WEIGHTS
+        if weights is None and own.exists():
+            weights = str(own)
         if saved.backbone != DEFAULT and weights is None:
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
@@ -252,7 +331,7 @@ class PictureClassifier:
         backbone = made.opened()
         if backbone.digest != saved.digest or backbone.width != saved.features.shape[1]:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
-        made.classes_, made.report_ = np.array(saved.classes), saved.report
+        made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
         made._learn(saved.report["head"])
         return made
