@@ -35,7 +35,7 @@ FORMAT = 1
 
 MOST_CLASSES, MOST_PICTURES = 10_000, 1_000_000
 _LONGEST_NOTE = 200
-"""Characters of a value in `Saved.origin`."""
+"""Characters of a text that is shown."""
 
 
 class Saved(NamedTuple):
@@ -171,13 +171,15 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    said = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    return str(said)[:_LONGEST_NOTE]
 
 
 def _check(saved: Saved) -> None:
     """Raises ValueError for values that no classifier has."""
     for name in ("backbone", "weights", "digest"):
-        _wanted(isinstance(getattr(saved, name), str), name, "must be text")
+        short = isinstance(getattr(saved, name), str) and len(getattr(saved, name)) <= _LONGEST_NOTE
+        _wanted(short, name, f"must be text, of {_LONGEST_NOTE} characters at most")
     _wanted(isinstance(saved.settings, dict) and isinstance(saved.report, dict), "settings, report", "must be objects")
     _wanted(saved.settings.keys() == {"head", "folds", "seed"}, "settings", "must have head, folds and seed")
     notes = saved.origin.items() if isinstance(saved.origin, dict) else [("", None)]
