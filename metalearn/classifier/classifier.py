@@ -1,9 +1,11 @@
 """The classifier: `fit`, `predict`, `predict_proba` and `score` as scikit-learn's estimators have them."""
 
+import hashlib
 import inspect
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from metalearn.api import hub
 from metalearn.api.pictures import listed
 from metalearn.checks import one_of, whole_number
 from metalearn.classifier import validation
@@ -20,8 +23,9 @@ from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.page import MOST_SHOWN
-from metalearn.classifier.saved import Saved, read, write
+from metalearn.classifier.saved import FILES, WEIGHTS, Page, Saved, Weights, read, write
 from metalearn.errors import ConfigError
+from metalearn.reporting.provenance import made_with
 
 SETTINGS = ("head", "folds", "seed")
 """Arguments of the constructor that are saved as they are."""
@@ -122,6 +126,7 @@ class PictureClassifier:
         )  # fmt: skip
         self._learn(self.report_["head"])
         self._shown: dict[str, Tensor] = {}
+        self._origin = made_with()
         return self
 
     def _show_wrong(self, found: Collected) -> "PictureClassifier":
@@ -255,8 +260,8 @@ class PictureClassifier:
     # In files
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False, command: str = "") -> None:
-        """Writes a folder with what `load` needs, `classifier.json` and `classifier.safetensors`, and
-        `report.html`, a page of what the cross-validation has found.
+        """Writes a folder with what `load` needs, and `report.html`, a page of what the cross-validation has found.
+        Weights that a package brings are not in it; `export` writes them too.
 
         Args:
             replace: `path` may hold a classifier, which is replaced.
@@ -267,12 +272,83 @@ class PictureClassifier:
         """
         self._check_fitted()
         backbone = self.opened()
-        settings = {name: getattr(self, name) for name in SETTINGS}
-        saved = Saved(
-            backbone.name, backbone.weights, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._features, self._y,
+        weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
+        write(Path(path), self._saved(), replace=replace, weights=weights, page=Page(command, self._shown))
+
+    def _saved(self) -> Saved:
+        backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
+        return Saved(
+            backbone.name, backbone.named, backbone.digest, settings, self.classes_.tolist(), self._names,
+            self.report_, self._origin, self._features, self._y,
         )  # fmt: skip
-        write(Path(path), saved, replace=replace, command=command, shown=self._shown)
+
+    def export(self, path: str | os.PathLike[str], *, format: str = "folder", licence: str | None = None) -> list[str]:  # noqa: A002 (the option's name)
+        """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
+
+        Args:
+            format: `folder`, which `load` reads without anything else; `onnx` or `torch-export`: a program of the
+                network and the head that runs without this one.
+            licence: of the network's weights, if it is not known.
+
+        Raises:
+            ValueError: it has not learned, a package is missing, the program differs from this one by more than 1e-4,
+                or the folder cannot be written.
+        """
+        from metalearn.classifier.exported import export
+
+        self._check_fitted()
+        return export(self, Path(path), file_format=format, licence=licence)
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool = False, licence: str | None = None, timeout: float = hub.SECONDS
+    ) -> str:
+        """Exports it to a repository of Hugging Face's hub (`pip install metalearn-train[hub]`), which is made if it is
+        not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
+
+        Args:
+            repo_id: such as `you/animals`.
+            private: of a new repository: only you see it.
+            licence: as for `export`.
+            timeout: seconds for all of it.
+
+        Raises:
+            ValueError: it has not learned; or the hub refuses it, or does not answer in time.
+        """
+        from metalearn.classifier.exported import FOLDER, export
+
+        self._check_fitted()
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "classifier"
+            for line in export(self, folder, file_format=FOLDER, licence=licence, name=repo_id):
+                log.warning(line)
+            return hub.push(folder, repo_id, private=private, timeout=timeout)
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS
+    ) -> "PictureClassifier":
+        """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. Only
+        the files that `save` writes are read, within bounds, and checked as `load` does. They stay in the hub's cache.
+
+        Args:
+            name_or_folder: a folder that is there, or else a repository, such as `you/animals`.
+            revision: a branch, tag or commit of the repository.
+            timeout: seconds for all of it.
+
+        Raises:
+            ValueError: it cannot be fetched in time, is too large, or is refused.
+        """
+        if revision is None and os.path.isdir(name_or_folder):  # noqa: PTH112 (it may be no name of a path)
+            return cls.load(name_or_folder, key="name_or_folder")
+        folder = hub.fetch(os.fspath(name_or_folder), FILES[:2], FILES[2:], revision=revision, timeout=timeout)
+        return cls.load(folder, key="name_or_folder", links=True)  # the hub's cache has links to its files
+
+    def data_digest(self) -> str:
+        """The SHA-256 of the features and labels that it has learned from, in whatever order."""
+        self._check_fitted()
+        rows = zip(self._features, self._y.tolist(), strict=True)
+        each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode() for row, y in rows)
+        return hashlib.sha256(b"".join(each)).hexdigest()
 
     @classmethod
     def load(
@@ -282,23 +358,27 @@ class PictureClassifier:
         weights: str | None = None,
         backbone: nn.Module | Backbone | None = None,
         key: str = "path",
+        links: bool = False,
     ) -> "PictureClassifier":
         """A classifier that `save` has written, of any origin: nothing in it is run.
 
         Args:
             path: its folder.
-            weights: of a network by name, which the folder does not have.
+            weights: of a network by name, if the folder does not have them.
             backbone: the network, if it is one of code.
             key: how messages name the folder.
+            links: its files may be links.
 
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved = read(Path(path), key)
+        saved, own = read(Path(path), key, links=links), Path(path) / WEIGHTS
         if backbone is None and saved.backbone.startswith(OF_CODE):
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
             )
+        if weights is None and backbone is None and own.exists():
+            weights = str(own)
         if saved.backbone != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
@@ -307,7 +387,7 @@ class PictureClassifier:
         made = cls(backbone or saved.backbone, weights=weights, **saved.settings)
         if made.opened().digest != saved.digest or made.opened().width != saved.features.shape[1]:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
-        made.classes_, made.report_ = np.array(saved.classes), saved.report
+        made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
         made._shown = {}
         made._learn(saved.report["head"])

@@ -1,15 +1,14 @@
-"""The folder of a classifier: `classifier.json`, the features of its pictures in `classifier.safetensors`, and the page
-`report.html`.
+"""The folder of a classifier: `classifier.json`, the features of its pictures in `classifier.safetensors`, the weights of
+its network in `backbone.safetensors`, unless a package or code brings them, and the page `report.html`.
 
 A folder may be of any origin: what is read is bounded and checked, and nothing in it is run.
 """
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,25 +21,29 @@ from metalearn.classifier.heads import AUTO, HEADS
 from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
+from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.storage.files import check_header, creating, read_json, read_object, refuse_used
 
-DESCRIPTION, TENSORS = "classifier.json", "classifier.safetensors"
+DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
 
 FORMAT = 1
 """Version of the files."""
 
 MOST_CLASSES, MOST_PICTURES = 10_000, 1_000_000
+_LONGEST_NOTE = 200
+"""Characters of a text that is shown."""
 
 
 class Saved(NamedTuple):
     """What a folder holds.
 
     Attributes:
-        backbone, weights, digest: the network, its weights as they were typed, and their SHA-256.
+        backbone, weights, digest: the network, torchvision's name of its weights or nothing, and their SHA-256.
         settings: further arguments of `PictureClassifier`.
         classes: the labels.
         names: of the pictures.
         report: as `validation.report_of` gives it.
+        origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
         features: of the pictures, float32 [n, width].
         labels: their places in `classes`, int64 [n].
     """
@@ -52,33 +55,69 @@ class Saved(NamedTuple):
     classes: list[Any]
     names: list[str]
     report: dict[str, Any]
+    origin: dict[str, str]
     features: Tensor
     labels: Tensor
 
 
-def write(folder: Path, saved: Saved, *, replace: bool, command: str = "", shown: Mapping[str, Tensor]) -> None:
+class Weights(NamedTuple):
+    """The weights of a network, by name, and their licence where it is known."""
+
+    state: Mapping[str, Tensor]
+    licence: str | None
+
+
+class Page(NamedTuple):
+    """What `report.html` shows beside the report: the command that has made it so, empty if that was no command; and
+    pictures, as `classifier_page` takes them."""
+
+    command: str
+    shown: Mapping[str, Tensor]
+
+
+def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None, page: Page | None) -> None:
     """Writes the folder; each file appears whole or not at all.
 
     Args:
         replace: the folder may hold a classifier, which this one was made of.
-        command: what has made it so; empty if that was no command.
-        shown: pictures for its page, as `classifier_page` takes them.
+        weights: of the network, if the folder is to have them.
+        page: None: the folder has no page and no commands, which name folders of this machine.
 
     Raises:
         ConfigError: there is something else there, or it cannot be written.
     """
     if not (replace and (folder / DESCRIPTION).is_file()):
         refuse_used("path", folder)
-    commands = [*(_commands(folder) if replace else ()), *([command] if command else [])]
-    name = folder.resolve().name
-    described = {
-        "format": FORMAT, "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in ("torch", "metalearn-train")},
-        "commands": commands,
-    } | {field: value for field, value in saved._asdict().items() if not isinstance(value, Tensor)}  # fmt: skip
-    text = json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    content: dict[str, Any] = {"format": FORMAT}
+    if page is not None:
+        content["commands"] = [*(_commands(folder) if replace else ()), *([page.command] if page.command else [])]
+    content |= {field: value for field, value in saved._asdict().items() if not isinstance(value, Tensor)}
+    text = None if page is None else _page(folder, saved, page, content["commands"])
+    with creating("path", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [*([] if weights is None else [WEIGHTS]), TENSORS, DESCRIPTION, *([] if text is None else [REPORT])]
+        fresh = {file: folder / f".{file}.{os.getpid()}" for file in names}
+        try:
+            if weights is not None:
+                whole = {name: value.contiguous() for name, value in weights.state.items()}
+                save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
+            save_file({"features": saved.features.contiguous(), "labels": saved.labels}, fresh[TENSORS])
+            content["sha256"] = _digest(content, fresh[TENSORS])
+            written = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            fresh[DESCRIPTION].write_text(written, encoding="utf-8", errors="surrogateescape")
+            if text is not None:
+                fresh[REPORT].write_text(text, encoding="ascii")
+            for file, path in fresh.items():
+                path.replace(folder / file)
+        finally:
+            for path in fresh.values():
+                path.unlink(missing_ok=True)
+
+
+def _page(folder: Path, saved: Saved, page: Page, commands: list[str]) -> str:
     try:
-        shown_page = classifier_page(name, saved.report, saved.classes, saved.backbone, shown, commands)
+        name = folder.resolve().name
+        return classifier_page(name, saved.report, saved.classes, saved.backbone, page.shown, commands)
     except (
         AttributeError,
         IndexError,
@@ -86,21 +125,8 @@ def write(folder: Path, saved: Saved, *, replace: bool, command: str = "", shown
         TypeError,
         ValueError,
     ) as error:  # it was loaded from a foreign folder
-        raise ConfigError(
-            f"path={folder}: its report has not what metalearn fit writes ({error}); fit it anew"
-        ) from error
-    with creating("path", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = {file: folder / f".{file}.{os.getpid()}" for file in (TENSORS, DESCRIPTION, REPORT)}
-        try:
-            save_file({"features": saved.features.contiguous(), "labels": saved.labels}, fresh[TENSORS])
-            fresh[DESCRIPTION].write_text(text, encoding="utf-8", errors="surrogateescape")
-            fresh[REPORT].write_text(shown_page, encoding="ascii")
-            for file, path in fresh.items():
-                path.replace(folder / file)
-        finally:
-            for path in fresh.values():
-                path.unlink(missing_ok=True)
+        advice = "has not what metalearn fit writes"
+        raise ConfigError(f"path={folder}: its report {advice} ({error}); fit it anew") from error
 
 
 def _commands(folder: Path) -> list[str]:
@@ -109,15 +135,34 @@ def _commands(folder: Path) -> list[str]:
     return [command for command in found if isinstance(command, str)] if isinstance(found, list) else []
 
 
-def read(folder: Path, key: str) -> Saved:
+def _digest(described: Mapping[str, Any], tensors: Path) -> str:
+    """The SHA-256 of both files, without the field for it."""
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    with tensors.open("rb") as file:
+        digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def read(folder: Path, key: str, *, links: bool = False) -> Saved:
     """What a folder holds.
+
+    Args:
+        links: its files may be links, as those in the cache of a hub are.
 
     Raises:
         ConfigError: it is damaged, or not one that `write` has written.
     """
     try:
+        for name in FILES:
+            # A folder from elsewhere must not lead to other files of this machine.
+            if (folder / name).is_symlink() and not links:
+                raise ValueError(f"{name} is a link; copy the file that it leads to")
         content = read_object(folder / DESCRIPTION)
         check_header(folder / TENSORS)
+        signed = content.pop("sha256", None)
+        if signed is not None and signed != _digest(content, folder / TENSORS):  # earlier versions wrote none
+            raise ValueError("it was changed after it was saved (sha256)")
+        content.setdefault("origin", {})
         tensors = load_file(folder / TENSORS)
         if content["format"] != FORMAT:
             raise ValueError(f"format={content['format']!r}: only {FORMAT} is known")
@@ -132,15 +177,20 @@ def read(folder: Path, key: str) -> Saved:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    said = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    return str(said)[:_LONGEST_NOTE]
 
 
 def _check(saved: Saved) -> None:
     """Raises ValueError for values that no classifier has."""
     for name in ("backbone", "weights", "digest"):
-        _wanted(isinstance(getattr(saved, name), str), name, "must be text")
+        short = isinstance(getattr(saved, name), str) and len(getattr(saved, name)) <= _LONGEST_NOTE
+        _wanted(short, name, f"must be text, of {_LONGEST_NOTE} characters at most")
     _wanted(isinstance(saved.settings, dict) and isinstance(saved.report, dict), "settings, report", "must be objects")
     _wanted(saved.settings.keys() == {"head", "folds", "seed"}, "settings", "must have head, folds and seed")
+    notes = saved.origin.items() if isinstance(saved.origin, dict) else [("", None)]
+    short = all(isinstance(note, str) and len(name + note) <= _LONGEST_NOTE for name, note in notes)
+    _wanted(short, "origin", f"must be short texts, of {_LONGEST_NOTE} characters at most")
     one_of("head", saved.settings["head"], (AUTO, *HEADS))
     whole_number("folds", saved.settings["folds"], at_least=2)
     whole_number("seed", saved.settings["seed"], at_least=0)
@@ -157,6 +207,12 @@ def _check(saved: Saved) -> None:
     named = isinstance(saved.names, list) and len(saved.names) == count
     _wanted(named and all(isinstance(name, str) for name in saved.names), "names", "must be one for each picture")
     one_of("head", saved.report["head"], tuple(HEADS))
+    if saved.report["accuracy"] is not None:
+        fractions = [saved.report["accuracy"], *saved.report["interval95"]]
+        between = len(fractions) == 3 and all(_is_number(value) and 0 <= value <= 1 for value in fractions)
+        _wanted(between, "accuracy, interval95", "must be three fractions of 1")
+        for name in ("pictures", "classes"):
+            whole_number(name, saved.report[name], at_least=1)
     sharpness, threshold = saved.report["sharpness"], saved.report["threshold"]
     _wanted(_is_number(sharpness) and 0 < sharpness <= SHARPEST, "sharpness", f"must be above 0, at most {SHARPEST:g}")
     _wanted(threshold is None or _is_number(threshold), "threshold", "must be a number, or null")

@@ -7,7 +7,6 @@ that wrote it.
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
-from metalearn.storage.files import check_header, creating, read_object, refuse_nameless, refuse_used
+from metalearn.storage.files import check_header, read_object, whole_folder
 from metalearn.storage.torch_files import sha256_of
 
 PARAMETERS = "model.safetensors"
@@ -107,23 +106,16 @@ def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) 
     Raises:
         ConfigError: the folder is not empty or cannot be written, or the config holds a path.
     """
-    refuse_nameless(key, folder)
-    refuse_used(key, folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        with creating(key, folder):
-            temporary.mkdir(parents=True)
+        with whole_folder(key, folder) as temporary:
             params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
             save_file(params, temporary / PARAMETERS)
             content = description(snapshot, facts) | {"sha256": sha256_of(temporary / PARAMETERS)}
             (temporary / DESCRIPTION).write_text(
                 json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
             )
-            temporary.replace(folder)
     except SafetensorError as error:  # such as a full disk
         raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,6 +194,31 @@ def refuse_used(key: str, folder: Path) -> None:
             raise ConfigError(f"{key}={folder}: is there already, and not an empty folder; type another name")
 
 
+@contextmanager
+def whole_folder(key: str, folder: Path) -> Iterator[Path]:
+    """Gives a folder to fill, which becomes the output folder `folder` that `key` names, if nothing fails.
+
+    Raises:
+        ConfigError: `folder` is there already and not empty, has no name, or cannot be written.
+    """
+    refuse_nameless(key, folder)
+    refuse_used(key, folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        with creating(key, folder):
+            temporary.mkdir(parents=True)
+            yield temporary
+            temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_path_here(text: str) -> bool:
+    """Whether a text is a path of this machine: it begins with a folder that is there."""
+    parts = Path(text).parts
+    return os.path.isabs(text) and len(parts) > 1 and os.path.lexists(os.path.join(*parts[:2]))  # noqa: PTH117, PTH118
+
+
 def refuse_nameless(key: str, folder: Path) -> None:
     """Raises ConfigError for a path such as `.` or `..`, as which nothing can be renamed when it is complete."""
     if folder.name in ("", ".."):

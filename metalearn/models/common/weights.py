@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,6 +34,9 @@ HEADS = {
 
 _NAME = re.compile(r"(\w+_Weights)\.(\w+)")
 """torchvision's names of weights, such as ResNet18_Weights.IMAGENET1K_V1."""
+
+NAMED, LICENCE = "weights", "licence"
+"""Entries of a safetensors file's header: torchvision's name of its weights, and their licence."""
 
 _FORMER = (
     (re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\."), r"\1\2."),
@@ -84,7 +88,8 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     members = {one.name: one for one in known if max(one.meta.get("min_size", (1, 1))) <= _LARGEST_SIZE}
     named = _NAME.fullmatch(weights)
     if named is None:
-        chosen, (state, unpacked) = known.DEFAULT, _unpacked(weights, _read(weights))
+        state, unpacked = _unpacked(weights, _read(weights))
+        chosen = members.get(meant_as(weights).rpartition(".")[2], known.DEFAULT)
         note = f"{name}: weights of {weights}{unpacked}, SHA-256 {sha256_of(Path(weights))[:12]}…"
     elif named[1] == known.__name__ and named[2] in members:
         chosen = members[named[2]]
@@ -96,6 +101,21 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     size = input_size or asked.crop_size[0]
     prepare = _preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
     return PretrainedWeights(_without_head(name, weights, state), prepare, note)
+
+
+def meant_as(weights: str) -> str:
+    """torchvision's name of weights, which asks for its own preparation of pictures: as it was typed, or as the header
+    of a safetensors file has it; else empty."""
+    name = header_of(weights).get(NAMED, weights)
+    return name if _NAME.fullmatch(name) else ""
+
+
+def header_of(weights: str) -> dict[str, str]:
+    """The notes in the header of a safetensors file; of other files, none."""
+    if not weights.endswith(".safetensors"):
+        return {}
+    with safe_open(weights, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def cut_head(network: nn.Module, name: str) -> int:
@@ -195,13 +215,20 @@ def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[
     with torch.device("meta"):
         wanted = {n: v.shape for n, v in models.get_model(name, weights=None).state_dict().items() if _of_body(n, head)}
     given = {n: v.shape for n, v in state.items() if _of_body(n, head)}
+    advice = f"type the name=… of their network, one of {', '.join(HEADS)}"
+    refuse_other(name, weights, given, wanted, advice)
+    return {n: value for n, value in state.items() if n in wanted}
+
+
+def refuse_other(
+    name: str, weights: str, given: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], advice: str
+) -> None:
+    """Raises ValueError for weights whose names or shapes are not those that the network called `name` has."""
     wrong = sorted(n for n in wanted.keys() | given.keys() if wanted.get(n) != given.get(n))
     if wrong:
         what = [f"{n} (here {_shape(given.get(n))}, in {name} {_shape(wanted.get(n))})" for n in wrong[:3]]
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        advice = f"type the name=… of their network, one of {', '.join(HEADS)}"
         raise _invalid(weights, f"are not those of {name}: {', '.join(what)}{more}", advice)
-    return {n: value for n, value in state.items() if n in wanted}
 
 
 def _of_body(name: str, head: str) -> bool:

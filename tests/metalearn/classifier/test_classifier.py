@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.saved import DESCRIPTION, TENSORS
+from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
 from metalearn.cli import add, demo, fit, predict, remove
 from metalearn.errors import ConfigError
 from tests import drawn_pictures
@@ -223,7 +223,7 @@ def test_what_would_spoil_the_figures_is_said_or_refused(pictures: Path, tmp_pat
         (["two", "--out", "two"], "--out=two: is there already"),
         (["two", "--out", "o", "--backbone", "resnet19"], "backbone=resnet19: is not known; allowed: "),
         (["two", "--out", "o", "--head", "magic"], "head='magic'"),
-        (["two", "--out", "o", "--weights", "w"], "type a network of torchvision"),
+        (["two", "--out", "o", "--weights", "w"], "weights=w: there is no such file"),
         (["two", "--out", "o", "--backbone", "resnet18", "--weights", "nowhere.pth"], "there is no such file"),
     ],
 )  # fmt: skip
@@ -252,13 +252,31 @@ def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_p
     torch.save(models.mobilenet_v3_small(num_classes=7).state_dict(), tmp_path / "w.pth")
     chosen = ("--backbone", "mobilenet_v3_small", "--weights", tmp_path / "w.pth")
     said(fit.main, pictures, "--out", tmp_path / "c", *chosen)
+    assert (tmp_path / "c" / WEIGHTS).is_file() and str(tmp_path) not in (tmp_path / "c" / DESCRIPTION).read_text()
+    query = files(pictures)[0][:2]
+    fitted = PictureClassifier("mobilenet_v3_small", weights=str(tmp_path / "w.pth")).fit(*files(pictures))
+    shutil.move(tmp_path / "w.pth", tmp_path / "elsewhere.pth")
+    loaded = PictureClassifier.load(tmp_path / "c")
+    np.testing.assert_array_equal(loaded.predict_proba(query), fitted.predict_proba(query))
+    loaded.save(tmp_path / "again")
+    again, first = (load_file(tmp_path / name / WEIGHTS) for name in ("again", "c"))
+    assert again.keys() == first.keys() and all(torch.equal(again[name], first[name]) for name in first)
+    (tmp_path / "c" / WEIGHTS).unlink()  # as earlier versions left it
     with pytest.raises(ConfigError, match="weights that are not in it; name them: weights="):
         PictureClassifier.load(tmp_path / "c")
-    again = PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "w.pth"))
-    assert again.predict(files(pictures)[0][:2]).shape == (2,)
+    named = PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "elsewhere.pth"))
+    np.testing.assert_array_equal(named.predict_proba(query), fitted.predict_proba(query))
     torch.save(models.mobilenet_v3_small(num_classes=7).state_dict(), tmp_path / "other.pth")
     with pytest.raises(ConfigError, match="was made with other weights of mobilenet_v3_small"):
         PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "other.pth"))
+
+
+def unsigned(folder: Path) -> dict[str, Any]:
+    """The content of classifier.json without the digest, which who forges it would make anew."""
+    content: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
+    del content["sha256"]
+    (folder / DESCRIPTION).write_text(json.dumps(content))
+    return content
 
 
 @pytest.fixture
@@ -317,9 +335,9 @@ FORGED: list[Any] = [None, True, -1, 10**30, 1e999, "", "x", [], [[]], {}, ["a"]
 
 def test_a_forged_folder_is_refused_in_one_line(own: Path) -> None:
     """Every field of classifier.json, and of its report, in turn."""
-    genuine = json.loads((own / DESCRIPTION).read_text())
+    genuine = unsigned(own)
     tried = 0
-    of_report = ("head", "sharpness", "threshold")
+    of_report = ("head", "sharpness", "threshold", "accuracy", "interval95", "pictures", "classes")
     for holder, names in ((None, genuine), ("report", of_report), ("settings", genuine["settings"])):
         for name in names:
             for value in FORGED:
@@ -331,7 +349,7 @@ def test_a_forged_folder_is_refused_in_one_line(own: Path) -> None:
                 except ValueError as error:
                     assert "\n" not in str(error)
                 tried += 1
-    assert tried == 12 * (len(genuine) + 3 + 3)
+    assert tried == 12 * (len(genuine) + len(of_report) + 3)
 
 
 @pytest.mark.parametrize("change", [
@@ -340,6 +358,7 @@ def test_a_forged_folder_is_refused_in_one_line(own: Path) -> None:
     lambda t: t | {"features": t["features"].double()}, lambda t: t | {"labels": t["labels"][:3]},
 ])  # fmt: skip
 def test_other_tensors_are_refused(change: Callable[[Any], Any], own: Path) -> None:
+    unsigned(own)
     save_file(change(load_file(own / TENSORS)), own / TENSORS)
     with pytest.raises(ConfigError, match="path="):
         PictureClassifier.load(own)

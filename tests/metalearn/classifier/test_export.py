@@ -1,0 +1,395 @@
+"""A classifier leaves the machine: as a folder, as a program for others, and by a hub. Damaged folders are refused."""
+
+import base64
+import importlib.util
+import json
+import random
+import re
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor, nn
+
+from metalearn.classifier.backbones import Backbone, digest_of
+from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.exported import FORMATS, ONNX, PROGRAMS, TORCH
+from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
+from metalearn.cli import export, predict
+from metalearn.errors import ConfigError
+from metalearn.tasks.common.pictures import PictureForm
+from tests import drawn_pictures
+from tests.runs import slow
+
+pytestmark = pytest.mark.thorough
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="onnx, onnxscript or onnxruntime is not installed (extra onnx)",
+)
+needs_hub = pytest.mark.skipif(
+    importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed (extra hub)"
+)
+
+
+class Tiny(nn.Module):
+    """Features of pictures of 16 pixels: those of a convolution, pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 12, 4, stride=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * 4).relu().mean(dim=(2, 3))
+
+
+def tiny(head: str = "ridge 1", labels: Any = ("a", "b", "c"), factor: float = 1) -> PictureClassifier:
+    """A classifier of random pictures with a tiny network; `factor` makes the network that is exported another one."""
+    torch.manual_seed(0)
+    network = Tiny().eval().requires_grad_(False)
+
+    def features(pictures: Tensor) -> Tensor:
+        return network(pictures.permute(0, 3, 1, 2).float() / 255 * factor)
+
+    state = network.state_dict()
+    made = PictureClassifier(head=head)
+    made._opened = Backbone(
+        "tiny", "", False, state, digest_of(state), PictureForm(16, 3), 12, "", "MIT", features, network
+    )
+    return made.fit([*random_pictures(24)], [label for label in labels for _ in range(24 // len(labels))])
+
+
+def random_pictures(count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).integers(0, 256, (count, 16, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize("head", ["ridge 1", pytest.param("nearest pictures", marks=slow)])
+@pytest.mark.parametrize("file_format", [pytest.param(ONNX, marks=needs_onnx), TORCH])
+def test_an_exported_program_answers_as_ours(file_format: str, head: str, tmp_path: Path) -> None:
+    classifier = tiny(head)
+    (said,) = classifier.export(tmp_path / "out", format=file_format)
+    assert float(re.fullmatch(r"largest difference from this program: (.+)", said)[1]) <= 1e-4  # type: ignore[index]
+    pictures = random_pictures(5)
+    x = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
+    path = tmp_path / "out" / PROGRAMS[file_format]
+    for count in (1, 5):  # another number of pictures than it was exported with
+        if file_format == ONNX:
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            found, near = session.run(None, {"pictures": x[:count].numpy()})
+        else:
+            found, near = torch.export.load(path).module()(x[:count])
+        np.testing.assert_allclose(found, classifier.predict_proba([*pictures[:count]]), atol=1e-4)
+        assert near.shape == (count,)
+    about = json.loads((tmp_path / "out/preprocessing.json").read_text())
+    assert about["classes"] == ["a", "b", "c"] and about["image_size"] == 16 and about["filter"] == "lanczos"
+
+
+def test_what_would_be_wrong_elsewhere_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"differs from this program by .* and at most 1e-04 is allowed"):
+        tiny(factor=0.5).export(tmp_path / "out", format=TORCH)
+    here = [f"{tmp_path}/{name}" for name in "abc"]
+    for file_format in ("folder", TORCH):
+        with pytest.raises(ConfigError, match=f"classes={tmp_path}/a: is a path of this machine"):
+            tiny(labels=here).export(tmp_path / "out", format=file_format)
+    with pytest.raises(ValueError, match=r"format='pickle'"):
+        tiny().export(tmp_path / "out", format="pickle")
+    classifier = tiny()
+    monkeypatch.setattr(sys, "path", [])
+    for name in [name for name in sys.modules if name.partition(".")[0].startswith("onnx")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"onnxruntime are not installed; type pip install 'metalearn-train\[onnx\]'"):
+        classifier.export(tmp_path / "out", format=ONNX)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drawn_pictures.put(tmp_path_factory.mktemp("drawn") / "a", 3, things=("star", "house", "ring"))
+
+
+@pytest.fixture(scope="module")
+def fitted(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> PictureClassifier:
+    """With a small network of torchvision, whose weights are in a file."""
+    from torchvision import models
+
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "w.pth"
+    torch.save(models.mobilenet_v3_small().state_dict(), file)
+    paths = sorted(pictures.glob("*/*.png"))
+    made = PictureClassifier("mobilenet_v3_small", weights=str(file))
+    return made.fit(paths, [path.parent.name for path in paths])
+
+
+@pytest.fixture(scope="module")
+def folder(fitted: PictureClassifier, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its export, by the command."""
+    root = tmp_path_factory.mktemp("exported")
+    fitted.save(root / "saved")
+    assert export.main([str(root / "saved"), "--out", str(root / "out"), "--licence", "BSD-3-Clause"]) == 0
+    return root / "out"
+
+
+def test_an_exported_folder_is_all_that_another_machine_needs(
+    folder: Path, fitted: PictureClassifier, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {path.name for path in folder.iterdir()} == {
+        DESCRIPTION, TENSORS, WEIGHTS, "preprocessing.json", "README.md",
+    }  # fmt: skip
+    here = str(Path(str(fitted.weights)).parent.parent).encode()
+    assert not [path.name for path in folder.iterdir() if here in path.read_bytes()]
+    query = [pictures / "star/00.png", pictures / "ring/01.png"]
+    loaded = PictureClassifier.load(folder)
+    np.testing.assert_array_equal(loaded.predict_proba(query), fitted.predict_proba(query))
+    assert predict.main([str(folder), *map(str, query), "--out", str(tmp_path / "a.csv")]) == 0
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    fields = yaml.safe_load(front)
+    assert fields["license"] == "bsd-3-clause" and fields["pipeline_tag"] == "image-classification"
+    (figure,) = fields["model-index"][0]["results"][0]["metrics"]
+    assert figure["value"] == pytest.approx(fitted.report_["accuracy"], abs=1e-4)
+    low, high = fitted.report_["interval95"]
+    for part in (
+        f"95% interval {low:.1%} to {high:.1%}", "house (3), ring (3), star (3)", "9 pictures of 3 classes",
+        f"torch {torch.__version__.split('+')[0]}", fitted.data_digest(), "**Hardware**",
+    ):  # fmt: skip
+        assert part in text, text
+    loaded.export(tmp_path / "again")
+    assert "bsd-3-clause" in (tmp_path / "again/README.md").read_text()  # the licence goes with the weights
+    capsys.readouterr()
+    for arguments, message in (
+        (["nowhere", "--format", "onnx"], "--format=onnx: is for classifiers"),
+        ([str(folder), "--network", "x.Y"], "--network: is for runs"),
+    ):
+        assert export.main([*arguments, "--out", str(tmp_path / "new")]) == 2
+        assert message in capsys.readouterr().err
+
+
+# Damage
+
+
+def damaged(genuine: Path, copy: Path, chance: random.Random) -> str:
+    """Makes a damaged copy of a folder; returns what was done."""
+    copy.mkdir()
+    names = (DESCRIPTION, TENSORS, WEIGHTS)
+    for name in names:
+        (copy / name).unlink(missing_ok=True)
+        (copy / name).hardlink_to(genuine / name)
+    file = copy / chance.choice(names)
+    content, kind = file.read_bytes(), chance.choice(("cut", "flip", "link", "pipe", "nothing", "field", "folder"))
+    file.unlink()
+    if kind == "cut":
+        file.write_bytes(content[: chance.randrange(len(content))])
+    elif kind == "flip":
+        changed = bytearray(content)
+        changed[chance.randrange(min(len(content), chance.choice((16, 4000, 10**9))))] ^= 1 << chance.randrange(8)
+        file.write_bytes(changed)
+    elif kind == "link":
+        file.symlink_to(genuine / file.name)
+    elif kind == "pipe":
+        import os
+
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "field":
+        file.write_bytes(content)
+        fields = json.loads((genuine / DESCRIPTION).read_text())
+        del fields["sha256"]
+        holder = fields[chance.choice(("report", "settings"))] if chance.random() < 0.5 else fields
+        name = chance.choice(list(holder))
+        holder[name] = chance.choice(
+            [None, -1, 1e400, float("nan"), 2**63, "x" * 10**5, [], {}, [[[]]], True, "\x1b[2J"]
+        )
+        (copy / DESCRIPTION).unlink()
+        (copy / DESCRIPTION).write_text(json.dumps(fields))
+    return f"{kind} {file.name}"
+
+
+@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=slow)])
+def test_a_damaged_folder_is_refused_in_one_line(folder: Path, tmp_path: Path, tries: int) -> None:
+    chance, refused = random.Random(tries), 0
+    for number in range(tries):
+        what = damaged(folder, tmp_path / f"{number}", chance)
+        try:
+            classifier = PictureClassifier.load(tmp_path / f"{number}")
+            found = classifier.predict_proba([np.zeros((9, 9, 3), np.uint8)])
+            assert np.isfinite(found).all() and what.startswith("field"), what
+        except ValueError as error:
+            refused += 1
+            assert "\n" not in str(error) and "\x1b" not in str(error) and len(str(error)) < 2000, what
+    assert refused >= tries * 0.7
+
+
+# The hub
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The calls of a hub that an upload and a download take. It keeps the files in memory."""
+
+    protocol_version = "HTTP/1.1"
+    files: ClassVar[dict[str, bytes]]
+    private: ClassVar[list[bool]]
+    sizes: ClassVar[dict[str, int]]
+    """Sizes that it claims instead of the true ones."""
+    silent: ClassVar[threading.Event | None]
+    """If it is there, no call is answered until it is set."""
+    COMMIT = "a" * 40
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def answer(self, content: Any, code: int = 200, **headers: str) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(code)
+        for name, value in ({"Content-Length": str(len(body)), "Content-Type": "application/json"} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        if self.silent is not None:
+            self.silent.wait(60)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        path = self.path.partition("?")[0]
+        if path == "/api/repos/create":
+            asked = json.loads(body)  # versions of the package differ in how they say it
+            self.private.append(asked.get("private", False) or asked.get("visibility") == "private")
+            return self.answer({"url": f"http://{self.headers['Host']}/me/animals", "name": "me/animals"})
+        if path == "/api/validate-yaml":
+            return self.answer({"errors": [], "warnings": []})
+        if path == "/api/models/me/animals/preupload/main":
+            asked = json.loads(body)["files"]
+            return self.answer(
+                {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]}
+            )
+        if path == "/api/models/me/animals/commit/main":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            address = f"http://{self.headers['Host']}/me/animals/commit/{self.COMMIT}"
+            return self.answer({"success": True, "commitOid": self.COMMIT, "commitUrl": address, "hookOutput": ""})
+        return self.answer({"error": "not found"}, 404)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        resolve = f"/me/animals/resolve/{self.COMMIT}/"
+        if path in ("/api/models/me/animals", "/api/models/me/animals/revision/main"):
+            siblings = [
+                {"rfilename": name, "size": self.sizes.get(name, len(content)), "blobId": "b" * 40}
+                for name, content in self.files.items()
+            ]
+            about = {"_id": "1", "id": "me/animals", "modelId": "me/animals", "sha": self.COMMIT, "private": False,
+                     "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
+            return self.answer(about)
+        name = path.removeprefix(resolve)
+        if path.startswith(resolve) and name in self.files:
+            return self.answer(self.files[name], ETag=f'"{digest_name(self.files[name])}"', X_Repo_Commit=self.COMMIT)
+        return self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+
+    do_HEAD = do_GET  # noqa: N815
+
+
+def digest_name(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha1(content).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    Hub.files, Hub.private, Hub.sizes, Hub.silent = {}, [], {}, None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_stand_in")
+    if importlib.util.find_spec("huggingface_hub") is not None:
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield Hub
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@needs_hub
+def test_a_classifier_goes_to_a_hub_and_comes_back(
+    hub: type[Hub], fitted: PictureClassifier, pictures: Path, tmp_path: Path
+) -> None:
+    address = fitted.push_to_hub("me/animals", private=True, licence="BSD-3-Clause", timeout=60)
+    assert address.endswith("/me/animals") and hub.private == [True]
+    assert set(hub.files) == {DESCRIPTION, TENSORS, WEIGHTS, "preprocessing.json", "README.md"}
+    assert b'from_pretrained("me/animals")' in hub.files["README.md"]
+    hub.files["evil.py"] = b"raise SystemExit"
+    back = PictureClassifier.from_pretrained("me/animals", revision="main", timeout=60)
+    query = [pictures / "star/00.png"]
+    np.testing.assert_array_equal(back.predict_proba(query), fitted.predict_proba(query))
+    assert not list((tmp_path / "cache").rglob("evil.py"))
+    hub.sizes[TENSORS] = 2**40
+    with pytest.raises(ConfigError, match=r"classifier.safetensors: has 1,099,511,627,776 bytes, and at most"):
+        PictureClassifier.from_pretrained("me/animals", timeout=60)
+    del hub.files[TENSORS]
+    with pytest.raises(ConfigError, match=r"classifier.safetensors: is not there"):
+        PictureClassifier.from_pretrained("me/animals", timeout=60)
+    with pytest.raises(ConfigError, match=r"name=me/nothing: .*404"):
+        PictureClassifier.from_pretrained("me/nothing", timeout=60)
+    with pytest.raises(ConfigError, match=r"name=../x: "):
+        PictureClassifier.from_pretrained("../x", timeout=60)
+
+
+@needs_hub
+def test_a_hub_that_does_not_answer_is_not_waited_for(hub: type[Hub], fitted: PictureClassifier) -> None:
+    hub.silent = threading.Event()
+    with pytest.raises(ConfigError, match=r"repo_id=me/animals: the hub has not answered within 0.5 s"):
+        fitted.push_to_hub("me/animals", timeout=0.5)
+    hub.silent.set()
+
+
+def test_without_its_package_the_hub_is_a_line(
+    folder: Path, fitted: PictureClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"type pip install 'metalearn-train\[hub\]'"):
+        PictureClassifier.from_pretrained("me/animals")
+    assert PictureClassifier.from_pretrained(folder).classes_.tolist() == fitted.classes_.tolist()
+
+
+@slow
+@needs_onnx
+def test_the_card_of_an_onnx_program_runs_without_this_program(pictures: Path, tmp_path: Path) -> None:
+    """With the default network; the interpreter sees neither this checkout nor torch."""
+    paths = sorted(pictures.glob("*/*.png"))
+    classifier = PictureClassifier().fit(paths, [path.parent.name for path in paths])
+    query = [paths[0], paths[4], drawn_pictures.put(tmp_path / "s", 1, things=("dots",)) / "dots/00.png"]
+    Image.open(paths[0]).convert("RGBA").resize((90, 160)).save(tmp_path / "transparent.png")
+    query.append(tmp_path / "transparent.png")
+    classifier.export(tmp_path / "out", format=ONNX)
+    (block,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.DOTALL)
+    places = {sysconfig.get_paths()["purelib"], *(path for path in sys.path if path.endswith("site-packages"))}
+    hidden = f"import sys; sys.path += {sorted(places)}; sys.modules.update(torch=None, metalearn=None)\n"
+    (tmp_path / "out/use.py").write_text(hidden + block)
+    command = [sys.executable, "-I", "-S", "use.py", *map(str, query)]
+    run = subprocess.run(command, cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    ours = classifier.answers(query)
+    for line, path, answer in zip(run.stdout.splitlines(), query, ours, strict=True):
+        name, label, probability = line.split("\t")
+        assert (name, label) == (str(path), answer.label or "none of these")
+        assert float(probability) == pytest.approx(answer.probability, abs=1e-4)
+
+
+assert FORMATS == ("folder", ONNX, TORCH) == export.FORMATS
