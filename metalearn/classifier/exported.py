@@ -82,8 +82,8 @@ def export(
         if file_format == FOLDER:
             if not backbone.state:
                 raise ConfigError(
-                    f"format={FOLDER}: {backbone.name} cannot be made anew from its weights alone; type --format {ONNX}, "
-                    f"or --format {TORCH}"
+                    f"format={FOLDER}: {backbone.name} cannot be made anew from its weights alone; type "
+                    f"--format {ONNX} or --format {TORCH}"
                 )
             weights = Weights(backbone.state, licence)
             write(folder, classifier._saved(), replace=False, weights=weights, page=None)
@@ -213,7 +213,8 @@ def _card(classifier: "PictureClassifier", name: str, file_format: str, licence:
         "Classes (pictures)": ", ".join(named) + more,
         "Data": f"{sum(counts)} pictures of {len(counts)} classes; SHA-256 of their features "
         f"{classifier.data_digest()}",
-        "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256 of weights and preprocessing {backbone.digest}",
+        "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256, with how pictures are shown, "
+        f"{backbone.digest}",
         "Head": report["head"],
         "Licence of the weights": licence or "not known",
         **{name.capitalize(): origin.get(name, "not known") for name in ("date", "commit", "versions", "hardware")},

@@ -1,5 +1,5 @@
-"""The folder of a classifier: `classifier.json`, the features of its pictures in `classifier.safetensors`, the weights of
-its network in `backbone.safetensors`, unless a package or code brings them, and the page `report.html`.
+"""The folder of a classifier: `classifier.json`, the features of its pictures in `classifier.safetensors`, the weights
+of its network in `backbone.safetensors`, unless a package or code brings them, and the page `report.html`.
 
 A folder may be of any origin: what is read is bounded and checked, and nothing in it is run.
 """

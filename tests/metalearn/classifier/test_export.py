@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 from torch import Tensor, nn
 
-from metalearn.classifier.backbones import Backbone, digest_of
+from metalearn.classifier.backbones import Backbone
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.exported import FORMATS, ONNX, PROGRAMS, TORCH
 from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
@@ -43,29 +43,23 @@ needs_hub = pytest.mark.skipif(
 
 
 class Tiny(nn.Module):
-    """Features of pictures of 16 pixels: those of a convolution, pooled."""
+    """Features of pictures of 16 pixels: those of a convolution, pooled. `factor` changes them where it is exported."""
 
-    def __init__(self) -> None:
+    def __init__(self, factor: float) -> None:
         super().__init__()
-        self.layer = nn.Conv2d(3, 12, 4, stride=4)
+        self.layer, self.factor = nn.Conv2d(3, 12, 4, stride=4), factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x * 4).relu().mean(dim=(2, 3))
+        factor = self.factor if torch.compiler.is_exporting() else 1
+        return self.layer(x * 4 * factor).relu().mean(dim=(2, 3))
 
 
 def tiny(head: str = "ridge 1", labels: Any = ("a", "b", "c"), factor: float = 1) -> PictureClassifier:
     """A classifier of random pictures with a tiny network; `factor` makes the network that is exported another one."""
     torch.manual_seed(0)
-    network = Tiny().eval().requires_grad_(False)
-
-    def features(pictures: Tensor) -> Tensor:
-        return network(pictures.permute(0, 3, 1, 2).float() / 255 * factor)
-
-    state = network.state_dict()
-    made = PictureClassifier(head=head)
-    made._opened = Backbone(
-        "tiny", "", False, state, digest_of(state), PictureForm(16, 3), 12, "", "MIT", features, network
-    )
+    network = Tiny(factor).eval().requires_grad_(False)
+    made, form = PictureClassifier(head=head), PictureForm(16, 3)
+    made._opened = Backbone("tiny", "", network.state_dict(), False, "digest", form, 12, "", "MIT", network)
     return made.fit([*random_pictures(24)], [label for label in labels for _ in range(24 // len(labels))])
 
 
