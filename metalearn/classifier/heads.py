@@ -80,7 +80,10 @@ def _linear(state: State, z: Tensor) -> Tensor:
 
 
 def _remember(z: Tensor, y: Tensor, k: int) -> State:
-    return {"pictures": z, "labels": F.one_hot(y, k).to(z.dtype)}
+    # A tensor for a maximum: the exporter to ONNX makes plain numbers float32, so this one 0, and leaves out a sum with
+    # so small a number.
+    floor = z.new_tensor(torch.finfo(z.dtype).tiny ** 0.5)
+    return {"pictures": z, "labels": F.one_hot(y, k).to(z.dtype), "floor": floor}
 
 
 def _votes(state: State, z: Tensor) -> Tensor:
@@ -88,7 +91,7 @@ def _votes(state: State, z: Tensor) -> Tensor:
     near = (z @ state["pictures"].T).topk(min(_NEIGHBOURS, len(state["pictures"])), dim=1)
     weights = torch.exp(_SHARPNESS * (near.values - 1))
     votes = torch.einsum("np,npk->nk", weights, state["labels"][near.indices])
-    return torch.log(votes + torch.finfo(z.dtype).tiny ** 0.5)
+    return torch.log(torch.maximum(votes, state["floor"]))
 
 
 AUTO = "auto"
