@@ -21,6 +21,7 @@ from PIL import Image
 
 from metalearn.__main__ import COMMANDS
 from metalearn.__main__ import main as metalearn
+from metalearn.config.compose import compose_config
 from metalearn.tasks.glyphs import character
 from tests.runs import ROOT
 
@@ -115,12 +116,21 @@ def command(words: list[str]) -> int:
     assert program == "metalearn", f"{program}: is no program that a test runs; mark it by <!-- needs: … -->"
     name = arguments.pop(0) if arguments and arguments[0] in (*COMMANDS, "help") else "train"
     if name in ("train", "sweep"):
-        arguments = shortened(["--multirun" if word == "-m" else word for word in arguments])
+        typed = ["--multirun" if word == "-m" else word for word in arguments]
+        arguments = shortened(typed)
         if name == "sweep" or "--multirun" in arguments:
             if (name, *arguments) in done:
                 return 0
             done.add((name, *arguments))
+        elif "--help" not in arguments:  # the run has the name of the command as it stands
+            arguments = [*(word for word in arguments if not word.startswith("run=")), f"run={name_of(typed)}"]
     return metalearn([name, *arguments])
+
+
+def name_of(typed: list[str]) -> str:
+    """The value of the key `run`, as a word of Hydra."""
+    run: str = compose_config(typed).config.run
+    return "'" + run.replace("'", "\\'") + "'"
 
 
 def shortened(arguments: list[str]) -> list[str]:

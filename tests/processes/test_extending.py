@@ -35,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of docs/how-to/extend.md."""
     folder = tmp_path_factory.mktemp("home")
     files = FILE.findall(PAGE)
-    assert len(files) == 14 and PAGE.count("```bash") == 1, "every block of the page is run here"
+    assert len(files) == 16 and PAGE.count("```bash") == 1, "every block of the page is run here"
     assert PAGE.count("```python") == sum(name.endswith(".py") for name, _ in files)
     for name, content in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

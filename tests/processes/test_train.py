@@ -294,7 +294,7 @@ def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> No
         "trainer.test_tasks": 10,
         "precision": "float64",
     }
-    quiet = ("logger.tensorboard=false", "logger.report=false")
+    quiet = ("run=seed0", "logger.tensorboard=false", "logger.report=false")
     good(start("experiment=maml_sinusoid", *(f"{key}={value}" for key, value in tiny.items()), *quiet).wait())
     run_dir = tmp_path / "outputs/maml_sinusoid/seed0"
     assert (run_dir / "plots/adaptation.png").read_bytes().startswith(b"\x89PNG")

@@ -62,7 +62,9 @@ def test_a_file_gets_lines_also_where_colours_are_wanted(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
+    logger = logging.getLogger("metalearn")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])  # a program of this process may have left its own
+    monkeypatch.setattr(logger, "propagate", False)
     caplog.set_level(logging.INFO, "metalearn")
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         shown = RunProgress(WINDOW)
