@@ -47,7 +47,7 @@ FEWER_TRIALS = {
 """By the sweeper."""
 
 PLACES = {
-    "/path/to/pictures": "pictures dataset.image_size=28",
+    "/path/to/pictures": "pictures dataset.image_size=28 run=seed0",
     "choice(200,2000)": "choice(1,2)",
     "pause_after=100": "pause_after=1",
     "steps=200": "steps=2",
