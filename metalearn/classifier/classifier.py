@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from metalearn.api import hub
+from metalearn.api.card import CARD
 from metalearn.api.pictures import listed
 from metalearn.checks import one_of, whole_number
 from metalearn.classifier import validation
@@ -274,6 +275,8 @@ class PictureClassifier:
         backbone = self.opened()
         weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
         write(Path(path), self._saved(), replace=replace, weights=weights, page=Page(command, self._shown))
+        if replace and (Path(path) / CARD).exists():
+            log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
 
     def _saved(self) -> Saved:
         backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}

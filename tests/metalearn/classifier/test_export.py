@@ -3,8 +3,10 @@
 import base64
 import importlib.util
 import json
+import logging
 import random
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -167,6 +169,17 @@ def test_an_exported_folder_is_all_that_another_machine_needs(
     ):
         assert export.main([*arguments, "--out", str(tmp_path / "new")]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_changed_classifier_says_that_its_card_is_of_the_one_before(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
+    shutil.copytree(folder, tmp_path / "out")
+    loaded = PictureClassifier.load(tmp_path / "out")
+    loaded.remove(["ring"]).save(tmp_path / "out", replace=True)
+    assert "README.md tells of the classifier before" in caplog.text
+    assert PictureClassifier.load(tmp_path / "out").classes_.tolist() == ["house", "star"]
 
 
 # Damage

@@ -106,3 +106,10 @@ def test_a_cut_network_has_no_average(tmp_path: Path) -> None:
         tmp_path / "run", "experiment=split_omniglot", "dataset=glyph_pretraining", "trainer.ema_decay=0.9", code=2
     )
     assert "strategy=split: the workers update their parameters, and nobody averages them" in said
+
+
+def test_a_cut_network_has_no_norm_of_its_whole_gradient(tmp_path: Path) -> None:
+    said = run(
+        tmp_path / "run", "experiment=split_omniglot", "dataset=glyph_pretraining", "optimizer.clip_norm=1", code=2
+    )
+    assert "strategy=split: no worker sees the norm of the whole gradient; type optimizer.clip_norm=null" in said
