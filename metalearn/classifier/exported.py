@@ -18,6 +18,7 @@ from metalearn.classifier.backbones import DEFAULT, Backbone
 from metalearn.classifier.heads import HEADS, State, centred
 from metalearn.classifier.saved import DESCRIPTION, Weights, write
 from metalearn.errors import ConfigError
+from metalearn.nn.precision import computing_with
 from metalearn.storage.files import is_path_here, read_object, whole_folder
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ def _write_program(classifier: "PictureClassifier", path: Path, file_format: str
     shown = [torch.from_numpy(x[(places * len(x)).astype(int)][:, (places * len(x)).astype(int)]) for x in coarse]
     x = torch.stack(shown).permute(0, 3, 1, 2).float() / 255
     try:
-        with torch.no_grad():
+        # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
+        with computing_with("tf32"), torch.no_grad():
             program = torch.export.export(network, (x[:2],), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
             run = _as_onnx(program, path) if file_format == ONNX else _as_torch(program, path)
             outputs = [torch.cat(parts) for parts in zip(run(x[:1]), run(x[1:]), strict=True)]  # batches of 1 and of 3

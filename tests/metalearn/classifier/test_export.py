@@ -29,6 +29,7 @@ from metalearn.classifier.exported import FORMATS, ONNX, PROGRAMS, TORCH
 from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
 from metalearn.cli import export, predict
 from metalearn.errors import ConfigError
+from metalearn.nn.precision import compute_with
 from metalearn.tasks.common.pictures import PictureForm
 from tests import drawn_pictures
 from tests.runs import slow
@@ -73,6 +74,7 @@ def random_pictures(count: int) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("file_format", [pytest.param(ONNX, marks=needs_onnx), TORCH])
 def test_an_exported_program_answers_as_ours(file_format: str, head: str, tmp_path: Path) -> None:
     classifier = tiny(head)
+    compute_with("float32")  # as after a training in this process
     (said,) = classifier.export(tmp_path / "out", format=file_format)
     assert float(re.fullmatch(r"largest difference from this program: (.+)", said)[1]) <= 1e-4  # type: ignore[index]
     pictures = random_pictures(5)

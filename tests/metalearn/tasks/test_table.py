@@ -191,12 +191,13 @@ def test_arrays_learn_in_code() -> None:
     x, task = rng.normal(size=(600, 2)), np.repeat(np.arange(30), 20)
     y = (x[:, 0] > 0) ^ (task % 2 == 1)
     source = metalearn.arrays(x, y.astype(int), task=task, shots=10, queries=10)
+    torch.manual_seed(2)  # of the network's first weights
     learned = metalearn.train(
         metalearn.named("maml", inner_lr=0.5, inner_steps=2, eval_steps=2), torch.nn.Linear(2, 2), source,
         steps=20, meta_batch_size=8, val_every=20, val_tasks=20, test_tasks=20, progress=False,
     )  # fmt: skip
     by_step = learned.evaluate(count=50)["by_step"]
-    assert by_step["2"] > by_step["0"] + 0.2
+    assert by_step["2"] > 0.75  # chance is 0.5, and without inner steps no network is right in both kinds of tasks
     marked = arrays(x, x[:, :1], task=task, shots=2, queries=2, split=[("train", "val", "test")[t % 3] for t in task])
     assert marked.classes("val") is None and marked.episodes("val", torch.arange(3)).query.y.shape == (3, 2, 1)
 
