@@ -50,8 +50,8 @@ _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
 
 _MARGIN_SECONDS = 10.0
-"""Time beyond its limit before a waiting thread is left behind. torch connects twice before it reports a failure, with a
-pause of seconds between, and Python aborts if it ends while the thread is inside torch."""
+"""Time beyond its limit before a waiting thread is left behind. torch connects twice before it reports a failure, with
+a pause of seconds between, and Python aborts if it ends while the thread is inside torch."""
 
 _MOST_OPEN = 4096
 """The most requests that rank zero looks for at one time."""
