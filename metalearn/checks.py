@@ -92,3 +92,8 @@ def enough_classes(name: str, ways: int, split: str, classes: int) -> None:
     """Raises Invalid when an episode asks for more classes than its split has."""
     if ways > classes:
         raise Invalid(name, ways, f"the split '{split}' has {classes} classes", f"type KEY={classes} or fewer")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message; its type if there is none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from metalearn.api.pictures import LARGEST_SIZE
-from metalearn.checks import one_of, whole_number
+from metalearn.checks import first_line, one_of, whole_number
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import (
     HEADS,
@@ -168,7 +168,7 @@ def _backbone(
             shape = list(whole(torch.zeros(1, 3, form.size, form.size)).shape)
     except Exception as error:  # of any type: the network may be anybody's
         takes = f"[n, 3, {form.size}, {form.size}]"
-        raise ConfigError(f"backbone={name}: cannot take pictures {takes}: {_line(error)}") from error
+        raise ConfigError(f"backbone={name}: cannot take pictures {takes}: {first_line(error)}") from error
     if len(shape) != 2:
         raise ConfigError(f"backbone={name}: gives {shape} for a picture; it must give [1, width] or [1, width, h, w]")
     note = f"{name}, {note}; licence: {licence or 'not known'}"
@@ -354,11 +354,7 @@ def _package(name: str, backbone: str) -> Any:
 
 
 def _not_there(key: str, error: Exception, advice: str) -> ConfigError:
-    return ConfigError(f"{key}: its weights cannot be had ({_line(error)}); bring them to this disk and {advice}")
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(f"{key}: its weights cannot be had ({first_line(error)}); bring them to this disk and {advice}")
 
 
 def _load(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:

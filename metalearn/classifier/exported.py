@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from metalearn.api.card import CARD, Reached, card
 from metalearn.api.pictures import described
-from metalearn.checks import one_of
+from metalearn.checks import first_line, one_of
 from metalearn.classifier.backbones import DEFAULT, Backbone
 from metalearn.classifier.heads import HEADS, State, centred
 from metalearn.classifier.saved import DESCRIPTION, Weights, write
@@ -163,7 +163,7 @@ def _write_program(classifier: "PictureClassifier", path: Path, file_format: str
             run = _as_onnx(program, path) if file_format == ONNX else _as_torch(program, path)
             outputs = [torch.cat(parts) for parts in zip(run(x[:1]), run(x[1:]), strict=True)]  # batches of 1 and of 3
     except Exception as error:  # torch, onnx and onnxruntime raise many types
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise ConfigError(f"format={file_format}: {backbone.name} cannot be exported: {reason}") from error
     ours = classifier._probabilities(torch.cat([backbone.features(picture[None]) for picture in shown]))
     pairs = zip(outputs, (torch.from_numpy(ours[0]), ours[1]), strict=True)

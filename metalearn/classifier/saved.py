@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from metalearn.checks import one_of, whole_number
+from metalearn.checks import first_line, one_of, whole_number
 from metalearn.classifier.heads import AUTO, HEADS
 from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
@@ -177,7 +177,7 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
 
 
 def _reason(error: Exception) -> str:
-    said = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    said = getattr(error, "strerror", None) or first_line(error)
     return str(said)[:_LONGEST_NOTE]
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from metalearn.checks import first_line
 from metalearn.runs.metrics import main_metric
 from metalearn.storage.torch_files import check_torch_file
 
@@ -26,7 +27,7 @@ def load_state(path: Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # torch raises many types for what it cannot read
-        raise ValueError(f"{path}: holds no state ({_first_line(error)})") from error
+        raise ValueError(f"{path}: holds no state ({first_line(error)})") from error
     if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in ("optimizer", "progress")):
         raise ValueError(f"{path}: holds no state of a run")
     _check_tensors(path, state)
@@ -83,7 +84,3 @@ def _is_number(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and _is_number(value) and value >= 0
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from metalearn.checks import first_line
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn.conv import conv2d
 from metalearn.nn.norm import batch_norm
@@ -434,7 +435,7 @@ def _differs_in_training(network: nn.Module, name: str, images: Tensor, in_tests
                 outputs.append(network(images))
             draws = not torch.equal(before, torch.default_generator.get_state())
     except _FAILURES as error:
-        raise ValueError(f"{what} fails ({_reason(error)}){otherwise}") from error
+        raise ValueError(f"{what} fails ({first_line(error)}){otherwise}") from error
     finally:
         network.eval()
     if not all(isinstance(output, Tensor) and output.shape == in_tests.shape for output in outputs):
@@ -468,10 +469,6 @@ _FAILURES = (RuntimeError, ValueError, AssertionError, TypeError, NotImplemented
 """What networks raise for inputs that they cannot take."""
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _kind(output: object) -> str:
     return f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
@@ -502,7 +499,7 @@ def _tried(network: nn.Module, name: str, shape: tuple[int, ...], advice: str) -
             what = (
                 f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
             )
-            raise ValueError(f"{what} [n, {', '.join(map(str, shape))}] ({_reason(error)}); {advice}") from error
+            raise ValueError(f"{what} [n, {', '.join(map(str, shape))}] ({first_line(error)}); {advice}") from error
 
 
 def _counted(network: nn.Module, name: str, images: Tensor) -> _Trial:

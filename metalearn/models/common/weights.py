@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from metalearn.checks import Invalid
+from metalearn.checks import Invalid, first_line
 from metalearn.storage.files import check_header
 from metalearn.storage.torch_files import check_torch_file, sha256_of
 
@@ -157,7 +157,7 @@ def _read(path: str) -> object:
         check_torch_file(Path(path), old=True)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
-        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
+        reason = first_line(error).partition(". ")[0]
         advice = "type the path of a state dict that torch.save or safetensors has saved"
         raise _invalid(path, f"cannot be read ({reason})", advice) from error
 
