@@ -108,7 +108,8 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         known = _known_keys(whole, values)
         _check_hydra(whole.hydra)
         HydraConfig.instance().set_config(whole)
-        chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in groups()}
+        known_groups = groups()  # a look at the disk
+        chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in known_groups}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
         for key in sorted(keys_of(config) - known):
             _check_key_of_experiment(key, known, chosen["experiment"])
