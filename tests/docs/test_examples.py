@@ -32,6 +32,17 @@ def test_learned_weights_bear_wrong_labels(tmp_path: Path) -> None:
     assert learned > plain
 
 
+def test_learned_decays_find_the_useful_inputs(tmp_path: Path) -> None:
+    one, learned, of_useful, of_others = said("learned_decay.py", "60", tmp_path)
+    assert 1 < learned < one and of_useful < of_others
+
+
+@slow
+def test_descent_on_a_learned_loss_is_faster(tmp_path: Path) -> None:
+    _, _, _, on_itself, _, learned, *_ = said("learned_loss.py", "300", tmp_path)
+    assert learned < 0.9 * on_itself
+
+
 def test_a_new_shop_is_learned_from_five_days(tmp_path: Path) -> None:
     before, after = said("own_table.py", "200", tmp_path)
     assert after < 0.7 * before
