@@ -27,7 +27,7 @@ from distributed.cluster.watching import lost_before
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.shard import Shard, State
+from distributed.strategies.common.shard import Missed, Shard, State
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
@@ -238,9 +238,12 @@ class Pipeline(ChunkStrategy):
         if lost is not None:
             raise _advised(lost, self._timeout)
         try:
-            return future.wait()
+            value = future.wait()
+            if isinstance(value, Missed):
+                raise RuntimeError(value.reason)
         except RuntimeError as error:
             raise _advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
+        return value
 
     @_naming_missing_workers
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> tuple[list[Any], dict[str, float]]:

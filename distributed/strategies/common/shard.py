@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd, rpc
 
+from distributed.calls.errors import worker_error
 from distributed.calls.session import use_own_gpu
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
@@ -21,6 +22,13 @@ from distributed.strategies.common.work import Pieces, Tensors
 from distributed.tree_sum import Subtree, combine, partials
 
 Window = tuple[float, float]
+
+
+class Missed(NamedTuple):
+    """In place of outputs: the reason why those of an earlier shard did not come in time. As an exception, torch would
+    print it on every worker that it passes, with its traceback."""
+
+    reason: str
 
 
 class State(NamedTuple):
@@ -90,10 +98,22 @@ class Shard:
             params: the parameters to evaluate; None: train this shard's own.
 
         Returns:
-            The inputs of the next shard; of the last shard, the value of `Pieces.outcome` or `Pieces.values`.
+            The inputs of the next shard; of the last shard, the value of `Pieces.outcome` or `Pieces.values`; or a
+            `Missed`.
         """
         use_own_gpu()
-        h, known = self._pieces.inputs(split, indices) if before is None else before.to_here(timeout=self._timeout)
+        if before is None:
+            h, known = self._pieces.inputs(split, indices)
+        else:
+            try:
+                received = before.to_here(timeout=self._timeout)
+            except RuntimeError as error:
+                if not isinstance(worker_error("", error, self._timeout), TimeoutError):
+                    raise
+                return Missed(str(error).splitlines()[0])
+            if isinstance(received, Missed):
+                return received
+            h, known = received
         training = params is None
         with self._one_at_a_time, torch.set_grad_enabled(training):
             began = time.perf_counter()
