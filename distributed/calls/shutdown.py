@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 GOODBYE_SECONDS = 5.0
 """Time limit for the workers to leave together, and for an interrupted call to end."""
 
+_MANY_HELD = 8
+"""A worker warns when so many of its threads are in calls that nobody waits for, and again at twice as many."""
+
 _END_SECONDS = 20.0
 """Time limit for Python to end, in a fork."""
 
@@ -66,11 +69,13 @@ _open: dict[int, tuple[Served, Callable[[], None]]] = {}
 
 _lock = threading.Lock()
 _stuck = False
+_warns_at = _MANY_HELD
 
 
 @contextlib.contextmanager
 def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
     """Notes that this thread computes a call of `caller`, which waits `timeout` seconds for it."""
+    _warn_of_held_threads()
     thread = threading.get_ident()
     call = _served[thread] = Served(caller, number, time.monotonic() + timeout)
     try:
@@ -78,6 +83,17 @@ def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
     finally:
         with _lock:
             _served.pop(thread, None)
+
+
+def _warn_of_held_threads() -> None:
+    global _warns_at
+    held = [thread for thread, call in list(_served.items()) if call.is_over()]
+    if len(held) >= _warns_at:
+        _warns_at = 2 * len(held)
+        log.warning(
+            "%d calls run on after their time limits; each holds a thread of this worker until it returns, and when "
+            "none is left, no call is answered; the first is at\n%s", len(held), _place(held[0]),
+        )  # fmt: skip
 
 
 def keep_open(call: Served, answer: Future[Any], end: Callable[[], None]) -> None:

@@ -5,13 +5,17 @@ import json
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from optuna.samplers import RandomSampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from hydra_async_sweeper.controller import SweepController, TrialLimits
 from hydra_async_sweeper.disk import PausedError, fault_at, fault_in, line_of
@@ -23,7 +27,7 @@ from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Category, Number, Space
 from hydra_async_sweeper.study import Study
 from hydra_async_sweeper.sweep import _overrides_of
-from hydra_async_sweeper.terms import COMPLETED, StartedTrial
+from hydra_async_sweeper.terms import COMPLETED, StartedTrial, StudyError
 
 SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b", "c")), "width": Number(0.0, 1.0)}
 
@@ -118,6 +122,32 @@ def test_a_journal_that_goes_while_the_sweep_runs_is_not_begun_anew(tmp_path: Pa
     assert error.value.errno in (errno.ENOENT, errno.ESTALE) and str(journal) in str(error.value)
     assert not journal.exists() or journal.stat().st_size == 100
     with controller(tmp_path, completed) as (sweep, study):
+        assert sweep.run() == 0 and len(results(study)) == 3
+
+
+@pytest.mark.parametrize("spoiled", ["no JSON", '{"op_code": 99}', "deleted"])
+def test_a_journal_that_others_spoil_while_the_sweep_runs_stops_its_trials(tmp_path: Path, spoiled: str) -> None:
+    journal, before = tmp_path / "study.journal", tmp_path / "before"
+
+    def work(number: int, overrides: Sequence[str]) -> Any:
+        if number == 1:
+            signal.pause()  # until it is stopped
+        shutil.copy(journal, before)
+        if spoiled == "deleted":
+            optuna.delete_study(study_name="s", storage=JournalStorage(JournalFileBackend(str(journal))))
+        else:
+            with journal.open("a") as file:
+                file.write(f"{spoiled}\n")
+        return completed(number)
+
+    with (
+        controller(tmp_path, work, n_jobs=2) as (sweep, study),
+        pytest.raises(StudyError, match=f"{journal}: is no journal of a study, or is damaged .*; move it away"),
+    ):
+        sweep.run()
+    shutil.copy(before, journal)
+    with controller(tmp_path, completed) as (sweep, study):
+        assert study.interrupted() == [0, 1]
         assert sweep.run() == 0 and len(results(study)) == 3
 
 

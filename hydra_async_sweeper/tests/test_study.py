@@ -16,8 +16,8 @@ from hydra_async_sweeper.pruning import PruningWatch
 from hydra_async_sweeper.samplers import combinations, search_of
 from hydra_async_sweeper.settings import PACKAGES, settings_of
 from hydra_async_sweeper.space import Category, Number, Space, contains
-from hydra_async_sweeper.study import Study, StudyError
-from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, PRUNED
+from hydra_async_sweeper.study import Study
+from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, PRUNED, StudyError
 
 SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b")), "steps": Number(1, 9, whole=True)}
 SETTINGS = islands.islands(seed=0, pop_size=4)

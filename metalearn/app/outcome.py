@@ -15,7 +15,7 @@ from typing import NamedTuple
 from metalearn.config.check import started_by_launcher
 from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
 from metalearn.runs.signals import INTERRUPTED
-from metalearn.storage.files import is_disk_fault, unwritten
+from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
 """Exit codes. A run that has diverged does so again: launchers do not repeat it."""
@@ -56,7 +56,7 @@ def ending_of(run: Callable[[], int]) -> Ending:
     try:
         return Ending(run())
     except (ConfigError, DataError) as error:
-        return Ending(report_error(error, BAD_CONFIG), str(error))
+        return Ending(report_error(error, DISK if comes_from_disk(error) else BAD_CONFIG), str(error))
     except RunError as error:
         return Ending(report_error(error, DISK if isinstance(error, DiskError) else FAILED), str(error))
     except OSError as error:

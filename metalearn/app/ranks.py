@@ -20,6 +20,7 @@ from distributed.cluster.meeting import JOINS
 from metalearn.app.job import Job
 from metalearn.app.outcome import (
     BAD_CONFIG,
+    DISK,
     DIVERGED,
     FAILED,
     OK,
@@ -47,7 +48,7 @@ from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
-from metalearn.storage.files import is_disk_fault
+from metalearn.storage.files import comes_from_disk, is_disk_fault
 from metalearn.training.loop import Paused, Progress, Stopped
 from metalearn.types import Strategy
 
@@ -238,7 +239,7 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
         log.debug("ended by DiskError: %s", error)  # for train.log
         raise
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
-        return report_error(error, FAILED)
+        return report_error(error, DISK if comes_from_disk(error) else FAILED)
     except Exception as error:
         if (why := without_memory(error)) is not None:
             return report_error(RunError(why), FAILED)

@@ -7,9 +7,10 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +25,7 @@ from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, 
 from metalearn.config.names import AUTO, FREE_KEYS, run_name
 from metalearn.config.options import groups, search_flags
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError, DiskError, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json, refuse_links
 
@@ -44,6 +45,12 @@ LAUNCHERS = {
 """Launchers of other packages, and what to install for them."""
 
 PRELOAD = ("metalearn.app.preload",)
+
+READ = ("dataset.file", "dataset.root", "dataset.shards", "init_from", "model.weights", "resume")
+"""Keys that name what a job reads."""
+
+_MOST_FOLDERS = 1000
+"""Folders in one of these that are looked at."""
 
 _LOG_END = 4096
 """The bytes at the end of a log that are read for the reason of its end."""
@@ -67,12 +74,12 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     sweeper, folder = _sweeper(overrides)
     refuse_links(folder, folder)  # Hydra writes there before any run is inspected
     if not str(sweeper.pop("_target_")).startswith(OURS):
-        check_grid(program, overrides)
+        run_one = pausing(check_grid(program, overrides), run_job)
         _share_import_path()
-        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
+        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_one(job_of(config, program))), folder)
     checked = check_trials(program, overrides, sweeper)
-    if checked is None:
-        return BAD_CONFIG
+    if isinstance(checked, int):
+        return checked
     set_up_process(1)  # the process that imports torch and forks the trials inherits this
     log_sweep()
     attributes = {
@@ -84,7 +91,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),
     }
-    run_trials_by_hydra(lambda config: trial(config, program, run_job), attributes)
+    run_one = pausing(checked.sources, run_job)
+    run_trials_by_hydra(lambda config: trial(config, program, run_one), attributes)
     return OK
 
 
@@ -201,32 +209,71 @@ def _status(ending: Ending, result: Mapping[str, Any]) -> str:
     return "refused" if ending.code == BAD_CONFIG else str(result.get("status", "failed"))
 
 
+# What jobs read
+
+
+def sources_of(config: DictConfig) -> set[str]:
+    """The files and folders that a job reads, of those that are there; and the folders in them, where other disks may
+    be mounted."""
+    named = [OmegaConf.select(config, key) for key in READ]
+    paths = [Path(str(value)).absolute() for value in named if value is not None]
+    below = [folder for path in paths for folder in islice(path.glob("*/"), _MOST_FOLDERS)]
+    return {str(path) for path in (*paths, *below) if _is_there(path)}
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file, or a folder that is not empty, as it is where a disk is not mounted."""
+    try:
+        return any(path.iterdir()) if path.is_dir() else path.exists()
+    except OSError:
+        return False
+
+
+def pausing(sources: Iterable[str], run_job: RunJob) -> RunJob:
+    """`run_job`, which raises DiskError if it fails where one of the sources is gone: the job is not to blame."""
+
+    def run(job: Job) -> int:
+        code = FAILED
+        try:
+            code = run_job(job)
+        finally:
+            gone = [path for path in sorted(sources) if not _is_there(Path(path))]
+            if code in (FAILED, BAD_CONFIG) and gone:
+                raise DiskError(
+                    f"{gone[0]}: was there when the sweep began, and is gone or empty now; bring it back, and the same "
+                    "command goes on"
+                )
+        return code
+
+    return run
+
+
 # Checks
 
 
 class Checked(NamedTuple):
-    """What the check of the trials has found: the default objective, and the steps of a run."""
+    """What the check of the trials has found: the default objective, the steps of a run, and what the runs read."""
 
     objective: str
     steps: int
+    sources: list[str]
 
 
-def check_grid(program: Program, overrides: Sequence[str]) -> None:
-    """Checks every job of a grid.
+def check_grid(program: Program, overrides: Sequence[str]) -> set[str]:
+    """Checks every job of a grid; returns what they read.
 
     Raises:
         ConfigError: as for a single run.
     """
-    for job_overrides in sweep_jobs(overrides):
-        _assemble(program, job_overrides)
+    return set[str]().union(*(sources_of(_assemble(program, own)[0]) for own in sweep_jobs(overrides)))
 
 
-def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | None:
+def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
     """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
     import torch.
 
     Returns:
-        What was found; or None if the child has refused a job, and has reported why.
+        What was found; or the exit code if the child has refused a job, and has reported why.
 
     Raises:
         ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
@@ -262,16 +309,17 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
         found = pipe.read()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code not in (OK, BAD_CONFIG):
+    if code not in (OK, BAD_CONFIG, DISK):
         raise ConfigError(f"the check of the trials has ended with exit code {code}")
-    return Checked(**json.loads(found)) if code == OK else None
+    return Checked(**json.loads(found)) if code == OK else code
 
 
 def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
     in_rounds = "rounds" in sweeper
-    metric, steps, shapes = "", 0, None
+    metric, steps, shapes, sources = "", 0, None, set[str]()
     for params in _checked(plan):
-        parts = _assemble_one(program, others, plan.overrides(params))
+        config, parts = _assemble_one(program, others, plan.overrides(params))
+        sources |= sources_of(config)
         loss = parts.algorithm.computes
         metric = loss.metric if loss else "mse" if parts.source.classes("val") is None else "accuracy"
         _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
@@ -285,7 +333,9 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
         shapes = own
     if in_rounds:
         _check_rounds(plan, sweeper["rounds"], steps)
-    os.write(writer, json.dumps({"objective": f"val.{metric}", "steps": steps}).encode())
+    found = Checked(f"val.{metric}", steps, sorted(sources))
+    with os.fdopen(writer, "w", encoding="utf-8") as pipe:
+        json.dump(found._asdict(), pipe)
     return OK
 
 
@@ -326,8 +376,8 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) 
             )
 
 
-def _assemble_one(program: Program, others: Sequence[str], searched: Sequence[str]) -> Any:
-    """The parts of one combination of a search; if it is refused, the message names its options."""
+def _assemble_one(program: Program, others: Sequence[str], searched: Sequence[str]) -> tuple[DictConfig, Any]:
+    """As `_assemble`, of one combination of a search; if it is refused, the message names its options."""
     try:
         return _assemble(program, [*others, *searched])
     except ConfigError as error:
@@ -340,9 +390,10 @@ def _assemble_one(program: Program, others: Sequence[str], searched: Sequence[st
         ) from error
 
 
-def _assemble(program: Program, overrides: Sequence[str]) -> Any:
+def _assemble(program: Program, overrides: Sequence[str]) -> tuple[DictConfig, Any]:
+    """The config and the parts of a job."""
     job = to_job(*compose_config(overrides), program, overrides)
     set_up_process(job.config.threads)
     from metalearn.app.parts import assemble  # imports torch, after the line above
 
-    return assemble(job)
+    return job.config, assemble(job)

@@ -11,6 +11,7 @@ would be of another version, or compute otherwise, and are refused.
 """
 
 import argparse
+import os
 import shlex
 import signal
 import subprocess
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str], train: Program | None = None) -> int:
 
 def join(train: Program, found: world_file.World, workers: int, way: "WorldConnection") -> int:
     """Starts the workers, waits for them, and returns the exit code."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # they say themselves that rank zero does not answer
     command = [sys.executable, *train.arguments, *found.arguments]
     text = printable(shlex.join([*train.arguments, *found.arguments]))
     print(f"{workers} more of: {text}", file=sys.stderr, flush=True)

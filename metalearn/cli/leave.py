@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     except RunError as error:
         refuse(error)
         return BAD_CONFIG
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # before torch is imported
     from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
 
     try:

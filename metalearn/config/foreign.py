@@ -31,12 +31,12 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: there is no such file, or it may not be read.
-        RefusedFileError: it is no regular file, too large, nested too deeply, or has aliases, with which a small file
-            can hold any number of values.
+        RefusedFileError: it is no regular file, too large, nested too deeply, has very many values, or has aliases,
+            with which a small file can hold any number of values.
         ValueError: it holds no YAML.
     """
     text = read_bounded(path, LARGEST_YAML).decode()
-    depth = 0
+    depth = texts = 0
     try:
         for event in yaml.parse(text):
             if isinstance(event, yaml.AliasEvent):
@@ -44,6 +44,9 @@ def read_yaml(path: Path) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise RefusedFileError(f"{path}: is nested more than {DEEPEST} deep")
+            texts += isinstance(event, yaml.ScalarEvent)  # keys and values, each of which takes 0.1 ms
+            if texts > 2 * MOST_VALUES:
+                raise RefusedFileError(f"{path}: has more than {MOST_VALUES:,} keys and as many values")
         return yaml.load(text, get_yaml_loader())  # noqa: S506 (OmegaConf's is a SafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: holds no YAML ({str(error).splitlines()[0]})") from error

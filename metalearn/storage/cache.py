@@ -102,6 +102,7 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
 
 def _private_folder() -> Path:
     refusals: list[str] = []
+    fault: OSError | None = None
     for path in cache_folders():
         if refusals:
             locks.warn_once(f"{refusals[-1]}. {path} is used instead")
@@ -109,6 +110,7 @@ def _private_folder() -> Path:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = path.stat()
         except OSError as error:
+            fault = error
             refusals.append(f"the cache {path} cannot be used ({error})")
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 continue
@@ -118,7 +120,7 @@ def _private_folder() -> Path:
             return path
         advice = f": type chmod go-w {path}" if status.st_mode & 0o022 and status.st_uid == os.geteuid() else ""
         refusals.append(f"the cache {path} is not used, since it {why}{advice}")
-    raise CacheError(f"{'; '.join(refusals) or 'there is no home folder for the cache'}; {ADVICE}")
+    raise CacheError(f"{'; '.join(refusals) or 'there is no home folder for the cache'}; {ADVICE}") from fault
 
 
 # What may be used

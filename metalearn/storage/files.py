@@ -239,6 +239,13 @@ def is_disk_fault(error: BaseException | None) -> bool:
     return isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FAULTS)
 
 
+def comes_from_disk(error: BaseException | None) -> bool:
+    """Whether a disk is behind an error that somebody has put in words."""
+    while error is not None and not is_disk_fault(error):
+        error = error.__cause__
+    return error is not None
+
+
 def unwritten(path: Path, error: OSError, verb: str = "written") -> RunError:
     """The error for a file of a run that could not be written. Where a disk is to blame, it says how much is free."""
     reason = f"{path}: cannot be {verb}: {error.strerror or error}"

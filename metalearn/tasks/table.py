@@ -9,6 +9,7 @@ import functools
 import hashlib
 import io
 import math
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,12 @@ from metalearn.types import Batch, Episode, TaskSource, Unit
 
 LARGEST = 2**32
 """The most bytes of a file."""
+
+SMALL, CELLS_PER_BYTE = 2**21, 4
+"""So many cells a file may always unpack to, or so many for each of its bytes: a few bytes could ask for all memory."""
+
+LONG_TEXT = 64
+"""Bytes of a cell of numpy that count as one cell more."""
 
 MISSING = ("", "na", "nan", "null", "none")
 """Cells of a CSV file without a value, in small letters."""
@@ -408,10 +415,36 @@ def _csv(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)) if rows else dict.fromkeys(names, ())
 
 
+def _check_unpacked(file: Path, cells: int) -> None:
+    """Raises DataError for a file that unpacks to far more than it holds."""
+    most = max(SMALL, CELLS_PER_BYTE * file.stat().st_size)
+    if cells > most:
+        raise DataError(
+            f"dataset.file={file}: unpacks to {cells:,} cells, and of a file of this size at most {most:,} are read; "
+            "save it without compression"
+        )
+
+
+def _cells_in(archive: zipfile.ZipFile) -> int:
+    """How many cells the arrays of an archive of numpy have; a long text counts for several."""
+    cells = 0
+    for name in archive.namelist():
+        with archive.open(name) as member:
+            read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            shape, _, kind = read[np.lib.format.read_magic(member)[0]](member)
+            cells += math.prod(shape) * math.ceil(kind.itemsize / LONG_TEXT)
+    return cells
+
+
 def _npz(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
     try:
+        with zipfile.ZipFile(stream) as archive:
+            _check_unpacked(file, _cells_in(archive))
+        stream.seek(0)
         with np.load(stream, allow_pickle=False) as found:
             columns = {name: found[name] for name in found.files}
+    except DataError:
+        raise
     except Exception as error:  # numpy and zipfile raise many types for what they cannot read
         raise DataError(f"dataset.file={file}: holds no plain arrays of numpy ({error})") from error
     if wrong := [name for name, column in columns.items() if column.ndim != 1]:
@@ -427,6 +460,9 @@ def _parquet(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
             f"dataset.file={file}: the package pyarrow is not installed; type pip install pyarrow"
         ) from None
     try:
+        known = parquet.read_metadata(stream)
+        _check_unpacked(file, known.num_rows * known.num_columns)
+        stream.seek(0)
         columns: dict[str, Sequence[Any]] = parquet.read_table(stream).to_pydict()
     except (ArrowException, OSError) as error:
         raise DataError(f"dataset.file={file}: is no Parquet file ({str(error).splitlines()[0]})") from error

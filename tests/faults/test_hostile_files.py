@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -34,7 +35,7 @@ from metalearn.reporting.page import text as as_html
 from metalearn.runs import checkpoint, folder
 from metalearn.storage import files
 from metalearn.tasks.common.picture_folders import _decode, only_pictures, picture_folders
-from tests.runs import ROOT, Program
+from tests.runs import ROOT, Program, said_by, slow
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
 pytestmark = pytest.mark.timeout(60)
@@ -524,3 +525,72 @@ def test_a_network_that_the_command_names_is_built(run_dir: Path, capfd: pytest.
     named = "model.network._target_=torchvision.models.resnet18"
     assert evaluate.main([f"checkpoint={checkpoint_of(run_dir)}", "+" + named]) == 2
     assert "holds parameters of another model" in capfd.readouterr().err
+
+
+# What a file of 1 MB takes
+
+
+def of_many_tensors() -> bytes:
+    """A header of as many tensors as a megabyte can name."""
+    header = json.dumps(
+        {f"{number:x}": {"dtype": "U8", "shape": [], "data_offsets": [0, 0]} for number in range(15_000)}
+    )
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
+def of_zeros() -> bytes:
+    """A table of as many zeros as a megabyte can hold."""
+    file = io.BytesIO()
+    np.savez_compressed(file, task=np.zeros(2**30, np.int8))
+    return file.getvalue()
+
+
+WEIGHTS = "from metalearn.models.common.weights import read_state; read_state(str(path))"
+JSON = "from metalearn.storage.files import read_object; read_object(path)"
+YAML = "from metalearn.config.foreign import read_config; read_config(path)"
+TABLE = """
+from metalearn.tasks.table import _Cells
+cells = _Cells(path)
+cells.numbers(next(iter(cells._columns)), "mean")
+"""
+LIST = "from metalearn.tasks.image_folder import by_lists; by_lists(path.parent, ['a'], '.')"
+
+OF_A_MEGABYTE: dict[str, tuple[str, str, Callable[[], bytes]]] = {
+    "a byte array of 2 GB": (WEIGHTS, "file.pt", lambda: b"\x80\x02c__builtin__\nbytearray\n(J\xff\xff\xff\x7ftR."),
+    "many operations": (WEIGHTS, "file.pt", lambda: b"\x80\x02" + b"N0" * 500_000 + b"N."),
+    "many tensors": (WEIGHTS, "file.safetensors", of_many_tensors),
+    "JSON, deep": (JSON, "result.json", lambda: b"[" * 2**20),
+    "JSON, many": (JSON, "result.json", lambda: b'{"a": [' + b"[]," * 2**18 + b"1]}"),
+    "YAML, many": (YAML, "config.yaml", lambda: b"a: [" + b"1," * (2**17 - 8) + b"]"),
+    "YAML, deep": (YAML, "config.yaml", lambda: b"[" * 2**17),
+    "a table, packed": (TABLE, "table.npz", of_zeros),
+    "a table, plain": (TABLE, "table.csv", lambda: b"a\n" + b"1\n" * 2**19),
+    "a list of classes": (LIST, "train.txt", lambda: b"a\n" * 2**19),
+}
+"""By what it holds: the code that reads it, its name, and its content."""
+
+TAKEN = """
+import resource, sys, time
+from pathlib import Path
+import torch, metalearn.app.run
+path, began = Path(sys.argv[1]), time.process_time()
+try:
+    exec(sys.argv[2])
+    said = "read"
+except Exception as error:
+    said = f"{type(error).__name__}: {error}"
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, time.process_time() - began, said[:150])
+"""
+
+
+@slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", OF_A_MEGABYTE)
+def test_no_file_of_a_megabyte_takes_a_gigabyte_or_ten_seconds(kind: str, tmp_path: Path) -> None:
+    code, name, content = OF_A_MEGABYTE[kind]
+    (tmp_path / name).write_bytes(content())
+    assert (tmp_path / name).stat().st_size < 1_100_000
+    done = said_by([sys.executable, "-c", TAKEN, str(tmp_path / name), code])
+    megabytes, seconds, said = done.stdout.split(maxsplit=2)
+    print(f"{kind}: {megabytes} MB, {float(seconds):.1f} s: {said}")
+    assert int(megabytes) < 1000 and float(seconds) < 10, done.stdout + done.stderr

@@ -19,7 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from distributed.cluster.meeting import TOKEN, _post
-from tests.faults.endless import ENDLESS, RUN, paused_alike
+from tests.faults.endless import ENDLESS, RUN, paused_alike, started
 from tests.runs import ROOT, Outcome, Program, Start, alive, metrics, ranks_of, said_by, slow, until
 
 pytestmark = pytest.mark.thorough
@@ -71,6 +71,25 @@ def test_workers_join_and_leave_on_purpose(run: Program, joining: Program, tmp_p
     text = paused_alike(run, tmp_path)
     assert "does not answer" not in text
     assert "4 workers compute from now on" in text
+
+
+@slow
+@pytest.mark.parametrize("launcher", ["ends the run", "stopped"])
+def test_who_joins_while_rank_zero_does_not_answer_ends_with_one_line(
+    launcher: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    run = start(*ENDLESS, "workers=2", "strategy.timeout=8")
+    ranks = started(run, tmp_path)
+    if launcher == "stopped":
+        run.process.send_signal(signal.SIGSTOP)
+    os.kill(ranks[0], signal.SIGSTOP)
+    began = time.monotonic()
+    code, text = Program([sys.executable, str(ROOT / "scripts/join.py"), str(RUN)], tmp_path).wait(8 + 60)
+    print(f"{launcher}: ended {time.monotonic() - began:.1f} s after its start\n{text}")
+    command, error = text.splitlines()
+    assert code == 1 and command.startswith("1 more of: "), text
+    assert re.fullmatch("error: worker1: .*rank 0 has (stopped|ended).*", error), text
 
 
 def copied(folder: Path, *changed: str) -> Path:

@@ -17,10 +17,13 @@ from hydra_async_sweeper.report import SweepView
 from hydra_async_sweeper.samplers import SearchMethod
 from hydra_async_sweeper.slots import TrialExit, TrialSlots
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial
+from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial, StudyError
 
 LOOK_SECONDS = 0.25
 """How long the controller waits for a trial to end before it looks at the others' metrics."""
+
+_HALTING = (OSError, PausedError, StudyError)
+"""Errors at which no trial can be told or started any more, but each can save."""
 
 log = logging.getLogger("hydra_async_sweeper")
 
@@ -76,7 +79,7 @@ class SweepController:
         with self._signals():
             try:
                 self._run()
-            except (OSError, PausedError):
+            except _HALTING:
                 self._give_up()
                 raise
         return self._stop
@@ -100,7 +103,7 @@ class SweepController:
         self._slots.signal(signal.SIGTERM)
         while self._slots.running:
             for ended in self._slots.wait(LOOK_SECONDS):
-                with contextlib.suppress(OSError, PausedError):
+                with contextlib.suppress(*_HALTING):
                     self._end(ended)
 
     # Starting

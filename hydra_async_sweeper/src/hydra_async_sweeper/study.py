@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,6 +40,7 @@ from hydra_async_sweeper.terms import (
     Direction,
     FinishedTrial,
     StartedTrial,
+    StudyError,
     Values,
 )
 
@@ -49,10 +50,6 @@ OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", 
 PARENT = "parent"
 """Names of what is noted at a trial: how it ended; its place in the order of ends; its values; the trial whose values
 were copied; how often it has been run again; why it failed; and the trial whose checkpoint it goes on from."""
-
-
-class StudyError(ValueError):
-    """A study that cannot be opened, or belongs to another sweep."""
 
 
 class Study:
@@ -103,16 +100,10 @@ class Study:
 
     def _open(self, path: Path, name: str, directions: Sequence[Direction]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        try:
-            with without_experimental_warnings():
-                storage = JournalStorage(_Journal(path))
-                self._study = optuna.create_study(
-                    storage=storage, study_name=name, directions=list(directions), load_if_exists=True
-                )
-        except (OSError, StudyError):
-            raise
-        except Exception as error:  # Optuna does not check what it reads
-            raise _damaged(path, error) from error
+        with _reading(path), without_experimental_warnings():
+            self._study = optuna.create_study(
+                storage=_Storage(path), study_name=name, directions=list(directions), load_if_exists=True
+            )
 
     def keep(self, name: str, value: int) -> int:
         """The value that was noted under this name when the study was made; `value` in a new study."""
@@ -291,6 +282,24 @@ _MOST_SECONDS = 60.0
 _SILENT_SECONDS, _PAUSE = 1.0, 0.01
 
 
+class _Storage(JournalStorage):
+    """Optuna's storage. What others write into the journal, or take out of it, while the sweep runs is read, too."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(_Journal(path))
+
+    def _sync_with_backend(self) -> None:
+        with _reading(self._path):
+            super()._sync_with_backend()
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        with _reading(self._path):
+            return super().get_all_trials(study_id, deepcopy, states)
+
+
 class _Journal(JournalFileBackend):
     """Optuna's journal in a file. An append that fails leaves the file as it was: Optuna would write on behind half a
     line. Nor is a file written that somebody has removed or cut off meanwhile."""
@@ -389,6 +398,17 @@ def _mend(journal: Path) -> None:
                 raise ValueError("a line is no object")
         except (ValueError, RecursionError) as error:
             raise _damaged(journal, error) from error
+
+
+@contextlib.contextmanager
+def _reading(journal: Path) -> Iterator[None]:
+    """Makes a StudyError of what Optuna raises, which does not check what it reads."""
+    try:
+        yield
+    except (OSError, StudyError, optuna.exceptions.DuplicatedStudyError):  # the last one tells it to load the study
+        raise
+    except Exception as error:
+        raise _damaged(journal, error) from error
 
 
 def _damaged(journal: Path, error: Exception) -> StudyError:

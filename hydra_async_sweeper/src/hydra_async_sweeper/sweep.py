@@ -21,7 +21,7 @@ from hydra_async_sweeper.plan import SweepPlan, TaskTraits, plan_of
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots
 from hydra_async_sweeper.space import SpaceError, size, to_plain
-from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial, printable
+from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial, StudyError, printable
 from hydra_async_sweeper.trial import gpus_of, job_return, run_trial, trial_folders
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def sweep(
         What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
 
     Raises:
-        SystemExit: 1 if the nursery was killed, a disk has failed, or more trials have failed than `max_failure_rate`
-            allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
+        SystemExit: 1 if the nursery was killed, a disk has failed, the journal cannot be read any more, or more trials
+            have failed than `max_failure_rate` allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
     """
     task, folder = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir))
     try:
@@ -69,7 +69,7 @@ def sweep(
             return _run(plan, chosen, task, config, folder, slots)
     except SpaceError as error:
         _leave(f"error: {error}", 2, error)
-    except (NurseryGoneError, TrialsFailedError) as error:
+    except (NurseryGoneError, StudyError, TrialsFailedError) as error:
         _leave(f"error: {error}", 1, error)
     except PausedError as error:
         _leave(f"paused: {error}", 1, error)
@@ -183,7 +183,7 @@ def _open_study(
         SpaceError: another process holds it, or it belongs to another sweep.
     """
     from hydra_async_sweeper.samplers import combinations
-    from hydra_async_sweeper.study import Study, StudyError
+    from hydra_async_sweeper.study import Study
 
     journal = Path(chosen.storage) if chosen.storage else folder / JOURNAL
     try:

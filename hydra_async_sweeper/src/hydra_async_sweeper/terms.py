@@ -28,6 +28,10 @@ COMPLETED, PRUNED, DIVERGED, FAILED = "completed", "pruned", "diverged", "failed
 """How a trial can end."""
 
 
+class StudyError(ValueError):
+    """A study that cannot be opened or read any more, or belongs to another sweep."""
+
+
 class StartedTrial(NamedTuple):
     """A trial that has been given parameters; and the trial whose checkpoint it goes on from, if there is one."""
 

@@ -11,6 +11,7 @@ import torch
 
 import metalearn
 from metalearn.errors import ConfigError, DataError
+from metalearn.tasks import table as table_module
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import content_of
 from metalearn.tasks.table import arrays, table
@@ -183,6 +184,25 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
         (tmp_path / "t.parquet").touch()
         with pytest.raises(DataError, match="pyarrow is not installed; type pip install pyarrow"):
             source(tmp_path / "t.parquet").classes("train")
+
+
+@pytest.mark.parametrize(
+    ("column", "cells"), [(np.zeros(3 * 2**20, np.int8), "3,145,728"), (np.array(["x" * 2**12] * 2**13), "2,097,152")]
+)
+def test_a_file_that_unpacks_to_far_more_than_it_holds_is_refused(
+    column: Any, cells: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "SMALL", 2**20)
+    file = tmp_path / "t.npz"
+    np.savez_compressed(file, who=column)
+    assert file.stat().st_size < 2**18
+    with pytest.raises(
+        DataError, match=rf"t\.npz: unpacks to {cells} cells, and of a file .*; save it without compres"
+    ):
+        source(file).classes("train")
+    np.savez(file, who=column[:2])  # who has been told so can read it
+    with pytest.raises(DataError, match="has no column"):
+        source(file).classes("train")
 
 
 def test_arrays_learn_in_code() -> None:
