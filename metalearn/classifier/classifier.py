@@ -136,7 +136,7 @@ class PictureClassifier:
         order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
         self.classes_ = np.array(classes)
         self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
-        self.report_ = (
+        self.report_: dict[str, Any] = (
             validation.report_of_changed(self.report_, self._y, len(classes))
             if self._tuned
             else validation.report_of(self._features, self._y, **self._measuring())

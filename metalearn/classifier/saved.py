@@ -223,7 +223,8 @@ def _check(saved: Saved) -> None:
         _wanted(between, "accuracy, interval95", "must be three fractions of 1")
         for name in ("pictures", "classes"):
             whole_number(name, saved.report[name], at_least=1)
-    if (tuning := saved.report.get("tuning")) is not None or saved.tuned:
+    if "tuning" in saved.report or saved.tuned:
+        tuning = saved.report["tuning"]
         whole_number("steps", tuning["steps"], at_least=0)
         shown = [tuning[name] for name in ("frozen", "tuned") if tuning["steps"]]
         _wanted(all(_is_number(value) and 0 <= value <= 1 for value in shown), "tuning", "must be fractions of 1")

@@ -17,17 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from metalearn.checks import first_line
 from metalearn.classifier.backbones import Backbone
 from metalearn.classifier.heads import class_means
 from metalearn.errors import ConfigError
-from metalearn.nn.precision import computing_with
+from metalearn.models.common.cut import cut
 
 STEPS = 100
 """The most steps, however much time there is."""
 
-_SHARE = 0.25
-"""Of the weights, at least so many are in the layers that are tuned."""
 _RATE = 3e-4
 _SHARPNESS = 10.0
 """Factor of the cosine similarities in an episode."""
@@ -114,7 +111,7 @@ def tune(
             "your classes, or leave it out"
         )
     try:
-        fixed, last = _cut(backbone)
+        fixed, last = cut_in_two(backbone)
         maps = list[Tensor]()
         for picture in pictures:
             clock.check()
@@ -180,73 +177,13 @@ def _episode(y: Tensor, among: Tensor, seed: Sequence[int]) -> tuple[Tensor, Ten
     return chosen, y[chosen].unique(return_inverse=True)[1], len(learned)
 
 
-# The cut
-
-
-def _cut(backbone: Backbone) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The network in two parts: from pictures to what the last layers take, and these.
+def cut_in_two(backbone: Backbone) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The network as `cut` gives it.
 
     Raises:
-        ConfigError: torch cannot export it, or it has no such place.
+        ConfigError: it cannot be cut.
     """
-    size = backbone.form.size
     try:
-        # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
-        with computing_with("tf32"), torch.no_grad():
-            batch = ({0: torch.export.Dim("n", min=1)},)
-            whole = torch.export.export(backbone.network, (torch.zeros(2, 3, size, size),), dynamic_shapes=batch)
-        network = whole.module()
-        assert isinstance(network, fx.GraphModule)
-        return _parts(network, _place(network))
-    except Exception as error:  # torch raises many types for what it cannot export
-        raise ConfigError(f"backbone={backbone.name}: its layers cannot be tuned: {first_line(error)}") from error
-
-
-def _place(network: fx.GraphModule) -> fx.Node:
-    """The last node which all that follows depends on, and which leaves enough weights after it."""
-    nodes = list(network.graph.nodes)
-    place = {node: number for number, node in enumerate(nodes)}
-    last = {node: max((place[user] for user in node.users), default=-1) for node in nodes}
-    first = {node: min((place[user] for user in node.users), default=-1) for node in nodes}
-    sizes = {name: value.numel() for name, value in network.named_parameters()}
-    weights = [node for node in nodes if node.op == "get_attr" and node.target in sizes and node.users]
-    wanted = _SHARE * sum(sizes[node.target] for node in weights)
-    computed = [node for node in nodes if node.op == "call_function" and isinstance(node.meta.get("val"), Tensor)]
-    for node in reversed(computed):
-        here = place[node]
-        after = sum(sizes[weight.target] for weight in weights if first[weight] > here)
-        if after >= wanted and all(last[other] <= here for other in computed if place[other] < here):
-            return node
-    raise ValueError("no place lies between its first and its last layers")
-
-
-def _parts(network: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """What the network computes up to a node, and from there."""
-    graphs = fx.Graph(), fx.Graph()
-    before, after = dict[fx.Node, fx.Node](), {at: graphs[1].placeholder("x")}
-
-    def copied(node: fx.Node) -> fx.Node:
-        """A node of the second part. Numbers, all of them made of that of the pictures, are computed there anew."""
-        if node not in after:
-            if node.target is torch.ops.aten.sym_size.int and node.args[0] not in after:
-                after[node] = graphs[1].call_function(torch.ops.aten.sym_size.int, (after[at], 0))
-            else:
-                after[node] = graphs[1].node_copy(node, copied)
-        return after[node]
-
-    for node in network.graph.nodes:
-        if node.op == "call_module":
-            continue  # checks of the shape, which are for users of the whole program
-        if node.op == "output":
-            (outputs,) = node.args
-            graphs[1].output(copied(outputs[0]))
-        elif at in before:
-            if node.op == "call_function":
-                copied(node)
-        else:
-            before[node] = graphs[0].node_copy(node, lambda other: before[other])
-    graphs[0].output(before[at])
-    for graph in graphs:
-        graph.eliminate_dead_code()
-    first, second = (fx.GraphModule(network, graph) for graph in graphs)
-    return first, second
+        return cut(backbone.network, (3, backbone.form.size, backbone.form.size))
+    except ValueError as error:
+        raise ConfigError(f"backbone={backbone.name}: its last layers cannot be tuned: {error}") from error

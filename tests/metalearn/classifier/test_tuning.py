@@ -192,7 +192,7 @@ def test_networks_are_cut_where_nothing_else_crosses(name: str) -> None:
 
     torch.manual_seed(0)
     whole = of_module(models.get_model(name, num_classes=10))
-    fixed, last = tuning._cut(whole)
+    fixed, last = tuning.cut_in_two(whole)
     x = torch.rand(3, 3, 224, 224)
     with torch.no_grad():
         assert torch.equal(last(fixed(x)), whole.network(x)) and torch.equal(last(fixed(x[:1])), whole.network(x[:1]))
