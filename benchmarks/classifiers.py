@@ -45,6 +45,8 @@ _SIDE, _EPOCHS, _BATCH = 64, 40, 24
 
 _EASYFSL_SECONDS = 600
 
+OURS = "ours: `metalearn fit`"
+
 
 class Pictures(NamedTuple):
     """Pictures [n] with the numbers of their classes [n]."""
@@ -147,47 +149,57 @@ class Measured(NamedTuple):
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Measured], list[bool], int]:
     """What each way has reached; whether the promised interval of each seed covers what ours has reached; and how many
-    pictures each seed asks."""
+    pictures each seed asks. Ctrl-C leaves out the seeds that are not complete."""
     found, covered, asked_count = defaultdict[str, Measured](lambda: Measured([], [])), list[bool](), 0
-    for seed in range(options.seeds):
-        known, asked = drawn(seed) if options.folder is None else of_folder(options.folder, seed)
-        asked_count = len(asked.y)
-        began = time.process_time()
-        ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(known.images, known.y.tolist())
-        seconds = time.process_time() - began
-        backbone = PictureClassifier().opened() if ours.report_.get("tuning") else ours.opened()
-        z, q = (features_of(backbone, all_seen(part.images, backbone.form, "X")) for part in (known, asked))
-        problem = Problem(known, asked, z, q)
-        given = ours.predict(asked.images) if ours.report_.get("tuning", {}).get("kept") else _asked(ours, q)
-        right = int((torch.from_numpy(np.asarray(given)) == asked.y).sum())
-        _add(found["ours: `metalearn fit`"], right, seconds)
-        low, high = ours.report_["interval95"]
-        reached = wilson(right, asked_count)
-        covered.append(low <= right / asked_count <= high or reached[0] <= ours.report_["accuracy"] <= reached[1])
-        ways: dict[str, Callable[[Problem], Tensor]] = {
-            "linear head, the same features": by_head("logistic 0.001"),
-            "class means, the same features": by_head("class means"),
-        }
-        if not options.without_scratch:
-            ways["trained from scratch"] = from_scratch
-        for name, way in ways.items():
-            began = time.process_time()
-            answers = way(problem)
-            _add(found[name], int((answers == asked.y).sum()), time.process_time() - began)
-        if options.easyfsl is not None:
-            for name, answers in by_easyfsl(options.easyfsl, problem).items():
-                _add(found[f"easyfsl, {name}, the same features"], int((answers == asked.y).sum()), float("nan"))
-        print(f"seed {seed}: {right} of {asked_count} right", file=sys.stderr, flush=True)
+    try:
+        for seed in range(options.seeds):
+            of_seed, covers, asked_count = measure_seed(options, seed)
+            covered.append(covers)
+            for name, (right, seconds) in of_seed.items():
+                found[name].right.append(right)
+                found[name].seconds.append(seconds)
+            print(f"seed {seed}: {of_seed[OURS][0]} of {asked_count} right", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(covered)} of {options.seeds} seeds are complete", file=sys.stderr)
     return found, covered, asked_count
+
+
+def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], bool, int]:
+    """For each way the right answers and the seconds; the rest as of `measure`."""
+    known, asked = drawn(seed) if options.folder is None else of_folder(options.folder, seed)
+    asked_count = len(asked.y)
+    began = time.process_time()
+    ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(known.images, known.y.tolist())
+    seconds = time.process_time() - began
+    tuned = ours.report_.get("tuning", {}).get("kept", False)
+    backbone = PictureClassifier().opened() if tuned else ours.opened()
+    q = features_of(backbone, all_seen(asked.images, backbone.form, "X"))
+    z = features_of(backbone, all_seen(known.images, backbone.form, "X")) if tuned else ours._features
+    problem = Problem(known, asked, z, q)
+    given = ours.predict(asked.images) if tuned else _asked(ours, q)
+    right = int((torch.from_numpy(np.asarray(given)) == asked.y).sum())
+    found = {OURS: (right, seconds)}
+    low, high = ours.report_["interval95"]
+    reached = wilson(right, asked_count)
+    covers = low <= right / asked_count <= high or reached[0] <= ours.report_["accuracy"] <= reached[1]
+    ways: dict[str, Callable[[Problem], Tensor]] = {
+        "linear head, the same features": by_head("logistic 0.001"),
+        "class means, the same features": by_head("class means"),
+    }
+    if not options.without_scratch:
+        ways["trained from scratch"] = from_scratch
+    for name, way in ways.items():
+        began = time.process_time()
+        answers = way(problem)
+        found[name] = int((answers == asked.y).sum()), time.process_time() - began
+    if options.easyfsl is not None:
+        for name, answers in by_easyfsl(options.easyfsl, problem).items():
+            found[f"easyfsl, {name}, the same features"] = int((answers == asked.y).sum()), float("nan")
+    return found, covers, asked_count
 
 
 def _asked(ours: PictureClassifier, q: Tensor) -> Sequence[int]:
     return [int(ours.classes_[answer.probabilities.argmax()]) for answer in ours.answers_of(q)]
-
-
-def _add(found: Measured, right: int, seconds: float) -> None:
-    found.right.append(right)
-    found.seconds.append(seconds)
 
 
 def table(found: dict[str, Measured], asked: int) -> Iterator[str]:
