@@ -5,6 +5,7 @@
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def _fish(draw: Draw, r: float, at: tuple[float, float], colour: Any, turn: floa
 
 
 THINGS: dict[str, Any] = {
-    "star": _star, "square": lambda *a: _polygon(*a, 4), "triangle": lambda *a: _polygon(*a, 3), "house": _house,
+    "star": _star, "square": partial(_polygon, corners=4), "triangle": partial(_polygon, corners=3), "house": _house,
     "face": _face, "tree": _tree, "ring": _ring, "cross": _cross, "stripes": _stripes, "dots": _grid, "fish": _fish,
-    "disc": lambda *a: _polygon(*a, 40),
+    "disc": partial(_polygon, corners=40),
 }  # fmt: skip
 
 
@@ -113,4 +114,5 @@ def put(root: Path, pictures: int = 8, seed: int = 0, things: tuple[str, ...] = 
 
 
 if __name__ == "__main__":
-    put(Path(sys.argv[1]), *map(int, sys.argv[2:4]))
+    given = dict(zip(("pictures", "seed"), map(int, sys.argv[2:4]), strict=False))
+    put(Path(sys.argv[1]), pictures=given.get("pictures", 8), seed=given.get("seed", 0))

@@ -2,16 +2,23 @@
 
 import math
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from metalearn.api.card import Reached, card
+from metalearn.api.learner import Learner
 from metalearn.api.load import found, load_as
+from metalearn.api.own import carried_weights
 from metalearn.api.pictures import described
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import FORMERLY, check_groups, run_folder_of
 from metalearn.errors import ConfigError
+from metalearn.reporting.provenance import made_with
 from metalearn.runs.metrics import METRIC_NAMES
 from metalearn.runs.published import GROUPS, is_published, named, option_of, write
 from metalearn.runs.seen import KEY, is_count
@@ -41,6 +48,7 @@ def export(
     licence: str | None = None,
     network: str | None = None,
     plugins: Sequence[str] = (),
+    without: Sequence[str] = (),
     keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
@@ -48,6 +56,7 @@ def export(
     Args:
         licence: the licence of the data, if this program does not know it.
         network, plugins: as for `metalearn.load`, which needs them again to load what is published.
+        without: keys of model.json whose paths stay here: the network is made with None there, and tried.
         keys: what messages call `run` and `out`.
 
     Raises:
@@ -71,8 +80,82 @@ def export(
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
         "versions": _versions(saved.meta.get("versions")),
     }
-    write(out_key, Path(out), saved, facts)
+    weights = carried_weights(config)
+    if without:
+        with tempfile.TemporaryDirectory() as parent:
+            tried = Path(parent) / "model"
+            write(out_key, tried, saved, facts, weights=weights, without=without)
+            _check_same(learner, load_as(run_key, tried, network=network, plugins=plugins), without)
+    text = _card_of(Path(out).name, learner, facts, saved.meta["step"], dataset, network, plugins)
+    write(out_key, Path(out), saved, facts, weights=weights, card=text, without=without)
     return facts
+
+
+def _check_same(learner: Learner, other: Learner, without: Sequence[str]) -> None:
+    """Raises ConfigError if a learner without these paths gives other outputs for pictures."""
+    key = f"without={','.join(without)}"
+    if learner.form is None:
+        raise ConfigError(f"{key}: can be tried with learners of pictures alone; leave it out")
+    shape = (learner.form.channels, learner.form.size, learner.form.size)
+    if not np.allclose(learner.probe(shape), other.probe(shape), rtol=1e-2, atol=1e-3):
+        raise ConfigError(
+            f"{key}: without it the network gives other outputs, since the file has more than its parameters, such as "
+            "buffers; make them parameters, or let your class find the file by itself"
+        )
+
+
+def _card_of(
+    name: str,
+    learner: Learner,
+    facts: Mapping[str, Any],
+    step: int,
+    dataset: str,
+    network: str | None,
+    plugins: Sequence[str],
+) -> str:
+    """The model card."""
+    test, origin = facts.get("test"), made_with()
+    metric = next((metric for metric in METRIC_NAMES if metric in test), None) if test else None
+    reached, figure = None, "not known"
+    if test and metric:
+        reached = Reached(metric, test[metric], f"test tasks of {dataset or 'own data'}")
+        ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
+        figure = (
+            f"{metric} {test[metric]:.4g} ± {test.get('ci95', float('nan')):.2g} over {test.get('tasks')} tasks{ways}"
+        )
+    options = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
+    pictures = learner.form is not None and learner.trained_ways is not None
+    task = "image-classification" if pictures else "tabular-classification" if learner.trained_ways else (
+        "tabular-regression"
+    )  # fmt: skip
+    return card(
+        name, task=task, tags=["few-shot", "meta-learning", learner.name], licence=None, reached=reached,
+        facts={
+            "Test": figure, "Algorithm": f"{learner.name}, {step} steps", "Data": dataset or "own",
+            "Licence of the data": facts.get("licence") or "not known",
+            "Trained with": ", ".join(f"{name} {value}" for name, value in (facts.get("versions") or {}).items()),
+            **{f"Published: {name}": origin[name] for name in ("date", "versions", "hardware")},
+        },
+        use=(_USE_PICTURES if pictures else _USE_NUMBERS).replace("LOAD", ", ".join([f'"{name}"', *options])),
+    )  # fmt: skip
+
+
+_USE_PICTURES = """With `pip install metalearn-train`, beside this folder:
+
+```python
+import metalearn
+
+task = metalearn.load(LOAD).adapt(["cat_1.jpg", "dog_1.jpg"], ["cat", "dog"])
+print(task.predict(["what_is_this.jpg"]))
+```"""
+
+_USE_NUMBERS = """With `pip install metalearn-train`, beside this folder; x and y are arrays, as in the training:
+
+```python
+import metalearn
+
+print(metalearn.load(LOAD).adapt(x, y).predict(new_x))
+```"""
 
 
 def _test_of(folder: Path, step: int) -> dict[str, Any] | None:

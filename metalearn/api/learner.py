@@ -1,7 +1,7 @@
 """A learner, and the tasks that it is adapted to."""
 
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from distributed.strategies.common.work import join
 from distributed.tree_sum import tree_sum
+from metalearn.api.own import carried_weights
 from metalearn.api.pictures import described, listed, prepared
 from metalearn.app.parts import evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
@@ -221,11 +222,12 @@ class Learner:
             "preprocessing": described(self.form), "validation": self.validation, "probe": self.probe().tolist(),
             "queries_together": self._taught.model.transductive,
         }  # fmt: skip
-        write("path", Path(path), Snapshot(self.params, {}, meta), facts)
+        write("path", Path(path), Snapshot(self.params, {}, meta), facts, weights=carried_weights(config))
 
-    def probe(self) -> NDArray[np.float64]:
-        """The outputs for two inputs that are always the same; empty if the shape of inputs is not known."""
-        shape = self._taught.config.model.get("shape")
+    def probe(self, shape: Sequence[int] | None = None) -> NDArray[np.float64]:
+        """The outputs for two inputs of this shape that are always the same; by default of that which the model notes,
+        and empty if it notes none."""
+        shape = shape or self._taught.config.model.get("shape")
         if shape is None:
             return np.empty(0)
         x = self.on_device(torch.rand(1, 2, *shape, generator=torch.Generator().manual_seed(0)))

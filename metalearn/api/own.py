@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from metalearn.checks import whole_number
@@ -13,6 +14,8 @@ from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
+from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as, read_state
+from metalearn.runs.published import weights_file
 from metalearn.training.chunks import episodes_of
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 
@@ -29,6 +32,15 @@ SPLITS = ("train", "val", "test")
 def name_of(part: object) -> str:
     """The name of a part that is no name of `conf/`: its function's, or that of its class."""
     return str(getattr(part, "__name__", type(part).__name__))
+
+
+def carried_weights(config: Mapping[str, Any]) -> bytes | None:
+    """The file of pretrained weights that goes with what has been learned, if they came from a file."""
+    path = weights_file(config)
+    if path is None:
+        return None
+    state = {name: value.contiguous() for name, value in read_state(path).items()}
+    return save(state, {NAMED: meant_as(path), LICENCE: header_of(path).get(LICENCE, "")})
 
 
 def shape_of(source: TaskSource, loss: Loss | None) -> tuple[int, ...]:

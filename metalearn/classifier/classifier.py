@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from metalearn.api import hub
 from metalearn.api.card import CARD
 from metalearn.api.pictures import listed
-from metalearn.checks import one_of, whole_number
-from metalearn.classifier import validation
+from metalearn.checks import one_of, real_number, whole_number
+from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_of
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
@@ -52,8 +53,8 @@ class Answer(NamedTuple):
 
 
 class PictureClassifier:
-    """Classes of pictures, learned from a few pictures of each: features of a pretrained network that stays as it is,
-    and the head that is right most often in cross-validation over these classes.
+    """Classes of pictures, learned from a few pictures of each: features of a pretrained network, which stays as it is
+    unless there are `minutes`, and the head that is right most often in cross-validation over these classes.
 
     It has the methods of scikit-learn's classifiers. A picture is a path, one of Pillow's, an array [h, w, 3] or
     [h, w], the bytes of a file, or an open file. Several threads may ask it at once.
@@ -65,7 +66,11 @@ class PictureClassifier:
         weights: of a network by name, as `backbone_of` takes them.
         head: one of `metalearn.classifier.heads.HEADS`, or `auto`, which compares them.
         folds: parts of the cross-validation.
-        seed: of the division into folds.
+        seed: of the division into folds, and of the episodes of tuning.
+        minutes: for tuning the last layers of the network on episodes of these classes; 0: they stay as they are.
+            They also stay so if nested cross-validation does not find the tuned ones better. Ctrl-C ends the tuning as
+            the end of the time does.
+        steps: of tuning, at most. As many steps give the same bits, on the same processor and with as many threads.
 
     Attributes:
         classes_: the labels, sorted.
@@ -80,8 +85,14 @@ class PictureClassifier:
         head: str = AUTO,
         folds: int = validation.FOLDS,
         seed: int = 0,
+        minutes: float = 0,
+        steps: int = tuning.STEPS,
     ) -> None:
         self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
+        self.minutes, self.steps = minutes, steps
+
+    _tuned: Mapping[str, Tensor] = MappingProxyType({})
+    """Weights in place of those of the backbone."""
 
     # Learning
 
@@ -93,6 +104,7 @@ class PictureClassifier:
                 with two labels.
         """
         pictures, labels = listed(X, "X"), [_plain(label) for label in listed(y, "y")]
+        self._untune()
         if len(pictures) != len(labels):
             raise ValueError(f"y: has {len(labels)} labels for {len(pictures)} pictures; give one for each")
         backbone = self.opened()
@@ -105,30 +117,67 @@ class PictureClassifier:
 
     def fit_collected(self, found: Collected) -> "PictureClassifier":
         """As `fit`, from decoded pictures."""
-        self.fit_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
+        real_number("minutes", self.minutes, at_least=0)
+        whole_number("steps", self.steps, at_least=1)
+        self._untune()
+        self._learn_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
+        if self.minutes:
+            self._tune(found)
         return self._show_wrong(found)
 
-    def fit_features(self, features: Tensor, labels: Sequence[Any], names: Sequence[str]) -> "PictureClassifier":
-        """As `fit`, from the features [n, width] of the pictures."""
+    def _learn_features(self, features: Tensor, labels: Sequence[Any], names: Sequence[str]) -> None:
+        """Learns from the features [n, width] of pictures."""
         one_of("head", self.head, (AUTO, *HEADS))
         whole_number("folds", self.folds, at_least=2)
         whole_number("seed", self.seed, at_least=0)
-        classes = sorted(set(labels), key=lambda label: (str(type(label)), label))
+        classes, y = _sorted_classes(labels)
         if len(classes) < 2:
             raise ValueError(f"y: has one class, {classes[0] if classes else 'none'}; give two or more")
-        place = {label: number for number, label in enumerate(classes)}
-        y = torch.tensor([place[label] for label in labels])
-        self.classes_ = np.array(classes)
         order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
+        self.classes_ = np.array(classes)
         self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
-        self.report_ = validation.report_of(
-            self._features, self._y, [str(label) for label in classes], self._names,
-            heads=list(HEADS) if self.head == AUTO else [self.head], folds=self.folds, seed=self.seed,
-        )  # fmt: skip
+        self.report_: dict[str, Any] = (
+            validation.report_of_changed(self.report_, self._y, len(classes))
+            if self._tuned
+            else validation.report_of(self._features, self._y, **self._measuring())
+        )
         self._learn(self.report_["head"])
         self._shown: dict[str, Tensor] = {}
         self._origin = made_with()
-        return self
+
+    def _measuring(self) -> dict[str, Any]:
+        """The other arguments of a report."""
+        return {
+            "classes": [str(label) for label in self.classes_.tolist()], "names": self._names,
+            "heads": list(HEADS) if self.head == AUTO else [self.head], "folds": self.folds, "seed": self.seed,
+        }  # fmt: skip
+
+    def _tune(self, found: Collected) -> None:
+        """Tunes the last layers, and keeps them if they are better."""
+        y, fold = self._y, validation.folds_of(self._y, len(self.classes_), most=self.folds, seed=self.seed)
+        if int((torch.bincount(y) > 2).sum()) < 2:
+            raise ConfigError(
+                f"minutes={self.minutes}: tuning needs two classes with three pictures each; leave it out"
+            )
+        backbone = self.opened()
+        pictures = [found.pictures[i] for i in torch.argsort(_sorted_classes(found.labels)[1], stable=True).tolist()]
+        made = tuning.tune(backbone, pictures, y, fold, minutes=self.minutes, steps=self.steps, seed=self.seed)
+        if made is None:
+            self.report_["tuning"] = {"steps": 0, "kept": False}
+            return
+        self.report_ = validation.report_with_tuned(
+            self.report_, self._features, made.by_fold, y, fold=fold, **self._measuring()
+        )
+        self.report_["tuning"]["steps"] = made.steps
+        if self.report_["tuning"]["kept"]:
+            self._tuned, self._opened = made.weights, tuning.with_weights(backbone, made.weights)
+            self._features = features_from_cache(self._opened, pictures)
+            self._learn(self.report_["head"])
+
+    def _untune(self) -> None:
+        if self._tuned:
+            self._tuned = {}
+            self.__dict__.pop("_opened", None)
 
     def _show_wrong(self, found: Collected) -> "PictureClassifier":
         """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
@@ -228,7 +277,8 @@ class PictureClassifier:
     def opened(self) -> Backbone:
         """The backbone, read once."""
         if not hasattr(self, "_opened"):
-            self._opened = backbone_of(self.backbone, self.weights)
+            backbone = backbone_of(self.backbone, self.weights)
+            self._opened = tuning.with_weights(backbone, self._tuned) if self._tuned else backbone
         return self._opened
 
     # Changing
@@ -240,7 +290,7 @@ class PictureClassifier:
         new = [i for i, known in enumerate(self.has_learned(features)) if not known]
         labels = [*self.classes_[self._y].tolist(), *(found.labels[i] for i in new)]
         names = [*self._names, *(found.names[i] for i in new)]
-        self.fit_features(torch.cat([self._features, features[new]]), labels, names)
+        self._learn_features(torch.cat([self._features, features[new]]), labels, names)
         return self._show_wrong(found)
 
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
@@ -256,7 +306,8 @@ class PictureClassifier:
         stays = torch.from_numpy(~np.isin(self.classes_[self._y], np.array(list(classes))))
         labels = self.classes_[self._y[stays]].tolist()
         names = [name for name, kept in zip(self._names, stays.tolist(), strict=True) if kept]
-        return self.fit_features(self._features[stays], labels, names)
+        self._learn_features(self._features[stays], labels, names)
+        return self
 
     # In files
 
@@ -282,7 +333,7 @@ class PictureClassifier:
         backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
         return Saved(
             backbone.name, backbone.named, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._origin, self._features, self._y,
+            self.report_, self._origin, self._features, self._y, self._tuned,
         )  # fmt: skip
 
     def export(self, path: str | os.PathLike[str], *, format: str = "folder", licence: str | None = None) -> list[str]:  # noqa: A002 (the option's name)
@@ -388,6 +439,7 @@ class PictureClassifier:
                 f"weights={saved.weights}"
             )
         made = cls(backbone or saved.backbone, weights=weights, **saved.settings)
+        made._tuned = saved.tuned
         if made.opened().digest != saved.digest or made.opened().width != saved.features.shape[1]:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
@@ -429,6 +481,13 @@ class PictureClassifier:
 
     def __repr__(self) -> str:
         return f"PictureClassifier({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
+
+
+def _sorted_classes(labels: Sequence[Any]) -> tuple[list[Any], Tensor]:
+    """The classes, sorted, and the place of each label among them."""
+    classes = sorted(set(labels), key=lambda label: (str(type(label)), label))
+    place = {label: number for number, label in enumerate(classes)}
+    return classes, torch.tensor([place[label] for label in labels])
 
 
 def _plain(label: Any) -> Any:

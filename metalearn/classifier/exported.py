@@ -17,6 +17,7 @@ from metalearn.checks import first_line, one_of
 from metalearn.classifier.backbones import DEFAULT, Backbone
 from metalearn.classifier.heads import HEADS, State, centred
 from metalearn.classifier.saved import DESCRIPTION, Weights, write
+from metalearn.classifier.validation import compared, why_unknown
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
 from metalearn.storage.files import is_path_here, read_object, whole_folder
@@ -218,6 +219,7 @@ def _card(classifier: "PictureClassifier", name: str, file_format: str, licence:
         "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256, with how pictures are shown, "
         f"{backbone.digest}",
         "Head": report["head"],
+        "Tuning": compared(report["tuning"]) if report.get("tuning") else "",
         "Licence of the weights": licence or "not known",
         **{name.capitalize(): origin.get(name, "not known") for name in ("date", "commit", "versions", "hardware")},
     }
@@ -232,7 +234,7 @@ def _card(classifier: "PictureClassifier", name: str, file_format: str, licence:
 
 def _accuracy(report: dict[str, Any]) -> str:
     if report["accuracy"] is None:
-        return "not known, since every class has one picture"
+        return f"not known: {why_unknown(report)}"
     low, high = report["interval95"]
     return (
         f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "

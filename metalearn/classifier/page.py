@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from metalearn.classifier.validation import compared, strangers_in_words, why_unknown
 from metalearn.reporting import episode_pictures
 from metalearn.reporting.page import card, facts, grid, note, page, provenance, section, table, text, tile
 from metalearn.reporting.provenance import made_with
@@ -46,7 +47,7 @@ def classifier_page(
 
 def _result(report: Mapping[str, Any]) -> Iterator[str]:
     if report["accuracy"] is None:
-        yield note("The accuracy is not known, since every class has one picture. Add pictures.")
+        yield note(f"The accuracy is not known: {why_unknown(report)}.")
         return
     low, high = report["interval95"]
     words = (
@@ -57,10 +58,10 @@ def _result(report: Mapping[str, Any]) -> Iterator[str]:
     none = report["strangers"]
     found = "needs three classes or more"
     if none is not None:
-        found = f"found for {none['found']:.0%} of the pictures of a class left out"
-        found += f", wrong for {none['wrong']:.0%} of the others"
+        found = strangers_in_words(none)
     yield facts({
         "head": report["head"],
+        **({"tuning": compared(report["tuning"])} if report.get("tuning") else {}),
         "learned from": f"{report['learned_from']} pictures of {report['classes']} classes",
         "“none of these”": found,
         "calibration": f"probabilities are off by {report['calibration_error']:.1%} (expected calibration error)",

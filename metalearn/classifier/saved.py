@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from metalearn.checks import first_line, one_of, whole_number
+from metalearn.checks import first_line, one_of, true_or_false, whole_number
 from metalearn.classifier.heads import AUTO, HEADS
 from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
@@ -26,8 +26,11 @@ from metalearn.storage.files import check_header, creating, read_json, read_obje
 
 DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
 
-FORMAT = 1
-"""Version of the files."""
+FORMAT, FORMAT_WITH_TUNED = FORMATS = 1, 2
+"""Versions of the files. Programs that know the first one alone would pass over tuned weights."""
+
+_TUNED = "tuned."
+"""Begins the names of tuned weights."""
 
 MOST_CLASSES, MOST_PICTURES = 10_000, 1_000_000
 _LONGEST_NOTE = 200
@@ -46,6 +49,7 @@ class Saved(NamedTuple):
         origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
         features: of the pictures, float32 [n, width].
         labels: their places in `classes`, int64 [n].
+        tuned: weights in place of the network's own, float32, by name; empty if it was not tuned.
     """
 
     backbone: str
@@ -58,6 +62,7 @@ class Saved(NamedTuple):
     origin: dict[str, str]
     features: Tensor
     labels: Tensor
+    tuned: Mapping[str, Tensor]
 
 
 class Weights(NamedTuple):
@@ -88,10 +93,12 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
     """
     if not (replace and (folder / DESCRIPTION).is_file()):
         refuse_used("path", folder)
-    content: dict[str, Any] = {"format": FORMAT}
+    content: dict[str, Any] = {"format": FORMAT_WITH_TUNED if saved.tuned else FORMAT}
     if page is not None:
         content["commands"] = [*(_commands(folder) if replace else ()), *([page.command] if page.command else [])]
-    content |= {field: value for field, value in saved._asdict().items() if not isinstance(value, Tensor)}
+    tensors = {"features": saved.features.contiguous(), "labels": saved.labels}
+    content |= {field: value for field, value in saved._asdict().items() if field not in (*tensors, "tuned")}
+    tensors |= {_TUNED + name: value.contiguous() for name, value in saved.tuned.items()}
     text = None if page is None else _page(folder, saved, page, content["commands"])
     with creating("path", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +108,7 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
             if weights is not None:
                 whole = {name: value.contiguous() for name, value in weights.state.items()}
                 save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
-            save_file({"features": saved.features.contiguous(), "labels": saved.labels}, fresh[TENSORS])
+            save_file(tensors, fresh[TENSORS])
             content["sha256"] = _digest(content, fresh[TENSORS])
             written = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
             fresh[DESCRIPTION].write_text(written, encoding="utf-8", errors="surrogateescape")
@@ -164,9 +171,10 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
             raise ValueError("it was changed after it was saved (sha256)")
         content.setdefault("origin", {})
         tensors = load_file(folder / TENSORS)
-        if content["format"] != FORMAT:
-            raise ValueError(f"format={content['format']!r}: only {FORMAT} is known")
-        saved = Saved(**{name: (tensors | content)[name] for name in Saved._fields})
+        tuned = {name.removeprefix(_TUNED): value for name, value in tensors.items() if name.startswith(_TUNED)}
+        if content["format"] not in FORMATS[: 1 + bool(tuned)]:
+            raise ValueError(f"format={content['format']!r}: is not known, or not that of its tensors")
+        saved = Saved(**{name: (content | tensors | {"tuned": tuned})[name] for name in Saved._fields})
         _check(saved)
     except Exception as error:  # safetensors raises many types
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else _reason(error)
@@ -204,6 +212,8 @@ def _check(saved: Saved) -> None:
     whole = saved.labels.dtype == torch.int64 and saved.labels.shape == (count,)
     every = whole and saved.labels.unique().tolist() == [*range(len(classes))]
     _wanted(every, "labels", "must be of the classes, each with one")
+    sound = all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in saved.tuned.values())
+    _wanted(sound, "tuned", "must be finite float32")
     named = isinstance(saved.names, list) and len(saved.names) == count
     _wanted(named and all(isinstance(name, str) for name in saved.names), "names", "must be one for each picture")
     one_of("head", saved.report["head"], tuple(HEADS))
@@ -213,6 +223,12 @@ def _check(saved: Saved) -> None:
         _wanted(between, "accuracy, interval95", "must be three fractions of 1")
         for name in ("pictures", "classes"):
             whole_number(name, saved.report[name], at_least=1)
+    if "tuning" in saved.report or saved.tuned:
+        tuning = saved.report["tuning"]
+        whole_number("steps", tuning["steps"], at_least=0)
+        shown = [tuning[name] for name in ("frozen", "tuned") if tuning["steps"]]
+        _wanted(all(_is_number(value) and 0 <= value <= 1 for value in shown), "tuning", "must be fractions of 1")
+        true_or_false("kept", tuning["kept"])
     sharpness, threshold = saved.report["sharpness"], saved.report["threshold"]
     _wanted(_is_number(sharpness) and 0 < sharpness <= SHARPEST, "sharpness", f"must be above 0, at most {SHARPEST:g}")
     _wanted(threshold is None or _is_number(threshold), "threshold", "must be a number, or null")

@@ -22,6 +22,12 @@ _SHARP = 10.0
 _DRAWS = 5
 """Random choices of the pictures for each point of the learning curve."""
 
+_LONGEST = 200
+"""Characters of a reason."""
+
+_ONE_EACH = "every class has one picture; add pictures"
+_OTHER_CLASSES = "its network was tuned on these pictures, so it would be too good; fit anew to measure it"
+
 log = logging.getLogger("metalearn")
 
 
@@ -51,18 +57,115 @@ def report_of(
     if not asked.any():
         log.warning("every class has one picture, so there is none to measure the accuracy with; add pictures")
         nothing = {"head": heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
-        return nothing | {"classes": k, "learned_from": len(y)}
+        return nothing | {"classes": k, "learned_from": len(y), "unknown": _ONE_EACH}
     found = cross_validated(features, y, k, heads, fold)
     head = chosen_head(found, y, asked)
-    scores, truth = found.scores[head][asked], y[asked]
-    answers = scores.argmax(dim=1)
-    right = answers == truth
-    tuned, none = calibrated(scores, truth), strangers(features, y, k, found.near)
-    places = torch.nonzero(asked).flatten().tolist()
+    tuned, none = calibrated(found.scores[head][asked], y[asked]), strangers(features, y, k, found.near)
     return {
-        "head": head, "classes": k, "learned_from": len(y), "pictures": len(truth),
-        "accuracy": _fraction(right), "interval95": [*wilson(int(right.sum()), len(truth))],
-        "by_head": {name: _fraction(s[asked].argmax(dim=1) == truth) for name, s in found.scores.items()},
+        "head": head, "classes": k, "learned_from": len(y),
+        **_measured(found.scores[head].argmax(dim=1), y, asked, classes, names),
+        "by_head": _by_head(found, y, asked),
+        "sharpness": tuned.sharpness, "calibration_error": tuned.error,
+        "threshold": None if none is None else none.threshold,
+        "strangers": None if none is None else {"found": none.found, "wrong": none.wrong},
+        "by_shots": {str(s): value for s, value in learning_curve(features, y, k, head, seed=seed).items()},
+    }  # fmt: skip
+
+
+def report_of_changed(report: Mapping[str, Any], y: Tensor, k: int) -> dict[str, Any]:
+    """The report of a classifier whose network was tuned, after pictures came or went: it has no new figures.
+
+    Args:
+        report: the one before.
+        y: the classes of its pictures, [n] int64, of `k`.
+    """
+    log.warning("accuracy: not known: %s", _OTHER_CLASSES)
+    stays = {name: report[name] for name in ("head", "sharpness", "threshold", "tuning")}
+    return stays | {"accuracy": None, "classes": k, "learned_from": len(y), "unknown": _OTHER_CLASSES}
+
+
+def why_unknown(report: Mapping[str, Any]) -> str:
+    """Why a report, which may be of any origin, has no accuracy."""
+    return str(report.get("unknown", _ONE_EACH))[:_LONGEST]
+
+
+def compared(tuning: Mapping[str, Any]) -> str:
+    """What the comparison of the frozen network with the tuned one has found, in words."""
+    if "tuned" not in tuning:
+        return "no step fitted into the time; the network stays as it is"
+    return (
+        f"{tuning['steps']} steps; nested cross-validation: frozen {tuning['frozen']:.1%}, tuned "
+        f"{tuning['tuned']:.1%}; the {'tuned' if tuning['kept'] else 'frozen'} network is kept"
+    )
+
+
+def strangers_in_words(found: Mapping[str, Any]) -> str:
+    """What `Strangers` has found, in words."""
+    share = found["found"]
+    told = f"found for {share:.0%} of the pictures of a class left out" if share is not None else (
+        "how many it finds is not known, since its network was tuned on all classes"
+    )  # fmt: skip
+    return f"{told}; wrong for {found['wrong']:.0%} of the others"
+
+
+def report_with_tuned(
+    report: Mapping[str, Any],
+    features: Tensor,
+    by_fold: Sequence[Tensor],
+    y: Tensor,
+    classes: Sequence[str],
+    names: Sequence[str],
+    fold: Tensor,
+    *,
+    heads: Sequence[str],
+    folds: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The report, after the frozen network was compared with tuned ones by nested cross-validation: for each fold, the
+    others choose the head, and a network that they have tuned gives the features.
+
+    Args:
+        report: of the frozen network, by `report_of`, which has had the same other arguments.
+        by_fold: for each fold the features [n, width] of its network.
+
+    Returns:
+        With `tuning`: the accuracy of both, and whether the tuned one is better by more than one standard error of the
+        difference; if so, all other figures are of the tuned one.
+    """
+    k, asked = len(classes), fold >= 0
+    frozen, tuned = (cross_validated(given, y, k, heads, fold) for given in (features, by_fold))
+    chosen = [_chosen_by_others(features, y, k, heads, fold != n, folds=folds, seed=seed) for n in range(len(by_fold))]
+    answers = [_scores_by_fold(found, chosen, fold).argmax(dim=1) for found in (frozen, tuned)]
+    right = [(given == y)[asked] for given in answers]
+    gained, lost = int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
+    better = gained - lost > math.sqrt(gained + lost)
+    compared = {"frozen": _fraction(right[0]), "tuned": _fraction(right[1]), "kept": better}
+    if not better:
+        return dict(report) | {"tuning": compared}
+    measured = calibrated(tuned.scores[report["head"]][asked], y[asked])
+    # The network has learned every class, so that none is left to ask strangers of: as many of the known are lost.
+    threshold, none = None, None
+    if report["strangers"] is not None:
+        near = tuned.near[asked]
+        threshold = near.quantile(report["strangers"]["wrong"]).item()
+        none = {"found": None, "wrong": (near < threshold).double().mean().item()}
+    return dict(report) | _measured(answers[1], y, asked, classes, names) | {
+        "by_head": _by_head(tuned, y, asked),
+        "sharpness": measured.sharpness, "calibration_error": measured.error, "threshold": threshold,
+        "strangers": none, "by_shots": {}, "tuning": compared,
+    }  # fmt: skip
+
+
+def _measured(
+    answers: Tensor, y: Tensor, asked: Tensor, classes: Sequence[str], names: Sequence[str]
+) -> dict[str, Any]:
+    """The figures of the answers [n] to the pictures that are `asked`."""
+    places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
+    answers, truth = answers[asked], y[asked]
+    right = answers == truth
+    return {
+        "pictures": len(truth), "accuracy": _fraction(right),
+        "interval95": [*wilson(int(right.sum()), len(truth))],
         "by_class": {classes[label]: _fraction(right[truth == label]) for label in truth.unique().tolist()},
         "confusion": [
             torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)
@@ -71,11 +174,29 @@ def report_of(
             {"picture": names[place], "label": classes[label], "answer": classes[answer]}
             for place, label, answer in zip(places, truth.tolist(), answers.tolist(), strict=True) if label != answer
         ],
-        "sharpness": tuned.sharpness, "calibration_error": tuned.error,
-        "threshold": None if none is None else none.threshold,
-        "strangers": None if none is None else {"found": none.found, "wrong": none.wrong},
-        "by_shots": {str(s): value for s, value in learning_curve(features, y, k, head, seed=seed).items()},
     }  # fmt: skip
+
+
+def _by_head(found: "CrossValidation", y: Tensor, asked: Tensor) -> dict[str, float]:
+    return {name: _fraction(s[asked].argmax(dim=1) == y[asked]) for name, s in found.scores.items()}
+
+
+def _chosen_by_others(
+    features: Tensor, y: Tensor, k: int, heads: Sequence[str], others: Tensor, *, folds: int, seed: int
+) -> str:
+    """The head that cross-validation over the other pictures chooses."""
+    inner = folds_of(y[others], k, most=folds, seed=seed)
+    if len(heads) == 1 or not (inner >= 0).any():
+        return heads[0]
+    return chosen_head(cross_validated(features[others], y[others], k, heads, inner), y[others], inner >= 0)
+
+
+def _scores_by_fold(found: "CrossValidation", heads: Sequence[str], fold: Tensor) -> Tensor:
+    """For each picture the scores of the head of its fold: [n, k]."""
+    scores = torch.full_like(found.scores[heads[0]], float("nan"))
+    for number, head in enumerate(heads):
+        scores[fold == number] = found.scores[head][fold == number]
+    return scores
 
 
 def _fraction(right: Tensor) -> float:
@@ -131,14 +252,21 @@ def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
     return found
 
 
-def cross_validated(features: Tensor, y: Tensor, k: int, heads: Sequence[str], fold: Tensor) -> CrossValidation:
-    """Each picture scored by heads that have learned from the other folds."""
+def cross_validated(
+    features: Tensor | Sequence[Tensor], y: Tensor, k: int, heads: Sequence[str], fold: Tensor
+) -> CrossValidation:
+    """Each picture scored by heads that have learned from the other folds.
+
+    Args:
+        features: [n, width], or these for each fold.
+    """
     scores = {head: torch.full((len(y), k), float("nan"), dtype=torch.float64) for head in heads}
     near = torch.full((len(y),), float("nan"), dtype=torch.float64)
     for number in range(int(fold.max()) + 1):
         asked, known = fold == number, fold != number
-        centre = features[known].double().mean(dim=0)
-        z, new = centred(features[known], centre), centred(features[asked], centre)
+        given = features if isinstance(features, Tensor) else features[number]
+        centre = given[known].double().mean(dim=0)
+        z, new = centred(given[known], centre), centred(given[asked], centre)
         near[asked] = (new @ class_means(z, y[known], k).T).amax(dim=1)
         for head in heads:
             rule = HEADS[head]

@@ -7,7 +7,8 @@
 A classifier's folder has all that metalearn predict reads, weights included. With --format onnx or torch-export, it has
 one program of the network and the head, compared with this one's answers, and README.md says how to run it elsewhere.
 
-Of a run, the folder has model.safetensors and model.json. RUN is a run folder, whose best checkpoint is taken, or the
+Of a run, the folder has model.safetensors, model.json and the model card README.md; and weights.safetensors, if the
+network began with weights of a file. RUN is a run folder, whose best checkpoint is taken, or the
 folder of a checkpoint. model.json says how to build and use the network: algorithm, architecture, preprocessing, ways,
 shots, inner optimiser and steps. For its readers it has the test accuracy, the data set and its licence, and the
 versions. A part that a package of yours makes is only named: users of the model need the package, and admit it. Use the
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
     )
+    parser.add_argument(
+        "--without", type=names, default=(), metavar="KEY,…",
+        help="keys of model.json whose paths stay here, if the network does without them",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     return ended(lambda: publish(options))
 
@@ -70,7 +75,7 @@ def publish(options: argparse.Namespace) -> int:
 
     facts = export(
         options.run, options.out, licence=options.licence, network=options.network, plugins=options.plugins,
-        keys=("RUN", "--out"),
+        without=options.without, keys=("RUN", "--out"),
     )  # fmt: skip
     for name in ("test", "licence"):
         if facts[name] is None:
@@ -81,7 +86,7 @@ def publish(options: argparse.Namespace) -> int:
 
 def publish_classifier(options: argparse.Namespace) -> int:
     """Publishes a classifier; returns the exit code."""
-    for option in ("network", "plugins"):
+    for option in ("network", "plugins", "without"):
         if getattr(options, option):
             raise ConfigError(f"--{option}: is for runs, and RUN={options.run} is a classifier; leave it out")
     from metalearn.classifier.classifier import PictureClassifier

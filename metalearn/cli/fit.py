@@ -4,6 +4,7 @@ The features of a pretrained network stay as they are; a head learns from them. 
 chooses the head, and says what to expect of new pictures. `metalearn predict` asks the classifier.
 
   metalearn fit animals --out classifier
+  metalearn fit animals --out classifier --minutes 5
   metalearn predict classifier new_pictures --out answers.csv
   metalearn add classifier more_animals
   metalearn remove classifier cat dog
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name, typed, whole
-from metalearn.errors import printable
+from metalearn.cli.arguments import command_name, real, typed, whole
+from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import refuse_used
 
@@ -41,6 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--strict", action="store_true", help="refuse damaged pictures and copies; else they are passed over"
     )
+    parser.add_argument(
+        "--minutes", type=real, help="tune the last layers of the network for so long, and keep that if it helps"
+    )
+    parser.add_argument("--steps", type=whole(1), help="tune for at most so many steps (default: 100)")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
     return ended(lambda: fit(options, arguments))
@@ -65,16 +70,22 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from metalearn.classifier.backbones import DEFAULT
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.classifier.collected import collect
+    from metalearn.classifier.tuning import STEPS
 
     torch.set_num_threads(options.threads)
     log_to_stderr()
+    if options.steps is not None and options.minutes is None:
+        raise ConfigError(f"--steps={options.steps}: is for tuning; type --minutes 5 as well")
     classifier = PictureClassifier(
-        options.backbone or DEFAULT, weights=options.weights, head=options.head, folds=options.folds
-    )
+        options.backbone or DEFAULT, weights=options.weights, head=options.head, folds=options.folds,
+        minutes=options.minutes or 0, steps=options.steps or STEPS,
+    )  # fmt: skip
     backbone = classifier.opened()
     print(f"features: {backbone.note}", flush=True)
     found = collect(options.folder, backbone.form, key="FOLDER=", strict=options.strict)
     print(f"{len(set(found.labels))} classes, {len(found.pictures)} pictures", flush=True)
+    if options.minutes:
+        print(f"tuning for {options.minutes:g} minutes at most; Ctrl-C ends it, and keeps what helps", flush=True)
     classifier.fit_collected(found)
     classifier.save(options.out, command=typed("fit", arguments))
     print(printable("\n".join(summary(classifier))))
@@ -84,9 +95,11 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def summary(classifier: "PictureClassifier") -> list[str]:
     """What the cross-validation has found, in lines."""
+    from metalearn.classifier.validation import compared, strangers_in_words, why_unknown
+
     report = classifier.report_
     if report["accuracy"] is None:
-        return ["accuracy: not known, since every class has one picture; add pictures"]
+        return [f"accuracy: not known: {why_unknown(report)}"]
     low, high = report["interval95"]
     lines = [
         f"accuracy {report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
@@ -96,6 +109,8 @@ def summary(classifier: "PictureClassifier") -> list[str]:
             f"{'*' if name == report['head'] else ''}{name} {value:.1%}" for name, value in report["by_head"].items()
         ),
     ]
+    if "tuning" in report:
+        lines.append(f"tuning: {compared(report['tuning'])}")
     if report["by_shots"]:
         lines.append(
             "pictures a class: " + ", ".join(f"{shots}: {value:.1%}" for shots, value in report["by_shots"].items())
@@ -106,8 +121,5 @@ def summary(classifier: "PictureClassifier") -> list[str]:
     if report["strangers"] is None:
         lines.append("none of these: needs three classes or more")
     else:
-        lines.append(
-            f"none of these: found for {report['strangers']['found']:.0%} of the pictures of a class left out, and "
-            f"wrong for {report['strangers']['wrong']:.0%} of the others"
-        )
+        lines.append(f"none of these: {strangers_in_words(report['strangers'])}")
     return lines

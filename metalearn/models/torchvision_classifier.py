@@ -3,13 +3,18 @@
 import difflib
 from typing import Any
 
+import torch
 from torch import nn
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import floats_of, model_of
+from metalearn.models.common.cut import cut
 from metalearn.models.common.frozen import frozen_model
 from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained
 from metalearn.types import Model
+
+LAST = "last"
+"""Stands for weights of which the last layers alone learn."""
 
 
 def torchvision_classifier(
@@ -19,7 +24,7 @@ def torchvision_classifier(
     channels: int,
     image_size: int,
     weights: str | None = None,
-    frozen: bool = False,
+    frozen: bool | str = False,
     input_size: int | None = None,
     transductive: bool = True,
     dropout: bool = False,
@@ -38,8 +43,9 @@ def torchvision_classifier(
         channels: channels of an image: 3, or 1, which is repeated three times.
         image_size: height and width of an image, in pixels.
         weights: None: fresh ones; else the path of a state dict, or torchvision's name of pretrained weights.
-        frozen: learn the head alone, and one factor for each feature. Batch norm then keeps the statistics that came
-            with the weights, and `transductive` has no effect.
+        frozen: learn the head alone, and one factor for each feature; or, with `last`, the head and the last layers,
+            which have a quarter of the weights or more. Batch norm then keeps the statistics that came with the
+            weights, and `transductive` has no effect.
         input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
@@ -53,13 +59,14 @@ def torchvision_classifier(
         whole_number(argument, value, at_least=1)
     one_of("channels", channels, (3, 1))
     true_or_false("transductive", transductive)
-    true_or_false("frozen", frozen)
+    if not isinstance(frozen, bool) and frozen != LAST:
+        raise Invalid("frozen", frozen, f"must be true, false or {LAST}", f"type KEY={LAST}")
     true_or_false("dropout", dropout)
     _check_name(name)
     if weights is not None:
         return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive, dropout)
     if frozen or input_size is not None:
-        argument, given = ("frozen", "true") if frozen else ("input_size", str(input_size))
+        argument, given = ("frozen", str(frozen).lower()) if frozen else ("input_size", str(input_size))
         advice = "type GROUP.weights=/path/to/file as well"
         raise Invalid(argument, given, "is for pretrained weights", advice, quoted=False)
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
@@ -77,7 +84,7 @@ _ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers t
 def _pretrained(
     name: str,
     weights: str,
-    frozen: bool,
+    frozen: bool | str,
     input_size: int | None,
     ways: int,
     image_size: int,
@@ -103,7 +110,14 @@ def _pretrained(
         load_body(body, state)
         width = cut_head(body, name)
         floats = floats_of(make(), name=name, shape=(3, image_size, image_size), advice=_ADVICE)
-        model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats)
+        last = None
+        if frozen == LAST:
+            size = prepare(torch.zeros(1, 3, image_size, image_size)).shape[-1]
+            try:
+                body, last = cut(body.eval(), (3, size, size))
+            except ValueError as error:
+                raise Invalid("frozen", LAST, f"{name} cannot be cut ({error})", "type KEY=true") from error
+        model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats, last=last)
     else:
         shape = (3, image_size, image_size)
         model = model_of(make, name=name, shape=shape, transductive=transductive, advice=_ADVICE, dropout=dropout)

@@ -7,7 +7,7 @@ that wrote it.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,12 @@ from metalearn.storage.files import check_header, read_object, whole_folder
 from metalearn.storage.torch_files import sha256_of
 
 PARAMETERS = "model.safetensors"
+
+WEIGHTS, WEIGHTS_DIGEST = "weights.safetensors", "weights_sha256"
+"""The file of pretrained weights, where they came from a file, and the field of its digest. Networks need it even if
+their parameters are all in `PARAMETERS`: it says how pictures are shown to them."""
+
+CARD = "README.md"
 
 FORMAT = "metalearn-model-1"
 
@@ -95,13 +101,25 @@ def parameters_in(path: Path) -> Path:
 # Writing
 
 
-def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
+def write(
+    key: str,
+    folder: Path,
+    snapshot: Snapshot,
+    facts: Mapping[str, Any],
+    *,
+    weights: bytes | None = None,
+    card: str = "",
+    without: Collection[str] = (),
+) -> None:
     """Writes the folder, whole or not at all.
 
     Args:
         folder: must not exist, or be empty; messages name it by `key`.
         snapshot: parameters, step and config. `state` is left out.
         facts: what else model.json says: its `preprocessing`, and fields for its readers.
+        weights: a safetensors file in place of the path of the network's pretrained weights.
+        card: the text of README.md, if there is to be one.
+        without: keys of model.json whose values are left out.
 
     Raises:
         ConfigError: the folder is not empty or cannot be written, or the config holds a path.
@@ -110,7 +128,13 @@ def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) 
         with whole_folder(key, folder) as temporary:
             params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
             save_file(params, temporary / PARAMETERS)
-            content = description(snapshot, facts) | {"sha256": sha256_of(temporary / PARAMETERS)}
+            content = description(snapshot, facts, carried=weights is not None, without=without)
+            content |= {"sha256": sha256_of(temporary / PARAMETERS)}
+            if weights is not None:
+                (temporary / WEIGHTS).write_bytes(weights)
+                content |= {WEIGHTS_DIGEST: sha256_of(temporary / WEIGHTS)}
+            if card:
+                (temporary / CARD).write_text(card, encoding="utf-8")
             (temporary / DESCRIPTION).write_text(
                 json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
             )
@@ -118,11 +142,25 @@ def write(key: str, folder: Path, snapshot: Snapshot, facts: Mapping[str, Any]) 
         raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
 
 
-def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of model.json, without the digest of the parameters.
+def weights_file(config: Mapping[str, Any]) -> str | None:
+    """The path of the pretrained weights that a config names, if a file has them and this program reads it."""
+    model = config["model"]
+    weights = model.get("weights")
+    known = OWN not in model and option_of("model", model["_target_"]) is not None
+    return weights if known and _is_path(weights) else None
+
+
+def description(
+    snapshot: Snapshot, facts: Mapping[str, Any], *, carried: bool = False, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """The content of model.json, without digests.
+
+    Args:
+        carried: the pretrained weights are a file of the folder.
+        without: keys whose values are left out.
 
     Raises:
-        ConfigError: a value is a path of this machine.
+        ConfigError: a value is a path of this machine, or there is no such key.
     """
     config = snapshot.meta["config"]
     parts = {name: _part(group, (FORMERLY | config)[group]) for group, name in GROUPS.items()}
@@ -133,14 +171,32 @@ def description(snapshot: Snapshot, facts: Mapping[str, Any]) -> dict[str, Any]:
     network = parts["architecture"].get("network")
     if isinstance(network, dict):
         parts["architecture"]["network"] = {"class" if key == "_target_" else key: v for key, v in network.items()}
+    if carried:
+        parts["architecture"]["weights"] = WEIGHTS
+    for key in without:
+        _leave_out(parts, key)
     for key, value in _leaves(parts):
         if _is_path(value):
-            raise ConfigError(f"{key}={value}: is a path of this machine, and a published model holds none")
+            raise ConfigError(
+                f"{key}={value}: is a path of this machine, and a published model holds none; if the network needs no "
+                f"file there once it has its parameters, type metalearn export … --without {key}, which tries that"
+            )
     sizes = {name: top[name] for name in ("ways", "shots", "transductive")}
     precision = config.get("precision", "float32")
     numbers = {"step": snapshot.meta["step"], "seed": config.get("seed"), "precision": precision}
     seen = {KEY: snapshot.meta[KEY]} if KEY in snapshot.meta else {}
     return {"format": FORMAT} | parts | sizes | dict(facts) | numbers | seen
+
+
+def _leave_out(parts: dict[str, Any], key: str) -> None:
+    node, names = parts, key.split(".")
+    for name in names[:-1]:
+        below = node.get(name)
+        node = below if isinstance(below, dict) else {}
+    if names[-1] not in node or isinstance(node[names[-1]], dict):
+        known = ", ".join(key for key, value in _leaves(parts) if _is_path(value)) or "none: leave it out"
+        raise ConfigError(f"without={key}: is no key of model.json that has a path; these have: {known}")
+    node[names[-1]] = None
 
 
 def _part(group: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +257,7 @@ def read(key: str, path: Path) -> Snapshot:
         ConfigError: it is damaged, not complete, or refused: the config's `key` names it.
     """
     try:
-        for name in (DESCRIPTION, PARAMETERS):
+        for name in (DESCRIPTION, PARAMETERS, WEIGHTS):
             # A folder from elsewhere must not lead to other files of this machine.
             if (path / name).is_symlink():
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
@@ -213,6 +269,7 @@ def read(key: str, path: Path) -> Snapshot:
         # Copies, as in `checkpoint.read`: kernels may round by the alignment of a mapped file.
         params = {name: value.clone() for name, value in load_file(path / PARAMETERS).items()}
         config = _config(content)
+        _place_weights(config, content, path)
     except Exception as error:  # safetensors raises many types
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(
@@ -221,6 +278,17 @@ def read(key: str, path: Path) -> Snapshot:
         ) from error
     kept = {name: content[name] for name in ("step", "preprocessing", KEY, *OF_A_LEARNER) if name in content}
     return Snapshot(params, {}, kept | {"config": config})
+
+
+def _place_weights(config: dict[str, Any], content: Mapping[str, Any], path: Path) -> None:
+    """Names the file of pretrained weights as it lies here."""
+    weights = config["model"].get("weights")
+    if _is_path(weights):
+        raise ValueError(f"{DESCRIPTION}: architecture.weights is a path, and a published model names none")
+    if weights == WEIGHTS:
+        if content.get(WEIGHTS_DIGEST) != sha256_of(path / WEIGHTS):
+            raise ValueError(f"{WEIGHTS} differs from what was published ({WEIGHTS_DIGEST} in {DESCRIPTION})")
+        config["model"]["weights"] = str(path.absolute() / WEIGHTS)
 
 
 def _check_fields(content: Mapping[str, Any]) -> None:

@@ -17,6 +17,13 @@ CLASSES = 10
 _HELD_OUT = 8
 """Seeds the choice of the pictures that validate."""
 
+_NAMES = {
+    "MNIST": "0 1 2 3 4 5 6 7 8 9",
+    "FashionMNIST": "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot",
+    "CIFAR10": "airplane automobile bird cat deer dog frog horse ship truck",
+}
+"""Those of the classes by their numbers, as the datasets' authors have them."""
+
 _IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
 _CIFAR10_FILES = "data_batch_1 to data_batch_5, test_batch and batches.meta"
 
@@ -58,8 +65,9 @@ def _classification(published: PublishedDataset) -> Callable[..., TaskSource]:
                 "test": test,
             }
 
-        names = [identity(published.name, number) for number in range(CLASSES)]
-        return samples(load, sizes, names, known=known, seeds=seeds)
+        identities = [identity(published.name, number) for number in range(CLASSES)]
+        names = [name.replace("_", " ") for name in _NAMES[published.name].split()]
+        return samples(load, sizes, identities, known=known, seeds=seeds, names=names)
 
     return source
 

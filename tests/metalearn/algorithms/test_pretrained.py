@@ -120,6 +120,31 @@ def test_learners_learn_from_frozen_features(learner: str, resnet: Model) -> Non
         assert algorithm.evaluate(params, episode(0.8))["accuracy"][:, -1].min() > 0.8
 
 
+def test_the_last_layers_alone_learn_and_each_task_has_its_own(tmp_path: Path) -> None:
+    made = network("resnet18")
+    model = frozen("resnet18", file_of(made, tmp_path), frozen="last")
+    params, pretrained = model.init(torch.Generator().manual_seed(0)), dict(made.named_parameters())
+    layers = {name for name in params if not name.startswith("head.")}
+    # The last block has 42% of the weights, and its second convolution alone less than a quarter.
+    assert layers == {name for name in pretrained if name.startswith("layer4.1.")}
+    assert all(torch.equal(params[name], pretrained[name]) for name in layers)
+    of_tasks = per_task(params, 2)
+    of_tasks |= {name: of_tasks[name] * torch.tensor([1.0, 0.7]).view(2, *[1] * params[name].dim()) for name in layers}
+    x = torch.rand(2, 5, 3, SIZE, SIZE)
+    assert model.features is not None
+    ours = model.features(of_tasks, x)
+    for task in range(2):
+        with torch.no_grad():
+            for name in layers:
+                pretrained[name].copy_(of_tasks[name][task])
+        torch.testing.assert_close(ours[task], theirs(made, "resnet18", x[task]), rtol=1e-4, atol=1e-4)
+    algorithm = LEARNERS["maml"](model)
+    grads = algorithm.meta_grad(params, episode(0), 1).grads
+    assert grads.keys() == params.keys() and all(
+        grad.isfinite().all() and grad.abs().max() > 0 for grad in grads.values()
+    )
+
+
 def test_weights_that_go_on_learning_start_where_the_file_has_them(tmp_path: Path) -> None:
     made = network("resnet18")
     model = torchvision_classifier(
@@ -145,6 +170,7 @@ def test_weights_that_go_on_learning_start_where_the_file_has_them(tmp_path: Pat
         ({"weights": None}, "frozen=true: is for pretrained weights; type weights=/path/to/file as well"),
         ({"name": "resnet34"}, r"are not those of resnet34: layer1\.2\.bn1\.bias \(here absent, in resnet34 \[64\]\)"),
         ({"input_size": 0}, "input_size=0: must be a whole number"),
+        ({"frozen": "first"}, "frozen='first': must be true, false or last; type frozen=last"),
     ],
 )
 def test_wrong_weights_are_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def test_fit_in_code_is_that_of_the_command(made: Path, pictures: Path, others: 
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_proba(query), fitted.predict_proba(query))
     assert fitted.get_params() == {
-        "backbone": "efficientnet_lite0", "weights": None, "head": "auto", "folds": 5, "seed": 0,
+        "backbone": "efficientnet_lite0", "weights": None, "head": "auto", "folds": 5, "seed": 0, "minutes": 0,
+        "steps": 100,
     }  # fmt: skip
 
 

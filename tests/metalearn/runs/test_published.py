@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -29,6 +30,7 @@ from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
 from metalearn.runs.folder import inspect
 from metalearn.tasks.glyphs import character
+from tests.own_network import Small
 from tests.runs import ROOT, Outcome, Program
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
@@ -83,7 +85,10 @@ def content_of(model: Path) -> Content:
 
 
 def test_a_published_model_says_what_its_reader_needs(published: Path) -> None:
-    assert sorted(path.name for path in published.iterdir()) == ["model.json", "model.safetensors"]
+    assert sorted(path.name for path in published.iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    card = (published / "README.md").read_text()
+    assert "accuracy 0.5 ± 0.1 over 20 tasks, 5-way" in card and f'metalearn.load("{published.name}")' in card
+    assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == "image-classification"
     content = content_of(published)
     assert content["algorithm"] == {"kind": "protonet"} and content["inner"] == {"kind": "sgd"}
     assert content["architecture"]["kind"] == "conv4" and content["architecture"]["filters"] == 8
@@ -176,6 +181,62 @@ def test_runs_of_every_kind_are_the_same_after_publishing(overrides: list[str], 
         learner.adapt(pictures, ["a", "b", "c", "d", "e"]).predict(pictures) for learner in (before, after)
     )
     assert first == second
+
+
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_pretrained_weights_of_a_file_go_with_the_model(frozen: str, tmp_path: Path) -> None:
+    from torchvision import models
+
+    torch.manual_seed(0)
+    file = tmp_path / f"{SECRET}.pth"
+    torch.save(models.mobilenet_v3_small().half().state_dict(), file)
+    saved_run(
+        tmp_path / "run", "algorithm=protonet", "dataset.image_size=32", "model=torchvision", f"model.weights={file}",
+        "model.name=mobilenet_v3_small", f"model.frozen={frozen}", "model.input_size=32",
+    )  # fmt: skip
+    export(tmp_path / "run", tmp_path / "model")
+    pictures = list(np.random.default_rng(0).integers(0, 256, (5, 30, 30), np.uint8))
+
+    def predicted(name: str) -> list[Prediction]:
+        return metalearn.load(tmp_path / name).adapt(pictures, list("abcde")).predict(pictures)
+
+    before = predicted("run")
+    file.unlink()
+    assert predicted("model") == before
+    for name in ("model.json", "README.md"):
+        assert SECRET not in (tmp_path / "model" / name).read_text()
+    metalearn.load(tmp_path / "model").save(tmp_path / "again")
+    assert predicted("again") == before
+    weights = tmp_path / "model/weights.safetensors"
+    save_file({name: value + 1 for name, value in load_file(weights).items()}, weights)
+    with pytest.raises(ConfigError, match=r"weights\.safetensors differs from what was published"):
+        metalearn.load(tmp_path / "model")
+
+
+def test_a_network_from_a_path_is_published_without_it(tmp_path: Path) -> None:
+    file, network = tmp_path / "w.pth", "tests.own_network.FromFile"
+    torch.manual_seed(0)
+    torch.save(Small(5).state_dict(), file)
+    for name in ("run", "scaled"):
+        saved_run(
+            tmp_path / name, "algorithm=maml", "model=module", f"model.network._target_={network}",
+            f"+model.network.path={file}", f"+model.network.scaled={name == 'scaled'}",
+        )  # fmt: skip
+    out, key = tmp_path / "model", "architecture.network.path"
+    with pytest.raises(ConfigError, match=f"is a path of this machine, .* type metalearn export … --without {key}"):
+        export(tmp_path / "run", out, network=network)
+    with pytest.raises(ConfigError, match=f"these have: {key}"):
+        export(tmp_path / "run", out, network=network, without=["architecture.path"])
+    with pytest.raises(ConfigError, match="without it the network gives other outputs"):
+        export(tmp_path / "scaled", out, network=network, without=[key])
+    assert not out.exists()
+    export(tmp_path / "run", out, network=network, without=[key])
+    pictures = list(np.random.default_rng(0).integers(0, 256, (5, 30, 30), np.uint8))
+    first, second = (
+        metalearn.load(tmp_path / name, network=network).adapt(pictures, list("abcde")).predict(pictures)
+        for name in ("run", "model")
+    )
+    assert first == second and str(tmp_path) not in (out / "model.json").read_text()
 
 
 # Hostile and damaged model folders

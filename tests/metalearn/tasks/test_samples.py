@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from metalearn.errors import DataError
 from metalearn.tasks import omniglot as omniglot_module
 from metalearn.tasks.common.episodes import Seeds
+from metalearn.tasks.common.identities import class_names_of
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.tasks.glyphs import character, glyph_characters
@@ -255,6 +256,16 @@ def test_bad_arguments_of_published_pictures_are_named(given: dict[str, Any], me
         fitting = {"image_size": right["size"], "channels": right["channels"]}
         with pytest.raises(ValueError, match=f"^{message.format(**right)}"):
             source_of(factory, root="nowhere", **PHOTOS | fitting | given)
+
+
+def test_published_pictures_have_the_names_of_their_classes() -> None:
+    """torchvision has the names of two; it reads those of CIFAR-10 from the files."""
+    given = {"root": "nowhere", **PHOTOS}
+    shown = source_of(mnist, **given), source_of(fashion_mnist, **given), source_of(cifar10, **given | COLOUR)
+    digits, clothes, things = (class_names_of(source, "test", 0) for source in shown)
+    assert [f"{name} - " for name in digits] == [name[:4] for name in torchvision.datasets.MNIST.classes]
+    assert clothes == torchvision.datasets.FashionMNIST.classes
+    assert len(things) == 10 and sorted(things) == list(things)  # its authors have them in the order of the alphabet
 
 
 # Files as they are published

@@ -1,0 +1,235 @@
+"""What few pictures of a dozen classes are worth, by several ways to learn them: a table in Markdown.
+
+    python benchmarks/classifiers.py --seeds 20 --easyfsl /path/to/python
+    python benchmarks/classifiers.py --folder my_pictures --minutes 5
+
+Without --folder, the twelve classes of tests/drawn_pictures.py are drawn, anew for each seed: eight pictures of each to
+learn from, ten to be asked. --easyfsl is a Python that has easyfsl (python -m venv V; V/bin/pip install easyfsl). All
+but the network trained from scratch have the same features, those of EfficientNet-Lite0.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from metalearn.api.results import wilson
+from metalearn.classifier.backbones import features_of
+from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.collected import all_seen
+from metalearn.classifier.heads import HEADS, centred
+from metalearn.cli.arguments import real, whole
+from metalearn.reporting.provenance import made_with
+from tests import drawn_pictures
+
+KNOWN, ASKED = 8, 10
+"""Pictures of a class."""
+
+_SIDE, _EPOCHS, _BATCH = 64, 40, 24
+"""Of the network that is trained from scratch."""
+
+_EASYFSL_SECONDS = 600
+
+OURS = "ours: `metalearn fit`"
+
+
+class Pictures(NamedTuple):
+    """Pictures [n] with the numbers of their classes [n]."""
+
+    images: list[Image.Image]
+    y: Tensor
+
+
+class Problem(NamedTuple):
+    """Pictures to learn from, and pictures to be asked; of both, the features [n, width]."""
+
+    known: Pictures
+    asked: Pictures
+    z: Tensor
+    q: Tensor
+
+
+def drawn(seed: int) -> tuple[Pictures, Pictures]:
+    parts = tuple[list[tuple[Image.Image, int]], list[tuple[Image.Image, int]]](([], []))
+    for label, thing in enumerate(drawn_pictures.THINGS):
+        for part, count, start in zip(parts, (KNOWN, ASKED), (seed, 1000 + seed), strict=True):
+            generator = np.random.default_rng([start, label])
+            part += [(drawn_pictures.drawn(thing, generator), label) for _ in range(count)]
+    known, asked = (Pictures([x for x, _ in part], torch.tensor([y for _, y in part])) for part in parts)
+    return known, asked
+
+
+def of_folder(root: Path, seed: int) -> tuple[Pictures, Pictures]:
+    """Of each class, `KNOWN` of its pictures, drawn at random, and the others."""
+    generator, parts = np.random.default_rng(seed), (list[tuple[Path, int]](), list[tuple[Path, int]]())
+    for label, folder in enumerate(sorted(path for path in root.iterdir() if path.is_dir())):
+        files = generator.permutation(sorted(map(str, folder.iterdir()))).tolist()
+        parts[0].extend((Path(file), label) for file in files[:KNOWN])
+        parts[1].extend((Path(file), label) for file in files[KNOWN:])
+    known, asked = (
+        Pictures([Image.open(x).convert("RGB") for x, _ in part], torch.tensor([y for _, y in part])) for part in parts
+    )
+    return known, asked
+
+
+# The ways to learn: each gives the answers to the pictures that are asked
+
+
+def by_head(name: str) -> Callable[[Problem], Tensor]:
+    def answers(problem: Problem) -> Tensor:
+        centre, k = problem.z.double().mean(dim=0), int(problem.known.y.max()) + 1
+        state = HEADS[name].fit(centred(problem.z, centre), problem.known.y, k)
+        return HEADS[name].score(state, centred(problem.q, centre)).argmax(dim=1)
+
+    return answers
+
+
+def from_scratch(problem: Problem) -> Tensor:
+    """Four blocks of 32 filters on 64 × 64 pixels, and Adam."""
+    torch.manual_seed(0)
+    blocks = [
+        [nn.Conv2d(width, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)]
+        for width in (3, 32, 32, 32)
+    ]
+    network = nn.Sequential(*(layer for block in blocks for layer in block), nn.Flatten(), nn.LazyLinear(1000))
+    x, q = (
+        torch.stack([
+            torch.from_numpy(np.asarray(image.resize((_SIDE, _SIDE)), np.float32) / 255).permute(2, 0, 1)
+            for image in part.images
+        ])
+        for part in (problem.known, problem.asked)
+    )  # fmt: skip
+    network(x[:2])  # gives the last layer its width
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for _ in range(_EPOCHS):
+        for chosen in torch.randperm(len(x)).split(_BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x[chosen]), problem.known.y[chosen]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        answers: Tensor = network.eval()(q).argmax(dim=1)
+    return answers
+
+
+def by_easyfsl(python: str, problem: Problem) -> dict[str, Tensor]:
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, known=problem.z.numpy(), labels=problem.known.y.numpy(), asked=problem.q.numpy())
+        file.flush()
+        done = subprocess.run(
+            [python, str(Path(__file__).with_name("with_easyfsl.py")), file.name], capture_output=True, text=True,
+            timeout=_EASYFSL_SECONDS, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise SystemExit(f"error: --easyfsl={python}: {last[0]}; type a Python that has easyfsl")
+    return {name: torch.tensor(answers) for name, answers in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+class Measured(NamedTuple):
+    """For each seed the number of right answers, and the seconds of a core that it took."""
+
+    right: list[int]
+    seconds: list[float]
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Measured], list[bool], int]:
+    """What each way has reached; whether the promised interval of each seed covers what ours has reached; and how many
+    pictures each seed asks. Ctrl-C leaves out the seeds that are not complete."""
+    found, covered, asked_count = defaultdict[str, Measured](lambda: Measured([], [])), list[bool](), 0
+    try:
+        for seed in range(options.seeds):
+            of_seed, covers, asked_count = measure_seed(options, seed)
+            covered.append(covers)
+            for name, (right, seconds) in of_seed.items():
+                found[name].right.append(right)
+                found[name].seconds.append(seconds)
+            print(f"seed {seed}: {of_seed[OURS][0]} of {asked_count} right", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(covered)} of {options.seeds} seeds are complete", file=sys.stderr)
+    return found, covered, asked_count
+
+
+def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], bool, int]:
+    """For each way the right answers and the seconds; the rest as of `measure`."""
+    known, asked = drawn(seed) if options.folder is None else of_folder(options.folder, seed)
+    asked_count = len(asked.y)
+    began = time.process_time()
+    ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(known.images, known.y.tolist())
+    seconds = time.process_time() - began
+    tuned = ours.report_.get("tuning", {}).get("kept", False)
+    backbone = PictureClassifier().opened() if tuned else ours.opened()
+    q = features_of(backbone, all_seen(asked.images, backbone.form, "X"))
+    z = features_of(backbone, all_seen(known.images, backbone.form, "X")) if tuned else ours._features
+    problem = Problem(known, asked, z, q)
+    given = ours.predict(asked.images) if tuned else _asked(ours, q)
+    right = int((torch.from_numpy(np.asarray(given)) == asked.y).sum())
+    found = {OURS: (right, seconds)}
+    low, high = ours.report_["interval95"]
+    reached = wilson(right, asked_count)
+    covers = low <= right / asked_count <= high or reached[0] <= ours.report_["accuracy"] <= reached[1]
+    ways: dict[str, Callable[[Problem], Tensor]] = {
+        "linear head, the same features": by_head("logistic 0.001"),
+        "class means, the same features": by_head("class means"),
+    }
+    if not options.without_scratch:
+        ways["trained from scratch"] = from_scratch
+    for name, way in ways.items():
+        began = time.process_time()
+        answers = way(problem)
+        found[name] = int((answers == asked.y).sum()), time.process_time() - began
+    if options.easyfsl is not None:
+        for name, answers in by_easyfsl(options.easyfsl, problem).items():
+            found[f"easyfsl, {name}, the same features"] = int((answers == asked.y).sum()), float("nan")
+    return found, covers, asked_count
+
+
+def _asked(ours: PictureClassifier, q: Tensor) -> Sequence[int]:
+    return [int(ours.classes_[answer.probabilities.argmax()]) for answer in ours.answers_of(q)]
+
+
+def table(found: dict[str, Measured], asked: int) -> Iterator[str]:
+    yield "| way | accuracy | lowest | seconds of a core |"
+    yield "| --- | --- | --- | --- |"
+    for name, (right, seconds) in sorted(found.items(), key=lambda pair: -sum(pair[1].right)):
+        low, high = wilson(sum(right), asked * len(right))
+        time_of = "" if np.isnan(seconds[0]) else f"{np.median(seconds):.1f}"
+        reached = f"{np.mean(right) / asked:.1%} ({low:.1%} to {high:.1%})"
+        yield f"| {name} | {reached} | {min(right) / asked:.1%} | {time_of} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=whole(1), default=3, help="how many times (default: 3)")
+    parser.add_argument("--folder", type=Path, help="has a folder of pictures for each class, more than eight in each")
+    parser.add_argument("--easyfsl", metavar="PYTHON", help="a Python that has easyfsl")
+    parser.add_argument("--minutes", type=real, help="of tuning, as for metalearn fit")
+    parser.add_argument("--without-scratch", action="store_true", help="train no network from scratch")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    found, covered, asked = measure(options)
+    print("\n".join(table(found, asked)))
+    print(f"\nThe promised interval covers what was reached: {sum(covered)} of {len(covered)} seeds.")
+    if options.easyfsl is None:
+        print("easyfsl: left out; type --easyfsl PYTHON.")
+    origin = made_with()
+    print(f"{origin['date']}, {origin['hardware']}, {origin['versions']}; load {load:.1f} at the start.")
+
+
+if __name__ == "__main__":
+    main()

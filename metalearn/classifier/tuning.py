@@ -1,0 +1,189 @@
+"""Tunes the last layers of a backbone on episodes of a user's own classes (Snell et al. 2017), and keeps them only if
+nested cross-validation says that it helps.
+
+What comes before those layers is computed once a picture. The network of each fold, and that of all pictures, take a
+step in turn: whenever the time is over, all of them have taken equally many, and can be compared.
+"""
+
+import copy
+import hashlib
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from metalearn.classifier.backbones import Backbone
+from metalearn.classifier.heads import class_means
+from metalearn.errors import ConfigError
+from metalearn.models.common.cut import cut
+
+STEPS = 100
+"""The most steps, however much time there is."""
+
+_RATE = 3e-4
+_SHARPNESS = 10.0
+"""Factor of the cosine similarities in an episode."""
+_WAYS, _PICTURES = 8, 6
+"""The most classes of an episode, and pictures of each; half of these are learned from."""
+_AT_ONCE = 16
+"""Pictures whose features are computed together."""
+
+log = logging.getLogger("metalearn")
+
+
+class Tuned(NamedTuple):
+    """Layers after tuning.
+
+    Attributes:
+        steps: that each network has taken.
+        weights: by their names in `backbone.network`, learned from all pictures.
+        by_fold: for each fold the features [n, width] by the network that has learned from the others.
+    """
+
+    steps: int
+    weights: dict[str, Tensor]
+    by_fold: list[Tensor]
+
+
+class _TimeOverError(Exception):
+    pass
+
+
+class _Clock:
+    def __init__(self, minutes: float) -> None:
+        self._end = time.monotonic() + 60 * minutes
+
+    def check(self) -> None:
+        """Raises _TimeOverError if the time is over."""
+        if time.monotonic() > self._end:
+            raise _TimeOverError
+
+
+class _Learner:
+    """The last layers of one network while they learn."""
+
+    def __init__(self, layers: fx.GraphModule, names: Collection[str]) -> None:
+        self.layers = layers
+        self.weights = {name: layers.get_parameter(name).detach().clone() for name in names}
+        self._optimizer = torch.optim.AdamW([w.requires_grad_() for w in self.weights.values()], lr=_RATE)
+
+    def step(self, x: Tensor, y: Tensor, shots: int) -> None:
+        """A step on the episode x [n, …], y [n], the first `shots` of which are learned from."""
+        found: Tensor = torch.func.functional_call(self.layers, self.weights, (x,))
+        z = F.normalize(found - found[:shots].mean(dim=0), dim=1)
+        means = class_means(z[:shots], y[:shots], int(y.max()) + 1)
+        loss = F.cross_entropy(_SHARPNESS * z[shots:] @ means.T, y[shots:])
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+
+    def copied(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.weights.items()}
+
+
+def tune(
+    backbone: Backbone, pictures: Sequence[Tensor], y: Tensor, fold: Tensor, *, minutes: float, steps: int, seed: int
+) -> Tuned | None:
+    """Tunes for at most so many minutes and steps. Ctrl-C ends it as the end of the time does.
+
+    Args:
+        pictures: as the backbone takes them.
+        y: their classes, [n] int64.
+        fold: of each picture, [n]; the network of a fold does not see its pictures.
+        seed: of the episodes.
+
+    Returns:
+        None if not one step fitted.
+
+    Raises:
+        ConfigError: the network cannot be cut in two, or there are too few pictures.
+    """
+    clock, done, kept = _Clock(minutes), 0, list[dict[str, Tensor]]()
+    known = [*(torch.nonzero(fold != number).flatten() for number in range(int(fold.max()) + 1)), torch.arange(len(y))]
+    if any((torch.bincount(y[among]) > 1).sum() < 2 for among in known):
+        raise ConfigError(
+            f"minutes={minutes:g}: tuning needs two classes with two pictures in all folds but one; add pictures to "
+            "your classes, or leave it out"
+        )
+    try:
+        fixed, last = cut_in_two(backbone)
+        maps = list[Tensor]()
+        for picture in pictures:
+            clock.check()
+            with torch.no_grad():
+                maps.append(fixed(_shown(picture)))
+        x = torch.cat(maps)
+        shared = dict(fixed.named_parameters())
+        names = [name for name, _ in last.named_parameters() if name not in shared]
+        learners = [_Learner(last, names) for _ in known]
+        while done < steps:
+            for number, (learner, among) in enumerate(zip(learners, known, strict=True)):
+                clock.check()
+                chosen, labels, shots = _episode(y, among, [seed, number, done])
+                learner.step(x[chosen], labels, shots)
+            kept, done = [learner.copied() for learner in learners], done + 1
+    except _TimeOverError:
+        pass
+    except KeyboardInterrupt:
+        log.warning("tuning was interrupted after %d steps, which are kept if they help", done)
+    if not done:
+        return None
+    with torch.no_grad():
+        by_fold = [
+            torch.cat([torch.func.functional_call(last, weights, (part,)) for part in x.split(_AT_ONCE)])
+            for weights in kept[:-1]
+        ]
+    return Tuned(done, kept[-1], by_fold)
+
+
+def with_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> Backbone:
+    """A backbone with these weights in place of its own of the same names.
+
+    Raises:
+        ConfigError: it has no such weights.
+    """
+    network = copy.deepcopy(backbone.network)
+    own, digest = dict(network.named_parameters()), hashlib.sha256(backbone.digest.encode())
+    for name in sorted(weights):
+        value = weights[name]
+        if name not in own or own[name].shape != value.shape or own[name].dtype != value.dtype:
+            raise ConfigError(f"backbone={backbone.name}: has no weight {name}, {list(value.shape)}, that was tuned")
+        own[name].data.copy_(value)
+        digest.update(name.encode() + value.numpy().tobytes())
+    note = f"{backbone.note}; its last layers tuned"
+    return backbone._replace(network=network, digest=digest.hexdigest(), note=note)
+
+
+def _shown(picture: Tensor) -> Tensor:
+    return picture[None].permute(0, 3, 1, 2).float() / 255
+
+
+def _episode(y: Tensor, among: Tensor, seed: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+    """The places of the pictures of an episode, their labels in it, and how many of them are learned from. A class with
+    one picture is only learned from."""
+    generator, learned, asked = np.random.default_rng(seed), list[int](), list[int]()
+    counts = torch.bincount(y[among], minlength=int(y.max()) + 1)
+    several = torch.nonzero(counts > 1).flatten().numpy()
+    for label in generator.permutation(several)[:_WAYS].tolist():
+        members = generator.permutation(among[y[among] == label].numpy())[:_PICTURES].tolist()
+        learned += members[: len(members) // 2]
+        asked += members[len(members) // 2 :]
+    chosen = torch.tensor([*learned, *asked])
+    return chosen, y[chosen].unique(return_inverse=True)[1], len(learned)
+
+
+def cut_in_two(backbone: Backbone) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The network as `cut` gives it.
+
+    Raises:
+        ConfigError: it cannot be cut.
+    """
+    try:
+        return cut(backbone.network, (3, backbone.form.size, backbone.form.size))
+    except ValueError as error:
+        raise ConfigError(f"backbone={backbone.name}: its last layers cannot be tuned: {error}") from error
