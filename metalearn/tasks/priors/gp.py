@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from metalearn.checks import Invalid
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors.ranges import Real, Whole, check_real, check_rows, check_whole, draw_real, draw_whole
-from metalearn.tasks.priors.source import Prior, Shape, Tables, tasks_of
-from metalearn.types import TaskSource
+from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, Tables, tasks_of
 
 Array = NDArray[np.float64]
 
@@ -64,7 +63,7 @@ def gp_prior(
     known: Whole,
     group: int,
     seeds: Seeds,
-) -> TaskSource:
+) -> PriorTasks:
     """Tasks of a Gaussian process.
 
     Args:

@@ -5,11 +5,10 @@ from typing import Any
 
 from metalearn.checks import Invalid
 from metalearn.tasks.common.episodes import Seeds
-from metalearn.tasks.priors.source import Prior, one_by_one, tasks_of
-from metalearn.types import TaskSource
+from metalearn.tasks.priors.source import Prior, PriorTasks, one_by_one, tasks_of
 
 
-def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seeds) -> TaskSource:
+def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
     """Tasks that a module draws.
 
     Args:

@@ -8,13 +8,12 @@ import numpy as np
 from metalearn.checks import real_number
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors.ranges import Real, Whole, check_real, check_rows, draw_real, draw_whole
-from metalearn.tasks.priors.source import Prior, Shape, Tables, one_by_one, tasks_of
-from metalearn.types import TaskSource
+from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, Tables, one_by_one, tasks_of
 
 
 def sine_prior(
     *, amplitude: Real, frequency: Real, noise: float, rows: Whole, known: Whole, group: int, seeds: Seeds
-) -> TaskSource:
+) -> PriorTasks:
     """Tasks of sine waves, with x in [−5, 5] and phase in [0, π].
 
     Args:

@@ -82,7 +82,10 @@ def one_by_one(table: Callable[[np.random.Generator, Shape], Any]) -> Callable[.
     return tables
 
 
-class _PriorTasks:
+class PriorTasks:
+    """The tasks of a prior: a `metalearn.types.TaskSource` that comes in groups. `shape(split, group)` is the shape of
+    a group."""
+
     def __init__(self, prior: Prior, classes: int | None, group: int, seeds: Seeds) -> None:
         self.prior, self._classes, self._group, self._seeds = prior, classes, group, seeds
         self._generator = task_generator(seeds)
@@ -233,7 +236,7 @@ def _alike(one: Episode, other: Episode) -> bool:
     return all(a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes() for a, b in pairs)
 
 
-def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> _PriorTasks:
+def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
     """The tasks of a prior.
 
     Args:
@@ -248,4 +251,4 @@ def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> 
     if classes is not None:
         whole_number("classes", classes, at_least=2)
     whole_number("group", group, at_least=1)
-    return _PriorTasks(prior, classes, group, seeds)
+    return PriorTasks(prior, classes, group, seeds)
