@@ -34,6 +34,7 @@ SUITABLE = {
     ("dataset", "prior"): ["model=mlp", "dataset.prior=tests.own_prior", "plugins=[tests]"],
     ("dataset", "gp_prior"): ["model=mlp"],
     ("dataset", "sine_prior"): ["model=mlp"],
+    ("dataset", "table_prior"): ["model=mlp"],
     ("dataset", "table"): ["model=mlp", "dataset.file=t.csv", "dataset.task=who", "dataset.target=effect"],
     ("metric", "mse"): ["model=mlp", "dataset=sinusoid"],
     ("metric", "mae"): ["model=mlp", "dataset=sinusoid"],
