@@ -21,6 +21,7 @@ COMMANDS = {
     "export": "publish what a run has learned, without code and paths",
     "compare": "draw the validations of several runs in one plot",
     "index": "list the runs below a folder on a page, with what was typed and what came out",
+    "prior": "check what can be learned from the tasks of a prior",
     "doctor": "check every way to send between the workers of this world",
     "cache": "show and clean compiled kernels and decoded pictures",
     "shard": "cut a dataset's pictures into shards that are read by class",

@@ -31,6 +31,8 @@ ELSEWHERE = {
     ("docs/how-to/remote-calls.md", "python"): "tests/distributed/test_examples.py",
     ("docs/how-to/extend.md", "python"): "tests/processes/test_extending.py",
     ("docs/how-to/extend.md", "bash"): "tests/processes/test_extending.py",
+    ("docs/how-to/prior.md", "python"): "tests/processes/test_own_prior.py",
+    ("docs/how-to/prior.md", "bash"): "tests/processes/test_own_prior.py",
 }
 """Pages and languages whose blocks another test runs."""
 

@@ -1,0 +1,255 @@
+"""What can be learned from the tasks of a prior: measured before hours of training are spent on them."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from metalearn.config.build import build
+from metalearn.config.options import groups
+from metalearn.config.plain import Named, plain_config
+from metalearn.errors import ConfigError, DataError
+from metalearn.reporting.page import card, facts, grid, note, page, provenance, section, table, text
+from metalearn.reporting.provenance import made_with
+from metalearn.reporting.svg import Line, chart
+from metalearn.tasks.priors.source import PriorTasks, Shape, is_constant
+from metalearn.training.chunks import digests
+from metalearn.types import Episode
+
+SPLIT = "val"
+"""The split whose tasks are looked at: they are the same for every seed."""
+
+SECONDS = 1.0
+"""So long tasks are drawn to measure the speed."""
+
+SHOWN = 6
+"""Tasks that the page shows."""
+
+MOST_CONSTANT = 0.05
+"""The part of tasks that may have constant targets, as a rare draw has."""
+
+USELESS = {"AUC": 0.6, "R²": 0.05}
+"""A task on which no learner reaches this much is one that nobody can learn."""
+
+LEARNERS = ("forest", "linear")
+
+Array = NDArray[Any]
+
+
+class PriorFigures(NamedTuple):
+    """What was measured: of each task the `scores` of each learner (a share of `measure`; empty without scikit-learn),
+    how many have constant targets, the tasks a second of one core, and the first tasks."""
+
+    measure: str
+    scores: Mapping[str, Sequence[float]]
+    tasks: int
+    constant: int
+    per_second: float
+    shapes: Sequence[Shape]
+    shown: Sequence[Episode]
+
+    @property
+    def chance(self) -> float:
+        """What a guess reaches."""
+        return 0.5 if self.measure == "AUC" else 0.0
+
+    @property
+    def useless(self) -> float:
+        """The share of tasks that no learner has learned."""
+        best = np.max([self.scores[name] for name in LEARNERS], axis=0)
+        return float((best < USELESS[self.measure]).mean())
+
+
+def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) -> PriorTasks:
+    """The tasks of a prior by its name: `gp` or `gp_prior` is that option of the group dataset, any other one a module.
+
+    Raises:
+        ConfigError: there is no such prior, or a setting is not allowed.
+    """
+    options = groups()["dataset"]
+    option = next((known for known in (f"{name}_prior", name) if known in options), None)
+    if option is None:
+        option, settings, plugins = "prior", {"prior": name, **settings}, [*plugins, name.partition(".")[0]]
+    source = build(plain_config({"dataset": Named(option, settings)}, {"plugins": list(plugins)}), "dataset")
+    if not isinstance(source, PriorTasks):
+        priors = ", ".join(known.removesuffix("_prior") for known in options if known.endswith("_prior"))
+        raise ConfigError(f"NAME={name}: is no prior; type {priors}, or the name of a module of your own")
+    return source
+
+
+def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mapping[str, float]] | None) -> PriorFigures:
+    """Looks at the first task of each of `tasks` groups.
+
+    Args:
+        learn: the scores of learners on a task; None: nothing is learned.
+
+    Raises:
+        DataError: a task that cannot be used, two that are alike, or too many with constant targets.
+    """
+    name, group = source.prior.name, source.group(SPLIT)
+    seen: dict[int, int] = {}
+    scores: list[Mapping[str, float]] = []
+    shown, shapes, constant = list[Episode](), list[Shape](), 0
+    for number in range(0, tasks * group, group):
+        source.check(SPLIT, number)
+        task = source.episodes(SPLIT, torch.tensor([number]))
+        shapes.append(source.shape(SPLIT, number // group))
+        first = seen.setdefault(int(digests(task)), number)
+        if first != number:
+            raise DataError(f"prior {name}: tasks {first} and {number} of {SPLIT} are alike; let it draw from `rng`")
+        constant += is_constant(task)
+        if len(shown) < SHOWN:
+            shown.append(task)
+        if learn is not None and not is_constant(task):
+            scores.append(learn(task))
+    if constant > MOST_CONSTANT * tasks:
+        raise DataError(f"prior {name}: {constant} of {tasks} tasks have constant targets; nothing can be learned")
+    by_learner = {learner: [values[learner] for values in scores] for learner in LEARNERS} if scores else {}
+    measure = "R²" if source.classes(SPLIT) is None else "AUC"
+    return PriorFigures(measure, by_learner, tasks, constant, _speed(source), shapes, shown)
+
+
+def _speed(source: PriorTasks) -> float:
+    """Tasks drawn in a second of a core, whole groups of them."""
+    group, drawn, began = source.group("train"), 0, time.process_time()
+    while (elapsed := time.process_time() - began) < SECONDS:
+        source.episodes("train", torch.arange(drawn, drawn + group))
+        drawn += group
+    return drawn / elapsed
+
+
+# What learners of scikit-learn reach
+
+
+def learners() -> Callable[[Episode], Mapping[str, float]] | None:
+    """A function that gives the scores of a forest and of a linear model on a task: the area under the curve, a mean
+    over the classes, or R². None: scikit-learn is not installed."""
+    try:
+        from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+        from sklearn.impute import SimpleImputer
+        from sklearn.linear_model import LogisticRegression, Ridge
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        return None
+
+    def filled() -> Any:
+        return SimpleImputer(keep_empty_features=True)
+
+    def scores(task: Episode) -> dict[str, float]:
+        known, y, asked, truth = (value[0].numpy() for batch in task for value in batch)
+        real = y.ndim == 2
+        forest: Any = ExtraTreesRegressor if real else ExtraTreesClassifier
+        line: Any = Ridge() if real else LogisticRegression(max_iter=1000)
+        found = {
+            "forest": make_pipeline(filled(), forest(100, random_state=0)),
+            "linear": make_pipeline(filled(), StandardScaler(), line),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a line has not converged says that the task is hard
+            if real:
+                answers = {name: made.fit(known, y[:, 0]).predict(asked) for name, made in found.items()}
+                return {name: r_squared(answer, truth[:, 0]) for name, answer in answers.items()}
+            if len(np.unique(y)) < 2:
+                return dict.fromkeys(found, 0.5)
+            votes = {name: made.fit(known, y).predict_proba(asked) for name, made in found.items()}
+        return {name: area(vote, truth, np.unique(y)) for name, vote in votes.items()}
+
+    return scores
+
+
+def r_squared(answers: Array, truth: Array) -> float:
+    """The part of the variance that is explained; at least −1."""
+    variance = float(((truth - truth.mean()) ** 2).mean())
+    return max(-1.0, 1 - float(((answers - truth) ** 2).mean()) / variance) if variance else 0.0
+
+
+def area(votes: Array, truth: Array, classes: Array) -> float:
+    """The area under the curve of each class against the others, a mean over the classes that some but not all asked
+    rows have; `votes` [n, classes]. 0.5 if there is none."""
+    areas = []
+    for column, label in enumerate(classes):
+        inside = truth == label
+        if 0 < inside.sum() < len(truth):
+            pairs = votes[inside, column][:, None] - votes[~inside, column][None]
+            areas.append(float((pairs > 0).mean() + 0.5 * (pairs == 0).mean()))
+    return float(np.mean(areas)) if areas else 0.5
+
+
+# The report
+
+
+def in_lines(name: str, found: PriorFigures) -> list[str]:
+    """The figures in words."""
+    sizes = {
+        "rows": [shape.rows for shape in found.shapes],
+        "known rows": [shape.support for shape in found.shapes],
+        "features": [shape.features for shape in found.shapes],
+        "classes": [shape.classes for shape in found.shapes if shape.classes is not None],
+    }
+    ranges = ", ".join(f"{what} {min(of)} to {max(of)}" for what, of in sizes.items() if of)
+    lines = [f"prior {name}: {found.tasks} tasks of as many groups; {ranges}"]
+    if found.scores:
+        means = [f"{learner} {np.mean(found.scores[learner]):.3f}" for learner in LEARNERS]
+        lines.append(f"mean {found.measure}: {', '.join(means)}, chance {found.chance:g}")
+        lines.append(
+            f"nobody learns {found.useless:.0%} of the tasks ({found.measure} below {USELESS[found.measure]:g}, by the "
+            "better of both)"
+        )
+    if found.constant:
+        lines.append(f"constant targets: {found.constant} of {found.tasks} tasks")
+    lines.append(f"{found.per_second:,.0f} tasks are drawn in a second of one core")
+    return lines
+
+
+def page_of(name: str, found: PriorFigures, command: str) -> str:
+    """The figures as a page, with pictures of the first tasks."""
+    parts = [f"<h1>Prior {text(name)}</h1>", *(f"<p>{text(line)}</p>" for line in in_lines(name, found))]
+    if found.scores:
+        ordered = [
+            Line(learner, [(100 * (n + 0.5) / len(of), value) for n, value in enumerate(sorted(of))])
+            for learner in LEARNERS
+            if (of := found.scores[learner])
+        ]
+        guess = Line("chance", [(0, found.chance), (100, found.chance)], style="dashes")
+        summaries: dict[str, Callable[[Any], Any]] = {
+            "mean": np.mean, "worst": np.min, "median": np.median, "best": np.max
+        }  # fmt: skip
+        rows = [
+            [text(what), *(f"{of(found.scores[learner]):.3f}" for learner in LEARNERS)]
+            for what, of in summaries.items()
+        ]
+        parts.append(
+            section(
+                "What can be learned",
+                note("Of each task, learners of scikit-learn get the known rows and are asked for the others."),
+                chart([*ordered, guess], x="tasks, from the hardest, %", y=found.measure),
+                table([found.measure, *LEARNERS], rows),
+            )
+        )
+    cards = [card(f"task {number}", _sample(task)) for number, task in enumerate(found.shown)]
+    words = note("Of classes two features, of real numbers the target over the first feature.")
+    parts.append(section("The first tasks", words, grid(cards)))
+    return page(f"Prior {name}", [*parts, provenance(made_with(), [command])])
+
+
+def _sample(task: Episode) -> str:
+    (known, y), (asked, truth) = ((batch.x[0].double().numpy(), batch.y[0].double().numpy()) for batch in task)
+    words = facts({"known": len(known), "asked": len(asked), "features": known.shape[1]})
+    if y.ndim == 2:
+        lines = [
+            Line(name, sorted(zip(x[:, 0].tolist(), of[:, 0].tolist(), strict=True)), style="points")
+            for name, x, of in (("known", known, y), ("asked", asked, truth))
+        ]
+        return words + chart(lines, x="first feature", y="target")
+    second = min(1, known.shape[1] - 1)
+    x, labels = np.concatenate([known, asked]), np.concatenate([y, truth])
+    lines = [
+        Line(f"class {int(label)}", x[labels == label][:, [0, second]].tolist(), style="points")
+        for label in np.unique(labels)
+    ]
+    return words + chart(lines, x="first feature", y="second feature" if second else "first feature")

@@ -1,0 +1,79 @@
+"""Tables of structural causal models: what a table has, and that most of them can be learned."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from metalearn.app.prior_check import learners, source_of
+from metalearn.tasks.priors.source import PriorTasks
+from tests.runs import slow
+
+GROUPS = range(0, 40 * 64, 64)
+
+
+def tables(**settings: Any) -> PriorTasks:
+    return source_of("table", settings, [])
+
+
+def test_a_table_has_the_shape_of_its_group_and_all_classes_among_its_known_rows() -> None:
+    made, missing, seen = tables(), 0, set()
+    for number in GROUPS:
+        shape, (support, query) = (
+            made.shape("val", number // 64),
+            made.episodes("val", torch.tensor([number, number + 1])),
+        )
+        assert [*support.x.shape] == [2, shape.support, shape.features]
+        assert support.x.shape[1] + query.x.shape[1] == shape.rows >= 15 * (shape.classes or 0)
+        for task in range(2):
+            labels = set(support.y[task].tolist())
+            assert len(labels) > 1 and set(query.y[task].tolist()) <= labels
+        missing += bool(support.x.isnan().any())
+        seen.add(shape.classes)
+    assert 5 < missing < 35 and {2, 10} <= seen and len(seen) > 5
+
+
+def test_a_table_alone_has_the_bits_of_a_chunk() -> None:
+    made = tables()
+    together = made.episodes("train", torch.arange(64, 72))
+    for number in range(8):
+        alone = made.episodes("train", torch.tensor([64 + number]))
+        for batch, own in zip(together, alone, strict=True):
+            assert np.array_equal(batch.x[number].numpy(), own.x[0].numpy(), equal_nan=True)
+            assert torch.equal(batch.y[number], own.y[0])
+
+
+def test_settings_leave_out_what_they_name() -> None:
+    made = tables(missing=0.0, classes=None, functions={"trees": 1.0, "graph": 0.0, "network": 0.0, "products": 0.0},
+                  noise=1e-9, categories=0.0, features=3, rows=200)  # fmt: skip
+    for number in (0, 64, 128):
+        (support, query) = made.episodes("train", torch.tensor([number]))
+        y = torch.cat([support.y, query.y], dim=1)
+        assert not support.x.isnan().any() and support.x.shape[2] == 3 and y.dtype == torch.float32
+        assert len(y.round(decimals=4).unique()) <= 8, "a tree of three questions has eight answers"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"functions": {"tree": 1}}, "'tree': 1}: must give weights to some of network, graph"),
+        ({"functions": {"trees": -1.0, "graph": 2.0}}, "functions.trees=-1.0: must be a finite number of at least 0"),
+        ({"known": 20}, "known=20: is a part of the rows, below 1"),
+        ({"missing": 0.5}, "missing=0.5: must be below 0.5"),
+        ({"classes": 1}, "classes=1: must be a whole number of at least 2"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tables(**settings)
+
+
+@slow
+def test_a_forest_learns_most_of_the_tasks() -> None:
+    learn = learners()
+    if learn is None:
+        pytest.skip("needs scikit-learn, of the extra tables")
+    made = tables()
+    areas = np.array([learn(made.episodes("val", torch.tensor([number])))["forest"] for number in range(0, 6400, 64)])
+    assert areas.mean() > 0.8 and (areas < 0.6).mean() < 0.15
