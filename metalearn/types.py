@@ -156,13 +156,14 @@ class InContext(NamedTuple):
 
     `outputs(params, support, x)` [t, n, d] for `x` [t, n, …] is quick to train. `remember(params, support)` gives what
     all queries read of the support set, and `answer(params, remembered, x)` the outputs by it. No query depends on
-    another. `predictive` says what outputs for real numbers mean; None for classes.
+    another. `predictive` says what outputs for real numbers mean, and `loss` measures them; both are None for classes.
     """
 
     outputs: Callable[[Params, Batch, Tensor], Tensor]
     remember: Callable[[Params, Batch], Any]
     answer: Callable[[Params, Any, Tensor], Tensor]
     predictive: Predictive | None = None
+    loss: Loss | None = None
 
 
 class Model(NamedTuple):

@@ -40,6 +40,12 @@ def pfn(*, model: Model) -> Algorithm:
             "model", "", "has no use for labels", "type model=table, or algorithm=in_context for this network", False
         )
 
+    if reads.loss is not None and model.loss is not None:
+        raise Invalid(
+            "loss", model.loss.name, f"model.head={reads.loss.name} has a loss of its own, and the metric mse",
+            "type loss=auto metric=auto", False,
+        )  # fmt: skip
+
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """Answers for classes are logits, one for each class up to the last known one; of numbers their mean."""
         with torch.no_grad():
@@ -53,8 +59,8 @@ def pfn(*, model: Model) -> Algorithm:
 
         return predict
 
-    learner = comparing_learner(model, reads.outputs, model.init)
-    return learner._replace(adapt=adapt)
+    measured = model if reads.loss is None else model._replace(loss=reads.loss)
+    return comparing_learner(measured, reads.outputs, model.init)._replace(adapt=adapt, computes=model.loss)
 
 
 def answers(reads: InContext, params: Params, known: object, x: Tensor) -> Tensor:

@@ -164,8 +164,7 @@ def table(
 
     return Model(
         init, apply, transductive=False, activations=layers * (8 + 2 * EXPANSION) * width,
-        loss=numbers.loss if numbers else None,
-        in_context=InContext(outputs, remember, answer, numbers.predictive if numbers else None),
+        in_context=InContext(outputs, remember, answer, *((numbers.predictive, numbers.loss) if numbers else ())),
     )  # fmt: skip
 
 
@@ -179,7 +178,7 @@ def _by_class(y: Tensor, classes: int, x: Tensor) -> tuple[Tensor, Tensor, tuple
         raise ValueError("model.head=classes: the targets are real numbers; type model.head=gaussian")
     most = int(y.max()) + 1
     if most > classes:
-        raise Invalid("classes", classes, f"a task has {most} classes", f"type model.classes={most}")
+        raise ValueError(f"model.classes={classes}: a task has {most} classes; type model.classes={most}")
     labels = (y.unsqueeze(1) == torch.arange(most, device=y.device).unsqueeze(1)).to(x.dtype)
     return labels, labels.any(dim=2), (x.new_zeros(1), x.new_ones(1))
 
