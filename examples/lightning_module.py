@@ -53,7 +53,7 @@ if __name__ == "__main__":
     devices, learner = int(sys.argv[1]), MetaLearner(sys.argv[2:])
     loop, chunk, val_chunk = learner.parts.settings, training_chunk(learner.parts), evaluation_chunk(learner.parts)
     train = [tasks_in_chunks(s * loop.meta_batch_size, loop.meta_batch_size, chunk) for s in range(loop.steps)]
-    val = tasks_in_chunks(0, loop.val_tasks, val_chunk)
+    val = tasks_in_chunks(0, loop.val_tasks, val_chunk, "val")
     if len(train[0]) % devices:
         sys.exit(f"trainer.task_chunk={chunk}: {devices} devices cannot share {len(train[0])} chunks a step evenly")
     plan = {"max_epochs": 1, "devices": devices, "use_distributed_sampler": False, "enable_checkpointing": False}

@@ -267,6 +267,20 @@ class TaskSource(Protocol):
 
 
 @runtime_checkable
+class ComesInGroups(Protocol):
+    """An optional part of a source of tasks that differ in shape: those with the numbers 0 to G − 1, G to 2 G − 1, …
+    are a group, and share their shape. A chunk is a part of a group."""
+
+    def group(self, split: str) -> int:
+        """How many tasks a group has."""
+        ...
+
+    def cells(self, split: str, index: int) -> int:
+        """The numbers of inputs and targets of the task with this number."""
+        ...
+
+
+@runtime_checkable
 class NamesClasses(Protocol):
     """An optional part of a task source: the identities of the classes that a split is drawn from."""
 

@@ -202,7 +202,7 @@ class Learner:
         with self.computing():
             check_evaluation(algorithm, model, self.params, source, split)
             counted = check_unseen(seen, source, split, seen_classes)
-            numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk)
+            numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk, split)
             values = join([evaluate(self.params, split, some) for some in numbers])
         return summary(values, algorithm.evaluated_on) | counted
 

@@ -229,7 +229,7 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, s
     progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else None
     done = progress.evaluating(split, count) if progress else unnoticed
     try:
-        return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts)), done)
+        return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts), split), done)
     finally:
         if progress:
             progress.close()

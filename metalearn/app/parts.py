@@ -35,11 +35,22 @@ from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.identities import Content, content_of
 from metalearn.training.chunks import chunk_functions, episodes_of, piece_functions, single_stages
-from metalearn.training.loop import Reduce, Run, TrainState
+from metalearn.training.loop import Reduce, Run, TrainState, tasks_in_chunks
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import TrainerSettings, chunk_size, tasks_that_fit
-from metalearn.types import Algorithm, Episode, GivesSamples, Loss, Model, Params, Strategy, TaskSource, Updater
+from metalearn.training.settings import Chunk, TrainerSettings, chunk_in_group, chunk_size, tasks_that_fit
+from metalearn.types import (
+    Algorithm,
+    ComesInGroups,
+    Episode,
+    GivesSamples,
+    Loss,
+    Model,
+    Params,
+    Strategy,
+    TaskSource,
+    Updater,
+)
 
 TARGET = "_target_"
 LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
@@ -349,8 +360,10 @@ def first_tasks(parts: Parts) -> Episode:
     return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)), parts.algorithm.computes)
 
 
-def training_chunk(parts: Parts) -> int:
+def training_chunk(parts: Parts) -> Chunk:
     """Tasks, or samples, that are computed together in training."""
+    if isinstance(parts.source, ComesInGroups):
+        return _in_group(parts.settings, parts.source, parts.device)
     (support, query) = first_tasks(parts)
     images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.trained_on == "tasks" else 1
     return _chunk_of(parts, images)
@@ -361,6 +374,13 @@ def _chunk_of(parts: Parts, images: int) -> int:
     return chunk_size(parts.settings, parts.model, images, parts.device, parts.workers, pairs=pairs)
 
 
+def _in_group(settings: TrainerSettings, source: ComesInGroups, device: torch.device) -> Chunk:
+    try:
+        return chunk_in_group(settings, source, device)
+    except Invalid as error:
+        raise ConfigError(error.text("trainer")) from error
+
+
 def in_pairs(algorithm: Algorithm, model: Model, start: Params, device: torch.device) -> bool:
     """Whether the gradients of tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of one."""
     return algorithm.adds_in_pairs and model.network is not None and model.network.computes(start, device)
@@ -368,13 +388,13 @@ def in_pairs(algorithm: Algorithm, model: Model, start: Params, device: torch.de
 
 def idle_workers(parts: Parts) -> int:
     """How many workers get no chunk of a step."""
-    return max(0, parts.workers - math.ceil(parts.settings.meta_batch_size / training_chunk(parts)))
+    return max(0, parts.workers - len(tasks_in_chunks(0, parts.settings.meta_batch_size, training_chunk(parts))))
 
 
-def evaluation_chunk(parts: Parts) -> int:
+def evaluation_chunk(parts: Parts) -> Chunk:
     """Tasks, or samples, that are computed together in validation and test."""
     chunk = evaluated_at_once(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
-    if parts.device.type == "cpu" or isinstance(parts.settings.task_chunk, int):
+    if not isinstance(chunk, int) or parts.device.type == "cpu" or isinstance(parts.settings.task_chunk, int):
         return chunk
     # On a GPU as many fit as there are; every worker gets a share. No task sees the others of its chunk.
     return min(chunk, math.ceil(min(parts.settings.val_tasks, parts.settings.test_tasks) / parts.workers))
@@ -382,11 +402,13 @@ def evaluation_chunk(parts: Parts) -> int:
 
 def evaluated_at_once(
     settings: TrainerSettings, algorithm: Algorithm, model: Model, source: TaskSource, device: torch.device
-) -> int:
+) -> Chunk:
     """As `evaluation_chunk`.
 
     `trainer.task_chunk` counts what is trained on. If evaluation is on something else, as many as fit are taken.
     """
+    if isinstance(source, ComesInGroups):
+        return _in_group(settings, source, device)
     if algorithm.evaluated_on == "samples":
         return chunk_size(settings, model, 1, device)
     if algorithm.trained_on == "tasks" and isinstance(settings.task_chunk, int):

@@ -190,7 +190,8 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     log_start(job, parts, run)
     try:
         run_log.start(config, first_pictures(parts))
-        strategy.share(to_bytes(snapshot(learner, progress, run.meta | {CHUNK: run.training.chunk}, {})))
+        size = run.training.chunk if isinstance(run.training.chunk, int) else None  # else it is computed anywhere
+        strategy.share(to_bytes(snapshot(learner, progress, run.meta | {CHUNK: size}, {})))
         progress = fit(run, learner, progress)
         ended = ended_by_patience(run.settings, progress)
         if ended:
@@ -285,7 +286,8 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     begun = from_bytes(shared)
     learner, progress = restored(begun, parts)
     run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
-    run = run._replace(training=run.training._replace(chunk=begun.meta[CHUNK]))
+    if begun.meta[CHUNK] is not None:
+        run = run._replace(training=run.training._replace(chunk=begun.meta[CHUNK]))
     fit(run, learner, progress)
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
@@ -386,7 +388,9 @@ def make_run(
 
 def log_start(job: Job, parts: Parts, run: Run) -> None:
     """Logs what is about to be trained, and how it is computed."""
-    log.info("%s: %d steps, %d workers, %d %s a chunk", job.run_dir, run.settings.steps, job.workers, *run.training)
+    chunk, unit = run.training
+    size = chunk if isinstance(chunk, int) else f"up to {parts.source.group('train')}"  # type: ignore[attr-defined]
+    log.info("%s: %d steps, %d workers, %s %s a chunk", job.run_dir, run.settings.steps, job.workers, size, unit)
     if (idle := idle_workers(parts)) and run.settings.steps:
         chunks, share = job.workers - idle, math.ceil(run.settings.meta_batch_size / job.workers)
         log.warning(

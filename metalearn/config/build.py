@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import sys
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, get_type_hints
@@ -47,6 +48,8 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     bundles = _bundles(factory, parameters.keys() - parts.keys())
     _check_keys(group, node, _accepted(parameters, bundles), parts)
     values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    for name in _modules(factory) & values.keys():
+        values[name] = _module(f"{group}.{name}", values[name], config.get("plugins") or ())
     try:
         return factory(**_arguments(parameters, bundles, values) | parts)
     except Invalid as error:
@@ -110,6 +113,26 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
     if target not in allowed and not _defines(str(admitting), factory):
         raise ConfigError(f"{key}: must be a function or class that {admitting} defines; type package.module.name")
     return factory
+
+
+def _modules(factory: Callable[..., Any]) -> set[str]:
+    """The parameters of a factory that are modules of the user's own."""
+    return {name for name, hint in get_type_hints(factory).items() if hint is types.ModuleType and name != "return"}
+
+
+def _module(key: str, name: object, plugins: Sequence[str]) -> types.ModuleType:
+    """The module of that name, in a package that the command line admits.
+
+    Raises:
+        ConfigError: it is no name, or cannot be imported.
+        NotAdmittedError: it is not admitted.
+    """
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{key}={name}: must be the name of a module; type {key}=my_module 'plugins=[my_module]'")
+    if not any(f"{name}.".startswith(f"{package}.") for package in plugins):
+        raise NotAdmittedError(f"{key}={name}: its code would run here", name.partition(".")[0])
+    import_plugins([name])
+    return sys.modules[name]
 
 
 def _defines(package: str, value: object) -> bool:

@@ -17,7 +17,7 @@ from metalearn.training.averaging import Average
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import TrainerSettings
+from metalearn.training.settings import Chunk, TrainerSettings
 from metalearn.types import (
     FIXED,
     STATE,
@@ -76,7 +76,7 @@ class Progress(NamedTuple):
 class Units(NamedTuple):
     """How many units a chunk has, and whether a unit is a task or a sample."""
 
-    chunk: int
+    chunk: Chunk
     unit: Unit
 
 
@@ -263,8 +263,9 @@ class UpdateHere:
         self._run, self._learner = run, learner
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
-        if len(tasks[0]) > self._run.training.chunk:  # they did not fit the memory of a device
-            tasks = torch.cat(list(tasks)).split(self._run.training.chunk)
+        chunk = self._run.training.chunk
+        if isinstance(chunk, int) and len(tasks[0]) > chunk:  # they did not fit the memory of a device
+            tasks = torch.cat(list(tasks)).split(chunk)
         with self._run.stops.interruptible():
             results = self._run.strategy.map(self._learner.params, tasks, step)
         began = time.perf_counter()
@@ -348,12 +349,19 @@ def evaluate(run: Run, params: Params, split: str, tasks: int) -> Metrics:
     """
     done = run.log.evaluating(split, tasks)
     with run.stops.interruptible():
-        return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.evaluation.chunk), done)
+        return run.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, run.evaluation.chunk, split), done)
 
 
-def tasks_in_chunks(first: int, count: int, size: int) -> list[Tensor]:
+def tasks_in_chunks(first: int, count: int, size: Chunk, split: str = "train") -> list[Tensor]:
     """The task numbers from `first` on, `count` of them, in chunks of `size`; the last chunk has what is left."""
-    return list(torch.split(torch.arange(first, first + count), size))
+    if isinstance(size, int):
+        return list(torch.split(torch.arange(first, first + count), size))
+    chunks, last = list[Tensor](), first + count
+    while first < last:
+        end = min(size(split, first), last)
+        chunks.append(torch.arange(first, end))
+        first = end
+    return chunks
 
 
 # The learner, and its snapshots

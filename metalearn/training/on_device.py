@@ -82,6 +82,9 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
     def start(run: Run, learner: TrainState) -> Updater:
         if run.settings.steps == 0:
             return UpdateHere(run, learner)
+        if not isinstance(run.training.chunk, int):
+            log.warning("every operation of a step is started by the host, which is slower: tasks differ in shape")
+            return UpdateHere(run, learner)
         while True:
             try:
                 updater = UpdateOnDevice(run, learner, work)
@@ -109,7 +112,7 @@ def _in_smaller_chunks(run: Run, work: DeviceWork, error: str) -> Run:
     Raises:
         RunError: it would.
     """
-    chunk = run.training.chunk
+    chunk = _size(run.training)
     stays = work.pairs() and (chunk >= run.settings.meta_batch_size or chunk.bit_count() == 1)
     smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
     what = f"{chunk} {run.training.unit} at once do not fit the memory of {work.device}"
@@ -512,11 +515,16 @@ def _chunks_of(tasks: list[Episode], units: Units) -> list[Episode]:
     along = 0 if units.unit == "tasks" else 1
 
     def cut(batch: Batch) -> list[Batch]:
-        return [Batch(*part) for part in zip(*(value.split(units.chunk, along) for value in batch), strict=True)]
+        return [Batch(*part) for part in zip(*(value.split(_size(units), along) for value in batch), strict=True)]
 
     queries = cut(episode.query)
     supports = cut(episode.support) if units.unit == "tasks" else [episode.support] * len(queries)
     return [Episode(*pair) for pair in zip(supports, queries, strict=True)]
+
+
+def _size(units: Units) -> int:
+    assert isinstance(units.chunk, int), "tasks that come in groups are computed elsewhere"
+    return units.chunk
 
 
 def _in_words(error: Exception) -> str:

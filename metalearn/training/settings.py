@@ -1,12 +1,20 @@
 """The user's settings of the training loop: steps, sizes, and how many tasks are computed together."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from metalearn.checks import Invalid, fraction, whole_number
-from metalearn.types import Model
+from metalearn.types import ComesInGroups, Model
+
+Chunk = int | Callable[[str, int], int]
+"""How many tasks are computed together; or, where tasks come in groups, a function from the split and the number of a
+task to the number after its chunk."""
+
+CHUNK_CELLS = {"cpu": 20_000, "cuda": 500_000}
+"""The most cells of the tables of a chunk with `task_chunk=auto`, by type of device, where tasks come in groups."""
 
 CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 """The most floats that the activations of a chunk may take with `task_chunk=auto`, by type of device. Omniglot's 5-way
@@ -104,6 +112,30 @@ def chunk_size(
     if pairs and (chunks == 1 or chunk.bit_count() == 1):
         return _shared_out(chunk, tasks, workers)
     return chunk
+
+
+def chunk_in_group(settings: TrainerSettings, source: ComesInGroups, device: torch.device) -> Chunk:
+    """Chunks of tasks that share their shape: a divisor of a group, as large as `CHUNK_CELLS` allows.
+
+    Raises:
+        Invalid: `task_chunk` is no divisor.
+    """
+    fixed = settings.task_chunk
+
+    def largest(group: int, most: int) -> int:
+        return max((size for size in range(1, group + 1) if group % size == 0 and size <= most), default=1)
+
+    for group in {source.group(split) for split in ("train", "val", "test")}:
+        if isinstance(fixed, int) and group % fixed:
+            allowed = f"must divide dataset.group={group}, since the tasks of a chunk share their shape"
+            raise Invalid("task_chunk", fixed, allowed, f"type KEY={largest(group, fixed)}, or KEY=auto")
+
+    def end(split: str, task: int) -> int:
+        most = fixed if isinstance(fixed, int) else CHUNK_CELLS[device.type] // source.cells(split, task)
+        size = largest(source.group(split), most)
+        return task + size - task % size
+
+    return end
 
 
 def _shared_out(chunk: int, tasks: int, workers: int) -> int:

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "metalearn/checks.py": set(),
     "metalearn/storage": {"storage", "errors"},
     "metalearn/nn": {"nn", "storage"},
-    "metalearn/tasks": {"tasks.common", "types", "checks", "errors", "storage"},
+    "metalearn/tasks": {"tasks.common", "tasks.priors", "types", "checks", "errors", "storage"},
     "metalearn/models": {"models.common", "nn", "types", "checks", "storage"},
     "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "checks", "errors", "storage"},

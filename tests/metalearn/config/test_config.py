@@ -31,6 +31,9 @@ SUPERVISED = ["experiment=supervised_glyphs"]
 SUITABLE = {
     ("model", "mlp"): ["dataset=sinusoid"],
     ("dataset", "sinusoid"): ["model=mlp"],
+    ("dataset", "prior"): ["model=mlp", "dataset.prior=tests.own_prior", "plugins=[tests]"],
+    ("dataset", "gp_prior"): ["model=mlp"],
+    ("dataset", "sine_prior"): ["model=mlp"],
     ("dataset", "table"): ["model=mlp", "dataset.file=t.csv", "dataset.task=who", "dataset.target=effect"],
     ("metric", "mse"): ["model=mlp", "dataset=sinusoid"],
     ("metric", "mae"): ["model=mlp", "dataset=sinusoid"],
