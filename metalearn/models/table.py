@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import Invalid, one_of, real_number, true_or_false, whole_number
-from metalearn.models.common.heads import Head, bars, gaussian, quantiles
+from metalearn.models.common.heads import bars, gaussian, quantiles
 from metalearn.nn.attention import EXPANSION, products_attention
 from metalearn.nn.layers import shared_linear
 from metalearn.types import Batch, InContext, Model, Params
@@ -45,6 +45,8 @@ HEADS = ("classes", "gaussian", "bars", "quantiles")
 
 CELL = 3
 """What is read of a cell, beside sines: its value within ±3, its inverse hyperbolic sine, and whether it is missing."""
+
+_OF_BINS = {"bars": bars, "quantiles": quantiles}
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -101,8 +103,7 @@ def table(
         raise Invalid("heads", heads, f"must divide width={width}", "type KEY=1")
     true_or_false("standardize", standardize)
     real_number("frequency", frequency, above=0)
-    of_numbers = {"gaussian": gaussian, "bars": lambda: bars(bins), "quantiles": lambda: quantiles(bins)}
-    numbers: Head | None = of_numbers[head]() if head in of_numbers else None
+    numbers = None if head == "classes" else gaussian() if head == "gaussian" else _OF_BINS[head](bins)
     cells = form == "cells"
 
     def init(generator: Generator) -> Params:
@@ -253,11 +254,14 @@ def _over_rows(
     """Attention to known rows, the first `known` ones or `earlier` ones, and their keys and values. After the `last`
     one, only the other rows are read."""
     h = _norm(params, f"{name}.norm", x)
-    keys = earlier or shared_linear(h[:, :, :known], params[f"{name}.key_value"]).chunk(2, dim=3)
+    if earlier is None:
+        keys, values = shared_linear(h[:, :, :known], params[f"{name}.key_value"]).chunk(2, dim=3)
+    else:
+        keys, values = earlier
     if last:
         x, h = x[:, :, known:], h[:, :, known:]
     queries = shared_linear(h, params[f"{name}.query"])
-    return x + shared_linear(products_attention(queries, *keys, heads), params[f"{name}.out"]), keys
+    return x + shared_linear(products_attention(queries, keys, values, heads), params[f"{name}.out"]), (keys, values)
 
 
 def _mlp(params: Params, name: str, x: Tensor, there: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 Scaled = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Head(NamedTuple):
+class NumberHead(NamedTuple):
     """`width` raw numbers [t, n, width] of a network, in standard units; `outputs(raw, centre, scale)` are what they
     say in units of the targets, for `centre` and `scale` [t, 1, 1]. `loss` and `predictive` read these outputs."""
 
@@ -31,7 +31,7 @@ class Head(NamedTuple):
     predictive: Predictive
 
 
-def gaussian() -> Head:
+def gaussian() -> NumberHead:
     """A normal distribution; the outputs are its mean and the logarithm of its standard deviation. The loss is the
     negative log-likelihood."""
 
@@ -44,19 +44,20 @@ def gaussian() -> Head:
         return 0.5 * ((y[..., 0] - mean) * (-log_sd).exp()).square() + log_sd + _HALF_LOG_2_PI
 
     def quantiles(outputs: Tensor, levels: Tensor) -> Tensor:
-        return outputs[..., :1] + outputs[..., 1:].exp() * torch.special.ndtri(levels)
+        standard: Tensor = torch.special.ndtri(levels)
+        return outputs[..., :1] + outputs[..., 1:].exp() * standard
 
     return _head("gaussian", 2, outputs, surprise, Predictive(lambda outputs: outputs[..., :1], quantiles))
 
 
-def bars(count: int) -> Head:
+def bars(count: int) -> NumberHead:
     """A density that is constant within each bar (the Riemann distribution of Müller et al. 2022, arXiv 2112.10510,
     section 4). A standard normal variable falls into each of the `count` bars with equal probability; beyond the outer
     borders the density is half a normal one. The loss is the negative log-likelihood.
 
     The outputs are the logits of the bars; then the centre and the logarithm of the scale of the targets.
     """
-    borders = torch.special.ndtri(torch.arange(1, count, dtype=torch.float64) / count)
+    borders: Tensor = torch.special.ndtri(torch.arange(1, count, dtype=torch.float64) / count)
 
     def outputs(raw: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
         return torch.cat([raw, *(value.expand(*raw.shape[:2], 1) for value in (centre, scale.log()))], dim=2)
@@ -69,13 +70,16 @@ def bars(count: int) -> Head:
         beyond = torch.where(bar == 0, edges[0] - z, z - edges[-1])
         tail = math.log(2 / TAIL) - _HALF_LOG_2_PI - 0.5 * (beyond / TAIL).square()
         density = torch.where((bar == 0) | (bar == count - 1), tail, densities)
-        return -(logits.log_softmax(dim=2).gather(2, bar) + density - log_scale)[..., 0]
+        likelihood: Tensor = logits.log_softmax(dim=2).gather(2, bar) + density - log_scale
+        return -likelihood[..., 0]
 
     def mean(outputs: Tensor) -> Tensor:
         logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
         edges, tail = borders.to(outputs), TAIL * math.sqrt(2 / math.pi)
         middles = torch.cat([edges[:1] - tail, (edges[1:] + edges[:-1]) / 2, edges[-1:] + tail])
-        return centre + log_scale.exp() * (logits.softmax(dim=2) @ middles).unsqueeze(2)
+        z: Tensor = (logits.softmax(dim=2) @ middles).unsqueeze(2)
+        scale: Tensor = log_scale.exp()
+        return centre + scale * z
 
     def quantiles(outputs: Tensor, levels: Tensor) -> Tensor:
         logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
@@ -89,12 +93,13 @@ def bars(count: int) -> Head:
         z = left + part * (right - left)
         z = torch.where(bar == 0, edges[0] + TAIL * torch.special.ndtri(part / 2), z)
         z = torch.where(bar == count - 1, edges[-1] + TAIL * torch.special.ndtri((1 + part) / 2), z)
-        return (centre + log_scale.exp() * z).to(outputs)
+        found: Tensor = (centre + log_scale.exp() * z).to(outputs)
+        return found
 
     return _head("bars", count, outputs, surprise, Predictive(mean, quantiles))
 
 
-def quantiles(count: int) -> Head:
+def quantiles(count: int) -> NumberHead:
     """The quantiles at `count` levels, (i − ½) / count, as the outputs, in rising order (Chernozhukov et al. 2010,
     arXiv 0704.3649). The loss is twice the mean of the pinball losses, the continuous ranked probability score."""
     levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
@@ -117,7 +122,7 @@ def quantiles(count: int) -> Head:
 
 def _head(
     name: str, width: int, outputs: Scaled, losses: Callable[[Tensor, Tensor], Tensor], predictive: Predictive
-) -> Head:
+) -> NumberHead:
     def of_samples(outputs: Tensor, y: Tensor) -> Metrics:
         errors = (predictive.mean(outputs.detach()) - y).square()
         return {"loss": losses(outputs, y), "mse": errors[..., 0]}
@@ -125,4 +130,4 @@ def _head(
     def of_tasks(outputs: Tensor, y: Tensor) -> Metrics:
         return {key: values.mean(dim=1) for key, values in of_samples(outputs, y).items()}
 
-    return Head(width, outputs, Loss(name, ("numbers",), "mse", of_tasks, of_samples), predictive)
+    return NumberHead(width, outputs, Loss(name, ("numbers",), "mse", of_tasks, of_samples), predictive)
