@@ -130,8 +130,9 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each row."""
-        best: Array = self.classes_[self.predict_proba(X).argmax(axis=1)]
-        return best
+        best = self.predict_proba(X).argmax(axis=1)  # first, since it refuses what is not fitted
+        found: Array = self.classes_[best]
+        return found
 
 
 class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
