@@ -78,8 +78,8 @@ def bars(count: int) -> NumberHead:
         edges, tail = borders.to(outputs), TAIL * math.sqrt(2 / math.pi)
         middles = torch.cat([edges[:1] - tail, (edges[1:] + edges[:-1]) / 2, edges[-1:] + tail])
         z: Tensor = (logits.softmax(dim=2) @ middles).unsqueeze(2)
-        scale: Tensor = log_scale.exp()
-        return centre + scale * z
+        found: Tensor = centre + log_scale.exp() * z
+        return found
 
     def quantiles(outputs: Tensor, levels: Tensor) -> Tensor:
         logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
