@@ -1,5 +1,6 @@
 """Prior-fitted networks: they approach an exact posterior, through the trainer's own computation of chunks."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from metalearn.cli import train
 from metalearn.models.mlp import mlp
 from metalearn.models.table import table
 from metalearn.types import Batch, Episode
-from tests.runs import PROGRAM, Program, assert_same_bytes, metrics, slow, train_in, until
+from tests.runs import ROOT, Program, assert_same_bytes, metrics, slow, train_in, until
 
 SMALL = ("experiment=pfn_gp", "model.width=16", "model.layers=1", "dataset.group=4", "trainer.meta_batch_size=16",
          "trainer.val_tasks=8", "trainer.test_tasks=8", "logger.plots=false", "logger.report=false",
@@ -74,7 +75,7 @@ def test_workers_and_a_kill_change_no_bit(tmp_path: Path, precision: str) -> Non
     for workers in (2, 4):
         train_in(tmp_path / str(workers), *keys, f"workers={workers}")
         assert_same_bytes(tmp_path / str(workers), alone)
-    program = Program([*PROGRAM, f"hydra.run.dir={killed}", *keys, "workers=2"], tmp_path)
+    program = Program([sys.executable, str(ROOT / "train.py"), f"hydra.run.dir={killed}", *keys, "workers=2"], tmp_path)
     until(lambda: len(metrics(killed)) >= 5, "step 5")
     program.kill()
     assert not (killed / "result.json").exists()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from metalearn.types import Batch
+from tests.runs import slow
 from tests.saved import saved_run
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed; type pip install scikit-learn")
@@ -52,6 +53,7 @@ NOT_PASSED = {"check_classifiers_train", "check_regressors_train"}
 """Checks that expect a learner that has learned something; the networks here have not."""
 
 
+@slow
 @pytest.mark.parametrize("name", ["classes", "numbers"])
 def test_check_estimator_passes(runs: dict[str, Path], name: str) -> None:
     make = PFNClassifier if name == "classes" else PFNRegressor
