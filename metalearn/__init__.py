@@ -5,14 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from metalearn.api.load import load
+    from metalearn.api.tables import PFNClassifier, PFNRegressor
     from metalearn.api.train import train
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
     from metalearn.tasks.table import arrays
 
-__all__ = ["PictureClassifier", "arrays", "load", "named", "train"]
+__all__ = ["PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "load", "named", "train"]
 
 _HOMES = {
+    "PFNClassifier": "metalearn.api.tables",
+    "PFNRegressor": "metalearn.api.tables",
     "PictureClassifier": "metalearn.classifier.classifier",
     "arrays": "metalearn.tasks.table",
     "load": "metalearn.api.load",

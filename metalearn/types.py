@@ -143,6 +143,29 @@ class Network(Protocol):
         ...
 
 
+class Predictive(NamedTuple):
+    """What a network's outputs [t, n, d] for real numbers say: the `mean` [t, n, 1], and `quantiles(outputs, levels)`
+    [t, n, q] at levels [q] between 0 and 1."""
+
+    mean: Callable[[Tensor], Tensor]
+    quantiles: Callable[[Tensor, Tensor], Tensor]
+
+
+class InContext(NamedTuple):
+    """A network that reads the labelled samples of a task, and answers for others, in one pass.
+
+    `outputs(params, support, x)` [t, n, d] for `x` [t, n, …] is quick to train. `remember(params, support)` gives what
+    all queries read of the support set, and `answer(params, remembered, x)` the outputs by it. No query depends on
+    another. `predictive` says what outputs for real numbers mean, and `loss` measures them; both are None for classes.
+    """
+
+    outputs: Callable[[Params, Batch, Tensor], Tensor]
+    remember: Callable[[Params, Batch], Any]
+    answer: Callable[[Params, Any, Tensor], Tensor]
+    predictive: Predictive | None = None
+    loss: Loss | None = None
+
+
 class Model(NamedTuple):
     """A network as pure functions.
 
@@ -153,7 +176,8 @@ class Model(NamedTuple):
     network at once, and `body` the features, if they can be compiled. `cautions` are lines on what the network has and
     this program does not use. `fixed` draws the parameters that do not learn, from a generator as `init` gets it. They
     are not in the `params` of `apply`, which finds them in `metalearn.nn.surroundings`. `loss` measures what it
-    predicts; None: cross-entropy for classes, the squared error for real numbers.
+    predicts; None: cross-entropy for classes, the squared error for real numbers. A network that reads labels too is
+    `in_context`; it has no outputs without them.
     """
 
     init: Callable[[Generator], Params]
@@ -170,6 +194,7 @@ class Model(NamedTuple):
     cautions: tuple[str, ...] = ()
     fixed: Callable[[Generator], Params] | None = None
     loss: Loss | None = None
+    in_context: InContext | None = None
 
 
 class Adapt(Protocol):

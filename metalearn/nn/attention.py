@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.nn.layers import shared_linear
+from metalearn.nn.precision import rounds_products
 
 Params = dict[str, Tensor]
 
@@ -99,3 +100,28 @@ def _norm(params: Params, name: str, x: Tensor) -> Tensor:
 
 def _draw_norm(name: str, width: int) -> Params:
     return {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
+
+
+def products_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, heads: int, hidden: Tensor | None = None
+) -> Tensor:
+    """Attention [..., n, e] of `queries` [..., n, e] to `keys` and `values` [..., m, e], and to one more key and value
+    that are zero: torch.nn.MultiheadAttention's `add_zero_attn`. Without it the weights sum to 1 whatever m is, and no
+    sample could tell how many there are. Leading dimensions are alike; `heads` divide e. Keys that are
+    `hidden` [b, m] have no weight; b is the product of the leading dimensions.
+
+    By plain products: for short sequences on a CPU, torch's fused attention is as slow or slower, above all backwards
+    in bfloat16, and it has no second derivative.
+    """
+    width = queries.shape[-1] // heads
+    q, k, v = (value.flatten(0, -3).unflatten(2, (heads, width)).transpose(1, 2) for value in (queries, keys, values))
+    k, v = (F.pad(value, (0, 0, 0, 1)) for value in (k, v))
+    scores = product(q * width**-0.5, k.transpose(2, 3))
+    if hidden is not None:
+        scores = scores.masked_fill(F.pad(hidden, (0, 1))[:, None, None], -math.inf)
+    return product(scores.softmax(dim=3), v).transpose(1, 2).reshape(queries.shape)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """`a` @ `b`, whose operands are rounded to bfloat16 with `precision=bf16`; sums are float32 all the same."""
+    return (a.bfloat16() @ b.bfloat16()).to(a.dtype) if rounds_products() else a @ b

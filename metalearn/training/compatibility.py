@@ -80,7 +80,7 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
             f"dataset.train_ways={of_training}: this algorithm's head has {outputs.shape[2]} outputs, in training and "
             "test alike; type dataset.train_ways=null, or algorithm=protonet, which has no head"
         )
-    _check_outputs(outputs, source.classes(split), task.query)
+    _check_outputs(outputs, source.classes(split), task.query, support)
     _try_loss(algorithm.computes and algorithm.computes.of_tasks, outputs, query.y)
     if split == "train" and algorithm.computes is not None:
         _try_second_derivative(algorithm, algorithm.computes, params, Episode(support, query), outputs)
@@ -134,14 +134,17 @@ def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
         ) from error
 
 
-def _check_outputs(outputs: Tensor, classes: int | None, query: Batch) -> None:
+def _check_outputs(outputs: Tensor, classes: int | None, query: Batch, support: Batch | None = None) -> None:
+    """Raises ConfigError unless there is an output for each class of the source, or of this task, whose `support` set
+    may have fewer, or for each number."""
     if classes is None and query.y.dim() != 3:
         raise ConfigError(
             f"dataset: its targets have the shape {list(query.y.shape)}, and real numbers need [tasks, samples, "
             "numbers]; give y.unsqueeze(2)"
         )
     wanted = query.y.shape[2] if classes is None else classes
-    if outputs.shape[2] != wanted:
+    own = None if classes is None or support is None or support.y.dim() != 2 else int(support.y.max()) + 1
+    if outputs.shape[2] not in (wanted, own):
         raise ConfigError(
             f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}; "
             f"type model.ways={wanted}, or model.outputs={wanted} for an mlp"

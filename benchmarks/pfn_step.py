@@ -1,0 +1,88 @@
+"""How long a training step of a network of tables takes, and what its products cost.
+
+    python -m benchmarks.pfn_step
+
+32 tables of 150 rows and 5 features with two classes, 75 rows known, one thread: the sizes at which nanoTabPFN's own
+code (width 96, 4 heads, 3 blocks, MLP 192) was measured. The variants take turns, and the median CPU time of each is
+shown beside that of the first.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.algorithms.common.functional import leaves
+from metalearn.algorithms.pfn import pfn
+from metalearn.models.table import table
+from metalearn.nn.attention import products_attention
+from metalearn.nn.precision import computing_with
+from metalearn.types import Batch, Episode
+
+TABLES, ROWS, KNOWN, FEATURES = 32, 150, 75, 5
+
+
+def step_of(form: str, precision: str) -> Callable[[], object]:
+    """The gradient of one step."""
+    algorithm = pfn(model=table(head="classes", form=form, width=96, heads=4, layers=3))
+    params, generator = algorithm.init(torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
+    x = torch.randn(TABLES, ROWS, FEATURES, generator=generator)
+    y = (x.sum(dim=2) > 0).long()
+    episode = Episode(Batch(x[:, :KNOWN], y[:, :KNOWN]), Batch(x[:, KNOWN:], y[:, KNOWN:]))
+
+    def step() -> None:
+        with computing_with(precision):
+            algorithm.meta_grad(params, episode, 1)
+
+    return step
+
+
+def attention_of(kind: str, sequences: int, queries: int, keys: int) -> Callable[[], object]:
+    """Attention of width 96 with 4 heads, forwards and backwards."""
+    sizes = (queries, keys, keys)
+    q, k, v = leaves({str(i): torch.randn(sequences, size, 96) for i, size in enumerate(sizes)}).values()
+
+    def fused() -> Tensor:
+        parts = (value.unflatten(2, (4, 24)).transpose(1, 2) for value in (q, k, v))
+        return F.scaled_dot_product_attention(*parts).transpose(1, 2)
+
+    compute = fused if kind == "fused" else partial(products_attention, q, k, v, 4)
+    return lambda: torch.autograd.grad(compute().sum(), (q, k, v))
+
+
+def compared(variants: dict[str, Callable[[], object]], rounds: int) -> None:
+    """Prints the median CPU time of each variant. They take turns, so that a busy machine hurts all alike."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for round_ in range(rounds + 1):
+        for name, run in variants.items():
+            began = time.process_time()
+            run()
+            if round_:  # the first one warms up
+                times[name].append(time.process_time() - began)
+    base = statistics.median(next(iter(times.values())))
+    for name, values in times.items():
+        middle = statistics.median(values)
+        print(f"{name:<44} {middle * 1e3:8.1f} ms   {middle / base:5.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    steps = {
+        f"step, form={form}, precision={precision}": step_of(form, precision)
+        for form, precision in (("cells", "float32"), ("cells", "bf16"), ("rows", "float32"))
+    }
+    compared(steps, rounds)
+    for name, sizes in {"over rows": (TABLES * (FEATURES + 2), ROWS, KNOWN), "over columns": (4800, 7, 7)}.items():
+        compared({f"attention {name}, {kind}": attention_of(kind, *sizes) for kind in ("fused", "products")}, rounds)
+
+
+if __name__ == "__main__":
+    main()

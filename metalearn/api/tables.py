@@ -1,0 +1,219 @@
+"""Prior-fitted networks as scikit-learn's estimators: `fit` shows known rows to a trained network, which learns nothing
+more. Needs scikit-learn: pip install 'metalearn-train[tables]'."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metalearn.algorithms.pfn import answers
+from metalearn.api.learner import Learner
+from metalearn.api.load import load
+from metalearn.checks import fraction
+from metalearn.errors import ConfigError
+from metalearn.types import Batch, ComesInGroups, InContext
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.compose import ColumnTransformer
+    from sklearn.preprocessing import OrdinalEncoder
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "metalearn.PFNClassifier and PFNRegressor need scikit-learn; type pip install 'metalearn-train[tables]'"
+    ) from error
+
+Array = NDArray[Any]
+
+GROUPS = 64
+"""How many groups of the training tasks are looked at, to see what sizes of tables the network was trained on."""
+
+log = logging.getLogger("metalearn")
+
+
+class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What both estimators share: the network, and how cells become numbers."""
+
+    def __init__(self, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
+        self.path, self.plugins, self.device = path, plugins, device
+
+    def _show(self, X: Any, y: Tensor) -> None:  # noqa: N803 (scikit-learn's name)
+        """Remembers the known rows: their numbers, and the keys and values that queries read."""
+        learner = self._opened()
+        self._cells = _encoder(X).fit(X)
+        x = _numbers(self._cells.transform(X))
+        rows, features = _trained_on(learner)
+        for what, found, most in (("known rows", len(x), rows), ("features", x.shape[1], features)):
+            if found > most:
+                log.warning(
+                    "%s: there are %d %s, and it was trained on tables of at most %d: nothing says how good it is here",
+                    self.path, found, what, most,
+                )  # fmt: skip
+        with learner.computing(), torch.no_grad():
+            support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
+            self._known = self._reads().remember(learner.params, support)
+
+    def _outputs(self, X: Any) -> Tensor:  # noqa: N803
+        """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
+        check_is_fitted(self)
+        validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=_is_frame(X))
+        x, learner = _numbers(self._cells.transform(X)), self._opened()
+        with learner.computing(), torch.no_grad():
+            return answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
+
+    def _opened(self) -> Learner:
+        """The trained learner, read once."""
+        if not hasattr(self, "_learner"):
+            self._learner = load(self.path, plugins=self.plugins, device=self.device)
+        return self._learner
+
+    def _reads(self) -> InContext:
+        reads = self._opened()._taught.model.in_context
+        if reads is None or (reads.predictive is None) is not isinstance(self, ClassifierMixin):
+            other = "a network that reads labels" if reads is None else "a network for this kind of target"
+            wanted = "classes" if isinstance(self, ClassifierMixin) else "gaussian"
+            raise ConfigError(
+                f"path={self.path}: is no run of {other}; give a run of algorithm=pfn model=table model.head={wanted}"
+            )
+        return reads
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A learner is made of functions, which cannot be pickled; it is read again where it is needed.
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_learner"}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
+        return tags
+
+
+class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
+    """Classes of the rows of a table, by a run of `algorithm=pfn` with `model.head=classes`.
+
+    X is an array or a data frame. Columns of texts, categories and truth values become the numbers of their sorted
+    values; a value that no known row has, NaN and None are missing values. The order of columns and classes has no
+    influence, so no ensemble over orders is needed. The keys and values of the known rows are computed once, in `fit`.
+
+    Args:
+        path: as for `metalearn.load`.
+        plugins: as for `metalearn.load`: packages of your own that the run was trained with.
+        device: `cpu` or `cuda`.
+
+    Attributes:
+        classes_: the labels, sorted.
+    """
+
+    def fit(self, X: Any, y: Any) -> "PFNClassifier":  # noqa: N803
+        """Shows the known rows and their labels to the network.
+
+        Raises:
+            ValueError: what scikit-learn refuses, no such run, or more classes than the network was made for.
+        """
+        X, y = _checked(self, X, y)  # noqa: N806
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        self._reads()
+        self._show(X, torch.from_numpy(numbers))
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """The probability of each class: [n, classes]."""
+        logits = self._outputs(X)[:, : len(self.classes_)]
+        return np.asarray(logits.softmax(dim=1).numpy())
+
+    def predict(self, X: Any) -> Array:  # noqa: N803
+        """The most probable class of each row."""
+        best = self.predict_proba(X).argmax(axis=1)  # first, since it refuses what is not fitted
+        found: Array = self.classes_[best]
+        return found
+
+
+class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
+    """Real numbers of the rows of a table, by a run of `algorithm=pfn` with another `model.head` than `classes`.
+
+    X and the arguments are those of `PFNClassifier`.
+    """
+
+    def fit(self, X: Any, y: Any) -> "PFNRegressor":  # noqa: N803
+        """Shows the known rows and their targets to the network.
+
+        Raises:
+            ValueError: what scikit-learn refuses, or no such run.
+        """
+        X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
+        self._reads()
+        self._show(X, torch.from_numpy(y.astype(np.float32))[:, None])
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """The mean of the predictive distribution of each row, [n]."""
+        return np.asarray(self._predictive().mean(self._outputs(X)[None])[0, :, 0].numpy())
+
+    def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
+        """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
+        for level in levels:
+            fraction("levels", level)
+        asked = torch.tensor(list(levels), dtype=torch.float64)
+        return np.asarray(self._predictive().quantiles(self._outputs(X)[None], asked)[0].numpy())
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> NDArray[np.float64]:  # noqa: N803
+        """The lower and upper end [n, 2] of the central interval that holds the target with this probability."""
+        fraction("coverage", coverage)
+        return self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
+
+    def _predictive(self) -> Any:
+        return self._reads().predictive
+
+
+def _checked(estimator: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
+    """X and y as scikit-learn checks them; a data frame stays one."""
+    checked: Array
+    given, checked = validate_data(estimator, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)
+    return (X if _is_frame(X) else given), checked
+
+
+def _is_frame(X: Any) -> bool:  # noqa: N803
+    return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def _encoder(X: Any) -> Any:  # noqa: N803
+    """From the columns of X to numbers, with NaN for what is missing or new."""
+    columns = [X[name] for name in X.columns] if _is_frame(X) else list(X.T)
+    texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
+    codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan, encoded_missing_value=np.nan)
+    return ColumnTransformer([("codes", codes, texts)], remainder="passthrough")
+
+
+def _is_numeric(column: Any) -> bool:
+    try:
+        np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return getattr(column.dtype, "kind", "O") in "iufO"
+
+
+def _numbers(cells: Any) -> Tensor:
+    """A float32 tensor [n, d].
+
+    Raises:
+        ValueError: a number that is not finite, or too large.
+    """
+    x = np.asarray(cells, dtype=np.float64)
+    if np.isinf(x).any() or (np.abs(x) > np.finfo(np.float32).max).any():
+        raise ValueError("X: holds infinity, or a value too large for float32; NaN stands for a missing value")
+    return torch.from_numpy(x.astype(np.float32))
+
+
+def _trained_on(learner: Learner) -> tuple[int, int]:
+    """The most known rows, and the most features, of `GROUPS` groups of the training tasks."""
+    source = learner._taught.source
+    group = source.group("train") if isinstance(source, ComesInGroups) else 1
+    tasks = [source.episodes("train", torch.tensor([number * group])).support.x for number in range(GROUPS)]
+    return max(x.shape[1] for x in tasks), max(x.shape[2:].numel() for x in tasks)

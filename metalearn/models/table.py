@@ -1,0 +1,328 @@
+"""A transformer that reads a table: some rows with their labels, and rows whose labels it predicts, in one pass.
+
+Prior-fitted networks: Müller et al. 2022 (arXiv 2112.10510). Trained on tables that are drawn from a prior, the network
+approximates the posterior predictive of that prior. `form=cells` has a token for each cell, and attends in turn over
+the columns of a row and over the rows of a column, as TabPFN v2 (Hollmann et al. 2025, Nature 637, 319). `form=rows`
+summarises the cells of a row first, and then has one token a row and class, as TabICL (Qu et al. 2025, arXiv
+2502.05564) does in its last stage; it is cheaper.
+
+Rows attend to known rows only, so that no prediction depends on what else is asked.
+
+**Order.** Features have no names: all have the same weights, and only sums and attention join them. Nor have classes:
+each has a label column of its own, which says of a known row whether it is of this class (one against the rest). All
+label columns have the same weights, and the answer of a column is the logit of its class. So any order of features or
+classes gives the same answers in that order, in each call, without an ensemble. (TabPFN embeds the number of a class,
+and averages over orders.) The price is a token a row for each class in place of one. Columns of classes that no known
+row has are left out; all such classes have one learned logit.
+
+**rows.** A cell x of feature d gives numbers G(x). Its column is summarised by B_dk, an MLP of the mean of G over known
+rows and of their covariance with label k. The token of a row for label column k is a linear map of Σ_d G(x_d) · B_dk:
+the sum over features of a naive Bayes or linear classifier, from which the blocks start. In the MLPs of the blocks, a
+class sees the mean over all classes (Zaheer et al. 2017, arXiv 1703.06114, equation 4).
+
+**Differences** from TabPFN: pre-norm; one feature a token; the weights of attention to known rows sum to less than 1
+(`metalearn.nn.attention.products_attention`), so that it can count rows, which the width of a posterior depends on;
+sines of the values, of learned frequencies, beside a linear map.
+
+Tests: `test_a_block_is_torchs_attention_and_mlp`, `test_any_order_of_classes_and_features_gives_the_same_answers`,
+`test_a_prediction_has_the_same_bits_in_any_call`, `test_the_gradients_are_finite_differences`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from metalearn.checks import Invalid, one_of, real_number, true_or_false, whole_number
+from metalearn.models.common.heads import bars, gaussian, quantiles
+from metalearn.nn.attention import EXPANSION, products_attention
+from metalearn.nn.layers import shared_linear
+from metalearn.types import Batch, InContext, Model, Params
+
+HEADS = ("classes", "gaussian", "bars", "quantiles")
+
+CELL = 3
+"""What is read of a cell, beside sines: its value within ±3, its inverse hyperbolic sine, and whether it is missing."""
+
+_OF_BINS = {"bars": bars, "quantiles": quantiles}
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class Known(NamedTuple):
+    """What queries read of the known rows: `place` (mean and standard deviation of each feature, [t, 1, d]) and
+    `target` (those of the targets, [t, 1, 1]); the `labels` by column [t, k, m], and which of the columns are `there`,
+    [t, k]; the `columns` [t, k, d, c] of `form=rows`; and the keys and values of each block."""
+
+    place: tuple[Tensor, Tensor]
+    target: tuple[Tensor, Tensor]
+    labels: Tensor
+    there: Tensor
+    columns: Tensor | None = None
+    blocks: Sequence[KeysValues] = ()
+
+
+def table(
+    *,
+    head: str,
+    classes: int = 10,
+    bins: int = 100,
+    form: str = "rows",
+    width: int = 64,
+    heads: int = 4,
+    layers: int = 4,
+    standardize: bool = True,
+    frequency: float = 1.0,
+) -> Model:
+    """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value.
+
+    Args:
+        head: `classes`; or of a real number the normal distribution (`gaussian`), a histogram (`bars`), or `quantiles`.
+        classes: the most classes of a task. Each class of a task costs as much as a table with two.
+        bins: bars, or quantiles.
+        form: `cells` or `rows`; see above.
+        width: numbers in a token.
+        heads: heads of the attention; a divisor of `width`.
+        layers: blocks.
+        standardize: whether features and targets get mean 0 and variance 1 over the known rows. False: as they are, for
+            a prior whose scale says something.
+        frequency: the standard deviation of the first frequencies of the sines, in units of the features.
+
+    Raises:
+        ValueError: a number out of range, heads that do not divide the width, or a name that does not exist.
+    """
+    one_of("head", head, HEADS)
+    one_of("form", form, ("rows", "cells"))
+    whole_number("classes", classes, at_least=2)
+    whole_number("bins", bins, at_least=3)
+    for name, value in (("width", width), ("heads", heads), ("layers", layers)):
+        whole_number(name, value, at_least=1)
+    if width % heads:
+        raise Invalid("heads", heads, f"must divide width={width}", "type KEY=1")
+    true_or_false("standardize", standardize)
+    real_number("frequency", frequency, above=0)
+    numbers = None if head == "classes" else gaussian() if head == "gaussian" else _OF_BINS[head](bins)
+    cells = form == "cells"
+
+    def init(generator: Generator) -> Params:
+        return _drawn(cells, width, layers, numbers.width if numbers else 1, frequency, generator)
+
+    def known_of(params: Params, support: Batch) -> Known:
+        x, y = support
+        if numbers is None:
+            labels, there, target = _by_class(y, classes, x)
+        elif y.shape[2:] != (1,) or not y.is_floating_point():
+            raise ValueError(f"model.head={head}: is for one real number a row; type model.head=classes for classes")
+        else:
+            target = _mean_and_spread(y, standardize)
+            labels = ((y - target[0]) / target[1]).transpose(1, 2)
+            there = labels.new_ones(len(y), 1, dtype=torch.bool)
+        known = Known(_mean_and_spread(x, standardize), target, labels, there)
+        return known if cells else known._replace(columns=_columns(params, known, _of_cells(params, known, x)))
+
+    def through(params: Params, known: Known, x: Tensor, labelled: bool) -> tuple[Tensor, list[KeysValues]]:
+        """The label columns' last tokens of those rows `x` that are asked, and the keys and values of the others, which
+        come first if `labelled`."""
+        labels = known.labels if labelled else known.labels[:, :, :0]
+        h, kept = _tokens(params, known, x, labels), list[KeysValues]()
+        for number in range(layers):
+            last = number == layers - 1
+            if cells:
+                h = _over_columns(params, f"block{number}.columns", h, known.there, heads, last)
+            earlier = None if labelled else known.blocks[number]
+            h, keys = _over_rows(params, f"block{number}.rows", h, labels.shape[2], earlier, heads, last)
+            h = _mlp(params, f"block{number}.mlp", h, None if cells else known.there)
+            kept.append(keys)
+        return h, kept
+
+    def read(params: Params, known: Known, h: Tensor) -> Tensor:
+        """The outputs [t, n, …] of the tokens [t, k, n, width]."""
+        h = shared_linear(_norm(params, "norm", h), params["head.in.weight"], params["head.in.bias"])
+        raw = shared_linear(F.gelu(h), params["head.out.weight"], params["head.out.bias"])
+        if numbers:
+            return numbers.outputs(raw[:, 0], *known.target)
+        logits = raw[..., 0].transpose(1, 2)
+        logits = torch.where(known.there.unsqueeze(1), logits, params["head.absent"])
+        absent = params["head.absent"].expand(*logits.shape[:2], classes - logits.shape[2])
+        return torch.cat([logits, absent], dim=2)
+
+    def outputs(params: Params, support: Batch, x: Tensor) -> Tensor:
+        known = known_of(params, support)
+        h, _ = through(params, known, torch.cat([support.x, x], dim=1), True)
+        return read(params, known, h)
+
+    def remember(params: Params, support: Batch) -> Known:
+        known = known_of(params, support)
+        return known._replace(blocks=through(params, known, support.x, True)[1])
+
+    def answer(params: Params, known: Known, x: Tensor) -> Tensor:
+        return read(params, known, through(params, known, x, False)[0])
+
+    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        raise ValueError("model=table reads labels beside the inputs; type algorithm=pfn")
+
+    return Model(
+        init, apply, transductive=False, activations=layers * (8 + 2 * EXPANSION) * width,
+        in_context=InContext(outputs, remember, answer, *((numbers.predictive, numbers.loss) if numbers else ())),
+    )  # fmt: skip
+
+
+# What is read
+
+
+def _by_class(y: Tensor, classes: int, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """The label columns [t, k, m], 1 for the rows of class k and 0 for others; which classes are there, [t, k]; and no
+    scale."""
+    if y.is_floating_point():
+        raise ValueError("model.head=classes: the targets are real numbers; type model.head=gaussian")
+    most = int(y.max()) + 1
+    if most > classes:
+        raise ValueError(f"model.classes={classes}: a task has {most} classes; type model.classes={most}")
+    labels = (y.unsqueeze(1) == torch.arange(most, device=y.device).unsqueeze(1)).to(x.dtype)
+    return labels, labels.any(dim=2), (x.new_zeros(1), x.new_ones(1))
+
+
+def _mean_and_spread(x: Tensor, standardize: bool) -> tuple[Tensor, Tensor]:
+    """Over the rows of `x` [t, m, d], without missing values, [t, 1, d] each. Of a feature that is constant or missing
+    the spread is 1."""
+    if not standardize:
+        return x.new_zeros(len(x), 1, x.shape[2]), x.new_ones(len(x), 1, x.shape[2])
+    there = ~x.isnan()
+    count = there.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = torch.where(there, x, 0.0).sum(dim=1, keepdim=True) / count
+    spread = (torch.where(there, x - mean, 0.0).square().sum(dim=1, keepdim=True) / count).sqrt()
+    return mean, torch.where(spread > 1e-6 * mean.abs().clamp(min=1e-30), spread, 1.0)
+
+
+def _of_cells(params: Params, known: Known, x: Tensor) -> Tensor:
+    """Numbers [t, n, d, c] for the cells `x` [t, n, d]."""
+    mean, spread = known.place
+    missing = x.isnan()
+    z = torch.where(missing, 0.0, (x - mean) / spread)
+    seen = torch.stack([z.clamp(-3, 3), z.asinh(), missing.to(z.dtype)], dim=3)
+    waves = torch.sin(z.unsqueeze(3) * params["cell.frequency"] + params["cell.phase"])
+    return shared_linear(seen, params["cell.weight"], params["cell.bias"]) + waves
+
+
+def _columns(params: Params, known: Known, cells: Tensor) -> Tensor:
+    """B_dk [t, k, d, c]: the summary of each feature, for each label column."""
+    g = F.gelu(shared_linear(cells, params["cell.in.weight"], params["cell.in.bias"]))
+    labels = known.labels - known.labels.mean(dim=2, keepdim=True)
+    rows = labels.shape[2]
+    alike = (labels @ g.flatten(2)).unflatten(2, g.shape[2:]) / rows
+    h = shared_linear(alike, params["column.label"]) + shared_linear(
+        g.mean(dim=1), params["column.mean"], params["column.bias"]
+    ).unsqueeze(1)
+    return shared_linear(F.gelu(h), params["column.out.weight"], params["column.out.bias"])
+
+
+def _tokens(params: Params, known: Known, x: Tensor, labels: Tensor) -> Tensor:
+    """The first tokens [t, g, n, width] of rows `x`, the first of which have these labels [t, k, m]."""
+    seen = _of_cells(params, known, x)
+    told = labels.unsqueeze(3) * params["label.weight"] + params["label.bias"]
+    asked = params["label.unknown"].expand(*known.there.shape, x.shape[1] - labels.shape[2], -1)
+    label = torch.cat([told, asked], dim=2)
+    if known.columns is None:
+        return torch.cat([seen.transpose(1, 2), label], dim=1)
+    g = F.gelu(shared_linear(seen, params["cell.in.weight"], params["cell.in.bias"]))
+    sums = torch.einsum("tndc,tkdc->tknc", g, known.columns) * x.shape[2] ** -0.5
+    return label + shared_linear(sums, params["cell.out"])
+
+
+# Blocks, of tokens [t, g, n, width]: the label columns are the last of the g
+
+
+def _over_columns(params: Params, name: str, x: Tensor, there: Tensor, heads: int, last: bool) -> Tensor:
+    """Attention over the tokens of a row. After the `last` one, only the label columns are read."""
+    h = _norm(params, f"{name}.norm", x).transpose(1, 2)
+    first = x.shape[1] - there.shape[1] if last else 0
+    queries = shared_linear(h[:, :, first:], params[f"{name}.query"])
+    keys, values = shared_linear(h, params[f"{name}.key_value"]).chunk(2, dim=3)
+    hidden = None
+    if not there.all():
+        absent = F.pad(~there, (x.shape[1] - there.shape[1], 0))
+        hidden = absent.unsqueeze(1).expand(-1, x.shape[2], -1).flatten(0, 1)
+    mixed = shared_linear(products_attention(queries, keys, values, heads, hidden), params[f"{name}.out"])
+    return x[:, first:] + mixed.transpose(1, 2)
+
+
+def _over_rows(
+    params: Params, name: str, x: Tensor, known: int, earlier: KeysValues | None, heads: int, last: bool
+) -> tuple[Tensor, KeysValues]:
+    """Attention to known rows, the first `known` ones or `earlier` ones, and their keys and values. After the `last`
+    one, only the other rows are read."""
+    h = _norm(params, f"{name}.norm", x)
+    if earlier is None:
+        keys, values = shared_linear(h[:, :, :known], params[f"{name}.key_value"]).chunk(2, dim=3)
+    else:
+        keys, values = earlier
+    if last:
+        x, h = x[:, :, known:], h[:, :, known:]
+    queries = shared_linear(h, params[f"{name}.query"])
+    return x + shared_linear(products_attention(queries, keys, values, heads), params[f"{name}.out"]), (keys, values)
+
+
+def _mlp(params: Params, name: str, x: Tensor, there: Tensor | None) -> Tensor:
+    """With `there`, the MLP also reads the mean over these columns, if there are several."""
+    h = _norm(params, f"{name}.norm", x)
+    inner = shared_linear(h, params[f"{name}.in.weight"], params[f"{name}.in.bias"])
+    if there is not None and there.shape[1] > 1:
+        shares = there.to(h.dtype) / there.sum(dim=1, keepdim=True)
+        mean = (h * shares[:, :, None, None]).sum(dim=1, keepdim=True)
+        inner = inner + shared_linear(mean, params[f"{name}.in.mean"])
+    return x + shared_linear(F.gelu(inner), params[f"{name}.out.weight"], params[f"{name}.out.bias"])
+
+
+def _norm(params: Params, name: str, x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], params[f"{name}.weight"], params[f"{name}.bias"])
+
+
+# Parameters
+
+
+def _drawn(cells: bool, width: int, layers: int, outputs: int, frequency: float, generator: Generator) -> Params:
+    """Products keep the variance of their inputs; those that are added to the tokens are smaller, so that the sum of
+    all blocks does so too, as in `metalearn.nn.attention.draw_transformer`."""
+    params: Params = {}
+
+    def draw(name: str, *shape: int, gain: float = 1.0) -> None:
+        params[name] = torch.empty(shape).normal_(0, gain * shape[-1] ** -0.5, generator=generator)
+
+    def norm(name: str) -> None:
+        params[f"{name}.weight"], params[f"{name}.bias"] = torch.ones(width), torch.zeros(width)
+
+    c = width if cells else max(width // 2, 1)
+    draw("cell.weight", c, CELL)
+    params["cell.bias"] = torch.zeros(c)
+    params["cell.frequency"] = torch.empty(c).normal_(0, frequency, generator=generator)
+    params["cell.phase"] = torch.empty(c).uniform_(-torch.pi, torch.pi, generator=generator)
+    if not cells:
+        for name in ("cell.in.weight", "column.label", "column.mean", "column.out.weight"):
+            draw(name, c, c)
+        params |= {"cell.in.bias": torch.zeros(c), "column.bias": torch.zeros(c), "column.out.bias": torch.ones(c)}
+        draw("cell.out", width, c)
+    for name in ("label.weight", "label.bias", "label.unknown"):
+        params[name] = torch.empty(width).normal_(0, 0.5, generator=generator)
+    inner, added = EXPANSION // 2 * width, ((3 if cells else 2) * layers) ** -0.5
+    for block in (f"block{number}" for number in range(layers)):
+        for part in ("columns", "rows") if cells else ("rows",):
+            norm(f"{block}.{part}.norm")
+            draw(f"{block}.{part}.query", width, width)
+            draw(f"{block}.{part}.key_value", 2 * width, width)
+            draw(f"{block}.{part}.out", width, width, gain=added)
+        norm(f"{block}.mlp.norm")
+        draw(f"{block}.mlp.in.weight", inner, width)
+        params[f"{block}.mlp.in.bias"] = torch.zeros(inner)
+        if not cells:
+            draw(f"{block}.mlp.in.mean", inner, width, gain=0.1)
+        draw(f"{block}.mlp.out.weight", width, inner, gain=added)
+        params[f"{block}.mlp.out.bias"] = torch.zeros(width)
+    norm("norm")
+    draw("head.in.weight", inner, width)
+    draw("head.out.weight", outputs, inner, gain=0.1)
+    return params | {
+        "head.in.bias": torch.zeros(inner), "head.out.bias": torch.zeros(outputs),
+        "head.absent": torch.full((1,), -5.0),
+    }  # fmt: skip
