@@ -225,7 +225,7 @@ def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start
     ends: dict[int, float] = {}
     killed: set[int] = set()  # one that is slow to die is killed once
     # The launcher reports no end after that of the first rank.
-    while len(metrics(tmp_path / RUN)) < 2400 and program.process.poll() is None:
+    while len(killed) < 20 and program.process.poll() is None:
         now = time.monotonic()
         for pid in ranks_of(program):
             due = pid != first and ends.setdefault(pid, now + draw.uniform(5, 20)) < now
@@ -234,7 +234,7 @@ def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start
                 killed.add(pid)
         time.sleep(0.1)
     text = paused_alike(program, tmp_path)
-    assert len(killed) >= 10 and text.count("was killed by SIGKILL; the others go on") == len(killed)
+    assert len(killed) >= 20 and text.count("was killed by SIGKILL; the others go on") == len(killed)
     print(f"{len(killed)} kills, {text.count('compute from now on')} times joined")
 
 
@@ -248,8 +248,10 @@ def test_another_host_replaces_its_workers_and_takes_them_back(start: Start, tmp
     until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")
     os.kill(ranks_of(second)[0], signal.SIGKILL)
     until(lambda: "worker2 is a new process" in first.said(), "the new process")
+    joined = len(metrics(tmp_path / RUN))
+    until(lambda: len(metrics(tmp_path / RUN)) > joined + 3, "some steps with it")  # a signal before just ends it
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(60) == 0
-    text = paused_alike(first, tmp_path)
+    until(lambda: all(f"worker{rank} leaves" in first.said() for rank in (2, 3)), "word of those that left")
+    paused_alike(first, tmp_path)
     assert "worker2 was killed by SIGKILL; the others go on, and a new process joins in its place" in second.said()
-    assert "worker2 leaves" in text and "worker3 leaves" in text
