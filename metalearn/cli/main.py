@@ -23,6 +23,7 @@ COMMANDS = {
     "index": "list the runs below a folder on a page, with what was typed and what came out",
     "doctor": "check every way to send between the workers of this world",
     "cache": "show and clean compiled kernels and decoded pictures",
+    "data": "build a data set from the packages of public registries",
     "shard": "cut a dataset's pictures into shards that are read by class",
     "join": "add workers to a run under way",
     "leave": "let a worker of a run go",
