@@ -25,6 +25,7 @@ from metalearn.tasks.common.drawn_set import INDEX, DrawnClass, DrawnSet, read_p
 from metalearn.tasks.common.episodes import SPLITS, Images
 
 ATTRIBUTION = "ATTRIBUTION.md"
+HERE = Path(__file__).parent
 FEWEST = 2
 """The fewest pictures of a class: one to learn from, and one to ask about."""
 

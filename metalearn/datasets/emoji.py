@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from metalearn.datasets.drawing import Design, Drawings, Listed, Recipe, designs_of, few, listed
+from metalearn.datasets.drawing import HERE, Design, Drawings, Listed, Recipe, designs_of, few, listed
 from metalearn.datasets.packages import NPM, members
 from metalearn.errors import ConfigError, DataError
 
 SIDE = 84
 RENDERER = "0.5.0"
 """The version of resvg-py that has drawn the published pictures."""
-
-HERE = Path(__file__).parent
 
 
 def emoji(classes: int | None = None) -> Recipe:

@@ -8,7 +8,7 @@ import numpy as np
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont, features
 
-from metalearn.datasets.drawing import Design, Drawings, Listed, Recipe, designs_of, few, listed
+from metalearn.datasets.drawing import HERE, Design, Drawings, Listed, Recipe, designs_of, few, listed
 from metalearn.datasets.packages import APT, members
 from metalearn.tasks.common.episodes import Images
 
@@ -20,8 +20,6 @@ _SCALE, _EM = 2, 50
 """Characters are drawn `_SCALE` times as large as they become, and their em has `_EM` of the `SIDE` pixels."""
 _LEAST_INK = 12
 """A character with less ink, in full pixels, is one that the font lists and does not draw."""
-
-HERE = Path(__file__).parent
 
 
 def kanji(classes: int | None = None) -> Recipe:
