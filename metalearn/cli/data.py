@@ -42,5 +42,5 @@ def make(options: argparse.Namespace) -> int:
     out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
     recipe = {"emoji": emoji, "kanji": kanji}[options.name]
     made = build(recipe(options.classes), out)
-    print(f"{out}: {len(made.classes)} classes, {made.count} pictures, SHA-256 {made.digest}")
+    print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
     return OK

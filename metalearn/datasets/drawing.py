@@ -211,7 +211,7 @@ def first_of_copies(drawn: Images) -> list[int]:
 
 def _report(recipe: Recipe, made: DrawnSet) -> None:
     """Says how many pictures there are, and whether they are the published ones."""
-    count, digest = made.count, made.digest[:16]
+    count, digest = made.total, made.digest[:16]
     log.info("%s: %d classes, %d pictures, SHA-256 %s…", recipe.name, len(made.classes), count, digest)
     other = [
         wanted.one.name for wanted, one in zip(recipe.classes, made.classes, strict=True) if wanted.digest != one.digest

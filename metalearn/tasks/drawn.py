@@ -83,5 +83,5 @@ def _reduced(index: DrawnSet, folder: Path, size: int, advice: str) -> Images:
         lanczos = Image.Resampling.LANCZOS
         return np.stack([np.asarray(Image.fromarray(one).resize((size, size), lanczos)) for one in whole])
 
-    shape = (index.count, size, size, *index.shape[2:])
+    shape = (index.total, size, size, *index.shape[2:])
     return cached_array(f"{index.name}-{index.digest[:16]}-{size}", shape, make, title=index.name)

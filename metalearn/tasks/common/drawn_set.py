@@ -46,7 +46,7 @@ class DrawnSet(NamedTuple):
     digest: str
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """The number of pictures."""
         return sum(len(one.drawers) for one in self.classes)
 
@@ -81,7 +81,7 @@ def write_set(
         os.fsync(file.fileno())
         temporary.replace(folder / PICTURES)
     made = DrawnSet(name, shape, drawers, written, digest.hexdigest())
-    assert made.count == count
+    assert made.total == count
     index = {
         "format": FORMAT, "name": name, "picture": shape, "drawers": drawers,
         "classes": [one._asdict() for one in written], "array": made.digest,
@@ -130,7 +130,7 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
     Raises:
         DataError: it is missing, or another than the index says.
     """
-    path, shape = folder / PICTURES, (index.count, *index.shape)
+    path, shape = folder / PICTURES, (index.total, *index.shape)
     head = array_header(shape)
     try:
         with open_regular(path, 2**40) as file:

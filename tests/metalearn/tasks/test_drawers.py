@@ -79,7 +79,7 @@ def test_held_drawers_are_shown_by_the_test_alone(
 
 
 def test_cross_takes_shots_and_queries_of_the_right_drawers(root: Path) -> None:
-    tasks = source(root, HELD, "dataset.test=cross", "dataset.shots=2", "dataset.drop_small=true")
+    tasks = source(root, HELD, "dataset.test=cross", "dataset.shots=2", "dataset.queries=1")
     drawers, labels = shown(tasks.episodes("test", torch.arange(30)))
     assert set(drawers[0]) == {0, 2, 4} and set(drawers[1]) == {1, 3, 5}
     pictures = list(zip(labels[0], drawers[0], strict=True))
@@ -103,7 +103,7 @@ def test_small_classes_are_left_out_with_a_count_or_refused(root: Path, caplog: 
     [
         (["dataset.test=held"], r"dataset\.test='held': no drawer is held back; type dataset\.held_drawers=\[NAME"),
         (["dataset.test=seen"], "must be one of all, held, cross"),
-        (["dataset.held_drawers=ann"], r"dataset\.held_drawers='ann': must be a list of names"),
+        (["dataset.held_drawers=ann"], r"dataset\.held_drawers='ann': must be a list of different names"),
         (["dataset.channels=1"], "must be 3"),
         (["dataset.image_size=85"], "at most 84"),
     ],
