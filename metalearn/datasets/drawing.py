@@ -59,7 +59,7 @@ Drawings = tuple[Sequence[int], Images]
 """The numbers of classes, rising, and a picture of each."""
 
 
-class Recipe(NamedTuple):
+class SetRecipe(NamedTuple):
     """How a set is made. `version` names the renderer, and whatever else changes the pictures. `draw(design, package,
     classes)` draws what a design has of the classes. With `distinct`, a drawing that copies another one of its class is
     left out. `texts` are licences in packages: (package, file)."""
@@ -94,7 +94,7 @@ def few(classes: Sequence[Listed], count: int | None) -> list[Listed]:
     return list(itertools.chain(*chosen.values()))
 
 
-def build(recipe: Recipe, out: Path) -> DrawnSet:
+def build(recipe: SetRecipe, out: Path) -> DrawnSet:
     """Makes the set in the folder `out`, or goes on with it; what is whole already stays.
 
     Raises:
@@ -110,7 +110,7 @@ def build(recipe: Recipe, out: Path) -> DrawnSet:
         raise DataError(str(error)) from error
 
 
-def _whole(recipe: Recipe, out: Path) -> DrawnSet | None:
+def _whole(recipe: SetRecipe, out: Path) -> DrawnSet | None:
     """The set that is there already, if it is this one.
 
     Raises:
@@ -128,7 +128,7 @@ def _whole(recipe: Recipe, out: Path) -> DrawnSet | None:
     return found
 
 
-def _made(recipe: Recipe, out: Path) -> DrawnSet:
+def _made(recipe: SetRecipe, out: Path) -> DrawnSet:
     work = out / ".work"
     packages = {Package(design.package, design.version, design.sha256) for design in recipe.designs}
     log.info("%s: %d packages by %s", recipe.name, len(packages), recipe.client.program)
@@ -161,7 +161,7 @@ def _made(recipe: Recipe, out: Path) -> DrawnSet:
     return made
 
 
-def _part(recipe: Recipe, design: Design, package: Path, work: Path) -> tuple[NDArray[np.int64], Images]:
+def _part(recipe: SetRecipe, design: Design, package: Path, work: Path) -> tuple[NDArray[np.int64], Images]:
     """What a design has of the classes: drawn before, or now."""
     keys = [one.one.key for one in recipe.classes]
     made_of = repr((recipe.name, recipe.version, recipe.shape, design, keys))
@@ -180,7 +180,7 @@ def _part(recipe: Recipe, design: Design, package: Path, work: Path) -> tuple[ND
 
 
 def _placed(
-    recipe: Recipe, parts: Sequence[tuple[NDArray[np.int64], Images]]
+    recipe: SetRecipe, parts: Sequence[tuple[NDArray[np.int64], Images]]
 ) -> tuple[list[list[tuple[int, int]]], int]:
     """The drawings of each class as (design, place in its part), and how many copies are left out."""
     places: list[list[tuple[int, int]]] = [[] for _ in recipe.classes]
@@ -209,7 +209,7 @@ def first_of_copies(drawn: Images) -> list[int]:
     return kept
 
 
-def _report(recipe: Recipe, made: DrawnSet) -> None:
+def _report(recipe: SetRecipe, made: DrawnSet) -> None:
     """Says how many pictures there are, and whether they are the published ones."""
     count, digest = made.total, made.digest[:16]
     log.info("%s: %d classes, %d pictures, SHA-256 %s…", recipe.name, len(made.classes), count, digest)
@@ -226,7 +226,7 @@ def _report(recipe: Recipe, made: DrawnSet) -> None:
         log.info("%s: the pictures of all classes are the published ones", recipe.name)
 
 
-def attribution(recipe: Recipe, made: DrawnSet) -> str:
+def attribution(recipe: SetRecipe, made: DrawnSet) -> str:
     """Who has drawn the pictures, and under which licence they may be used."""
     counts = [0] * len(made.drawers)
     for one in made.classes:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from metalearn.datasets.drawing import HERE, Design, Drawings, Listed, Recipe, designs_of, few, listed
+from metalearn.datasets.drawing import HERE, Design, Drawings, Listed, SetRecipe, designs_of, few, listed
 from metalearn.datasets.packages import NPM, members
 from metalearn.errors import ConfigError, DataError
 
@@ -24,7 +24,7 @@ RENDERER = "0.5.0"
 """The version of resvg-py that has drawn the published pictures."""
 
 
-def emoji(classes: int | None = None) -> Recipe:
+def emoji(classes: int | None = None) -> SetRecipe:
     """The recipe of the emoji; of the first `classes` of each split, if given.
 
     Raises:
@@ -43,7 +43,7 @@ def emoji(classes: int | None = None) -> Recipe:
         )
     chosen = few(listed(HERE / "emoji_classes.csv"), classes)
     designs = designs_of(HERE / "emoji_designs.csv")
-    return Recipe(
+    return SetRecipe(
         "emoji", f"resvg-py {RENDERER}", (SIDE, SIDE, 3), NPM, designs, chosen, draw, distinct=False,
         source="the npm packages of Iconify",
     )  # fmt: skip

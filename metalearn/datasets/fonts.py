@@ -8,7 +8,7 @@ import numpy as np
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont, features
 
-from metalearn.datasets.drawing import HERE, Design, Drawings, Listed, Recipe, designs_of, few, listed
+from metalearn.datasets.drawing import HERE, Design, Drawings, Listed, SetRecipe, designs_of, few, listed
 from metalearn.datasets.packages import APT, members
 from metalearn.tasks.common.episodes import Images
 
@@ -22,11 +22,11 @@ _LEAST_INK = 12
 """A character with less ink, in full pixels, is one that the font lists and does not draw."""
 
 
-def kanji(classes: int | None = None) -> Recipe:
+def kanji(classes: int | None = None) -> SetRecipe:
     """The recipe of the kanji; of the first `classes` characters of each split, if given."""
     chosen = few(listed(HERE / "kanji_classes.csv"), classes)
     renderer = f"FreeType {features.version('freetype2')}"
-    return Recipe(
+    return SetRecipe(
         "kanji", renderer, (SIDE, SIDE), APT, designs_of(HERE / "fonts.csv"), chosen, draw, distinct=True,
         source="the font packages of Debian 12",
     )  # fmt: skip

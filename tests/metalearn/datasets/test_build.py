@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from metalearn.datasets import fonts, packages
-from metalearn.datasets.drawing import Design, Drawings, Listed, Recipe, build, few, first_of_copies
+from metalearn.datasets.drawing import Design, Drawings, Listed, SetRecipe, build, few, first_of_copies
 from metalearn.datasets.packages import APT, NPM, Package, fetched, members
 from metalearn.errors import ConfigError, DataError, DiskError, RunError
 from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, digest_of, read_pictures, read_set
@@ -107,7 +107,7 @@ def test_archives_are_read_within_bounds(tmp_path: Path, monkeypatch: pytest.Mon
         members(path, ["wanted"])
 
 
-def recipe(package: Path, letters: str = "abcdefghijkr", copies: bool = False) -> Recipe:
+def recipe(package: Path, letters: str = "abcdefghijkr", copies: bool = False) -> SetRecipe:
     """Letters in one font, as drawn by two designs."""
     classes = [
         Listed(DrawnClass(letter, letter, ("train", "val", "test")[number % 3], ()), {}, "")
@@ -122,7 +122,7 @@ def recipe(package: Path, letters: str = "abcdefghijkr", copies: bool = False) -
         numbers, pictures = fonts.draw(design, path, classes)
         return numbers, pictures if copies or design.name == "one" else pictures[:, ::-1, ::-1]
 
-    return Recipe("letters", "FreeType", (fonts.SIDE, fonts.SIDE), APT, designs, classes, draw, True, "packages")
+    return SetRecipe("letters", "FreeType", (fonts.SIDE, fonts.SIDE), APT, designs, classes, draw, True, "packages")
 
 
 @pytest.fixture(scope="module")
