@@ -5,7 +5,7 @@
     metalearn data emoji --classes 20 --out try/emoji      the first 20 classes of each split
 
 The pictures are drawn here from the packages of public registries. Each package is checked against its SHA-256, and
-nothing in it is run. The set lies in METALEARN_DATA/NAME (data/NAME) or in --out; ATTRIBUTION.md beside the pictures
+nothing in it is run. The set lies in METALEARN_DATA/NAME (data/NAME) or in --out; ATTRIBUTION.txt beside the pictures
 says whose they are. The same command goes on after any end. Exit codes: 0 done; 1 a registry does not answer, or the
 disk is full; 2 a program is missing, a package is another one, or wrong arguments.
 """

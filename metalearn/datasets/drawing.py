@@ -24,7 +24,7 @@ from metalearn.storage.files import write_atomically, writing
 from metalearn.tasks.common.drawn_set import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
 
-ATTRIBUTION = "ATTRIBUTION.md"
+ATTRIBUTION = "ATTRIBUTION.txt"
 HERE = Path(__file__).parent
 FEWEST = 2
 """The fewest pictures of a class: one to learn from, and one to ask about."""

@@ -162,8 +162,8 @@ def test_a_set_is_the_same_whenever_its_build_was_cut(
     again = build(whole._replace(draw=full), tmp_path / "cut")
     assert drawn == ["one", "two", "two"]
     assert again == made and [len(one.drawers) for one in made.classes] == [2] * 12
-    assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.md"}
-    assert "| one | who | free | fonts-one 1-1 | 12 |" in (tmp_path / "cut" / "ATTRIBUTION.md").read_text()
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
+    assert "| one | who | free | fonts-one 1-1 | 12 |" in (tmp_path / "cut" / "ATTRIBUTION.txt").read_text()
     with caplog.at_level(logging.INFO):
         assert build(whole, tmp_path / "cut") == made
     assert "is there already" in caplog.text and len((registry / "asked").read_text().splitlines()) == 2
