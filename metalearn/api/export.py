@@ -31,10 +31,12 @@ LICENCES = {
     "mini_imagenet": "ImageNet's terms of access: research and education, not commercial",
     "cifar_fs": "none published (CIFAR-100, Krizhevsky 2009)",
     "fc100": "none published (CIFAR-100, Krizhevsky 2009)",
+    "emoji": "Apache-2.0, MIT, CC-BY-4.0 and CC-BY-SA-4.0, by design (its ATTRIBUTION.txt)",
+    "kanji": "free licences of fonts, by design (its ATTRIBUTION.txt)",
 }
 """Licences of the data behind the datasets of `conf/`."""
 
-SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
+SAME_DATA = {"omniglot_pretraining": "omniglot", "omniglot_drawers": "omniglot", "glyph_pretraining": "glyphs"}
 
 _FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
 _VERSIONS = ("torch", "numpy", "python")

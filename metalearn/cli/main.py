@@ -24,6 +24,7 @@ COMMANDS = {
     "prior": "check what can be learned from the tasks of a prior",
     "doctor": "check every way to send between the workers of this world",
     "cache": "show and clean compiled kernels and decoded pictures",
+    "data": "build a data set from the packages of public registries",
     "shard": "cut a dataset's pictures into shards that are read by class",
     "join": "add workers to a run under way",
     "leave": "let a worker of a run go",

@@ -1,5 +1,7 @@
 """Few-shot classification of any pictures in folders, one folder for each class."""
 
+import csv
+import io
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -11,11 +13,11 @@ from numpy.typing import NDArray
 from metalearn.checks import Invalid, true_or_false
 from metalearn.errors import DataError
 from metalearn.storage.files import read_bounded
+from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
     EpisodeSpec,
-    HoldsClasses,
     Seeds,
     picture_tasks,
     shapes_of,
@@ -24,17 +26,15 @@ from metalearn.tasks.common.picture_folders import (
     PictureFolder,
     check_picture_shape,
     decoded_classes,
+    decoder,
     first_few,
     only_pictures,
     picture_folders,
 )
-from metalearn.tasks.common.samples import Chosen, pretraining, samples
+from metalearn.tasks.common.samples import KNOWN, Chosen, pretraining_on, refuse_training_shape, samples
 from metalearn.types import TaskSource, Unit
 
 FOLDERS = "folders"
-KNOWN = 256
-"""The most training samples whose statistics normalise validation and test samples."""
-
 LARGEST_LIST = 2**26
 """The most bytes of a list of classes."""
 
@@ -216,17 +216,9 @@ def image_folder(
         )  # fmt: skip
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-        for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
-            if value is not None:
-                allowed = "this algorithm trains on plain samples, which have no training tasks"
-                raise Invalid(name, value, allowed, "type KEY=null")
+        refuse_training_shape(episode)
         if evaluated_on == "tasks":
-            assert isinstance(tasks, HoldsClasses)
-            identities, _, pictures, *_ = tasks.classes_of("train")
-            sizes = [len(pictures(label)) for label in range(len(identities))]
-            trained = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
-            words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
-            return pretraining(_samples(identities, (), trained, seeds), tasks), words
+            return pretraining_on(tasks, seeds)
         if rotations:
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
         identities, names, divided = _classified(Path(root), split, image_size, channels)
@@ -236,6 +228,103 @@ def image_folder(
 
     tasks = picture_tasks(load, shapes, rotations=rotations, seeds=seeds, samples=plain)
     return tasks
+
+
+# Classes drawn by several people
+
+
+def drawn_folder(
+    *, root: str, table: str | None, split: str | list[float], episode: EpisodeSpec, image_size: int, channels: int,
+    rotations: bool, protocol: DrawerProtocol, seeds: Seeds,
+) -> TaskSource:  # fmt: skip
+    """Few-shot classification of pictures below a folder that several people have drawn, or taken, of each class.
+
+    Args:
+        root: the folder; a picture lies in `CLASS/DRAWER/`, in which CLASS may have several levels.
+        table: a CSV file, from `root` or from where the program runs, with the columns `path` (from `root`), `class`
+            and `drawer`; None: the folders say it.
+        protocol: who is held back, and what the test shows.
+        split, image_size, channels, rotations: as for `image_folder`; `folders` is not allowed.
+
+    Raises:
+        ValueError: a number is out of range, or `split` is something else.
+        DataError: when the first episode is made: folders, lists or pictures are missing, too few or damaged.
+    """
+    _check_split(split)
+    if split == FOLDERS:
+        raise Invalid("split", split, "the folders say the class and the drawer here", "type KEY=[0.64,0.16,0.2]")
+    check_picture_shape(image_size, channels)
+
+    def load() -> DrawnClasses:
+        place = Path(root)
+        drawn = _by_folders(place) if table is None else _by_table(place, table)
+        classes = sorted({name for name, _ in drawn.values()})
+        parts = by_lists(place, classes, split) if isinstance(split, str) else by_fractions(place, classes, split)
+        everyone = sorted({drawer for _, drawer in drawn.values()})
+        files: dict[str, list[str]] = {name: [] for name in classes}
+        for file, (name, _) in drawn.items():
+            files[name].append(file)
+        decoded = decoded_classes(
+            "drawn_folder", place, {part: {name: files[name] for name in names} for part, names in parts.items()}, None,
+            image_size=image_size, channels=channels,
+        )  # fmt: skip
+
+        def part(whole: Classes) -> Drawn:
+            drawers = [np.array([everyone.index(drawn[file][1]) for file in files[name]]) for name in whole.names]
+            return Drawn(whole.identities, whole.names, drawers, whole.pictures)
+
+        return DrawnClasses({name: part(whole) for name, whole in decoded.items()}, everyone, decoder("drawn_folder"))
+
+    return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
+
+
+def _by_folders(root: Path) -> dict[str, tuple[str, str]]:
+    """Picture → its class and drawer, by the folders CLASS/DRAWER.
+
+    Raises:
+        DataError: as `picture_folders`; or a picture lies in no such folder.
+    """
+    pictures = only_pictures(root, picture_folders(root))
+    loose = [file for name, files in pictures.items() if "/" not in name for file in files]
+    if loose:
+        raise DataError(
+            f"dataset.root={root}: {len(loose)} pictures lie in no folder CLASS/DRAWER: {first_few(loose)}; put them "
+            "into one, or name them in a table: dataset.table=FILE.csv"
+        )
+    return {
+        file: (name.rpartition("/")[0], name.rpartition("/")[2]) for name, files in pictures.items() for file in files
+    }
+
+
+def _by_table(root: Path, given: str) -> dict[str, tuple[str, str]]:
+    """Picture → its class and drawer, by a table.
+
+    Raises:
+        DataError: it is missing or has other columns; or it names a file twice, or one outside `root`.
+    """
+    path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
+    try:
+        text = read_bounded(path, LARGEST_LIST).decode("utf-8-sig")
+        rows = [(row["path"], row["class"], row["drawer"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
+    except (OSError, KeyError, csv.Error, ValueError) as error:
+        raise DataError(
+            f"dataset.table={given}: {path} is no table with the columns path, class and drawer ({error!r}); type "
+            "dataset.table=/path/to/file.csv"
+        ) from error
+    drawn: dict[str, tuple[str, str]] = {}
+    for file, name, drawer in rows:
+        if (
+            not (file and name and drawer)
+            or file in drawn
+            or PurePosixPath(file).is_absolute()
+            or ".." in Path(file).parts
+        ):
+            raise DataError(
+                f"dataset.table={given}: the row {file},{name},{drawer} must name a file below {root}, once, its class "
+                "and its drawer"
+            )
+        drawn[file] = name, drawer
+    return drawn
 
 
 # Plain samples

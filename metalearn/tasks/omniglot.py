@@ -17,10 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.checks import Invalid, enough_classes, one_of, true_or_false, whole_number
+from metalearn.checks import Invalid, enough_classes, one_of, only, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.episodes import (
+    SPLITS,
     Classes,
     EpisodeShape,
     EpisodeSpec,
@@ -219,6 +221,44 @@ def omniglot(
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
     return picture_tasks(load, shapes, rotations=turning, seeds=seeds)
+
+
+def omniglot_drawers(
+    *, place: DataPlace, split: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool,
+    protocol: DrawerProtocol, seeds: Seeds,
+) -> TaskSource:  # fmt: skip
+    """Few-shot classification of Omniglot characters, some of whose drawers are held back.
+
+    The drawers of an alphabet have the names 1 to 20, and each has drawn all of its characters. Those of another
+    alphabet are other people.
+
+    Args:
+        protocol: who is held back, and what the test shows.
+        place, split, image_size, channels, rotations: as for `omniglot`; turned characters are no classes of their own.
+
+    Raises:
+        ValueError: an argument is not allowed.
+        DataError: when the first episode is made: pictures are missing, unreadable or not the published ones; or
+            classes are too small.
+    """
+    one_of("split", split, SPLIT_LISTS)
+    true_or_false("download", place.download)
+    whole_number("image_size", image_size, at_least=8, at_most=105)
+    only("channels", channels, 1, "Omniglot, which is black on white")
+
+    def load() -> DrawnClasses:
+        drawings = drawings_of(place, image_size)
+
+        def part(name: str) -> Drawn:
+            numbers = [number for number, _ in classes_of(split, name, rotations=False)]
+            names = names_of((number, 0) for number in numbers)
+            drawers = [np.arange(DRAWINGS)] * len(numbers)
+            return Drawn(identities(numbers), names, drawers, lambda label: drawings(numbers[label]))
+
+        drawers = [str(number) for number in range(1, DRAWINGS + 1)]
+        return DrawnClasses({name: part(name) for name in SPLITS}, drawers, DECODER)
+
+    return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
 
 
 def omniglot_characters(

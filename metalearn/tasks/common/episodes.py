@@ -67,7 +67,8 @@ class EpisodeSpec(NamedTuple):
 class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
     those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version.
-    `drawn`: a program draws them, always alike. `names` is what people call them, if that is known."""
+    `drawn`: a program draws them, always alike. `names` is what people call them, if that is known. If `support` is
+    not empty, the first `support[label]` pictures of a class are for support sets only, and the others for queries."""
 
     identities: Sequence[str]
     fewest: int
@@ -75,6 +76,7 @@ class Classes(NamedTuple):
     decoder: str
     drawn: bool = False
     names: Sequence[str] = ()
+    support: Sequence[int] = ()
 
 
 @runtime_checkable
@@ -192,19 +194,26 @@ def draw_images(
     ways: int,
     per_class: int,
     rotations: bool,
+    shots: int = 0,
+    support: Sequence[int] = (),
 ) -> Images:
     """Draws `ways` different classes and `per_class` different pictures of each: [ways, per_class, h, w] or
     [ways, per_class, h, w, 3].
 
     `class_images(label)` gives the pictures of a class; there are `classes` of them. With `rotations`, all pictures of
-    a drawn class are turned by the same random multiple of 90°.
+    a drawn class are turned by the same random multiple of 90°. With `support`, as in `Classes`, the first `shots` are
+    of the pictures for support sets.
     """
     chosen = chosen_classes(rng, classes, ways)
     turns = rng.integers(0, 4, ways) if rotations else np.zeros(ways, np.int64)
     drawn = []
     for label, turn in zip(chosen, turns.tolist(), strict=True):
         pictures = class_images(label)
-        picked = rng.permutation(len(pictures))[:per_class]
+        picked = rng.permutation(len(pictures))
+        if support:
+            of_support = picked < support[label]
+            picked = np.concatenate([picked[of_support][:shots], picked[~of_support]])
+        picked = picked[:per_class]
         drawn.append(turned(pictures[picked], turn))
     return np.stack(drawn)
 
@@ -296,14 +305,14 @@ class _PictureTasks:
         return torch.from_numpy(draw_many(draws, indices.numpy()))
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        drawn = [self._drawn(split, index, self._shapes[split].most) for index in indices.tolist()]
-        return image_episode(np.stack(drawn), shots=self.shots_of(split))
+        shots = self.shots_of(split)
+        return image_episode(np.stack([self._drawn(split, index, shots) for index in indices.tolist()]), shots=shots)
 
-    def _drawn(self, split: str, index: int, per_class: int) -> Images:
+    def _drawn(self, split: str, index: int, shots: int) -> Images:
         shape, classes = self._shapes[split], self.classes_of(split)
         return draw_images(
             self._generator(split, index), classes.pictures, len(classes.identities), ways=shape.ways,
-            per_class=per_class, rotations=self._rotations,
+            per_class=shots + shape.queries, rotations=self._rotations, shots=shots, support=classes.support,
         )  # fmt: skip
 
 
@@ -317,7 +326,7 @@ class _VaryingPictureTasks(_PictureTasks):
     def _task(self, split: str, index: int) -> Episode:
         shape = self._shapes[split]
         shots = shots_of_task(shape.shots, self._seeds, split, index)
-        return image_episode(self._drawn(split, index, shots + shape.queries)[None], shots=shots)
+        return image_episode(self._drawn(split, index, shots)[None], shots=shots)
 
 
 def picture_tasks(

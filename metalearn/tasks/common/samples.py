@@ -12,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import whole_number
-from metalearn.tasks.common.episodes import SPLITS, Images, Seeds, check_seeds
+from metalearn.checks import Invalid, whole_number
+from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, HoldsClasses, Images, Seeds, check_seeds
 from metalearn.tasks.common.identities import class_names_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
+
+KNOWN = 256
+"""The most training samples whose statistics normalise validation and test samples, where a source has any number."""
 
 _ORDER, _KNOWN = 1, 2
 """The last numbers of the generators' seeds. They differ from each other and from those of the tasks' generators."""
@@ -190,6 +193,27 @@ class _Pretraining:
 def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
     """Trains on `samples`; validates and tests on `tasks`."""
     return _Pretraining(samples, tasks)
+
+
+def refuse_training_shape(episode: EpisodeSpec) -> None:
+    """Raises ValueError if training tasks are to have another shape: plain samples have none."""
+    for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
+        if value is not None:
+            allowed = "this algorithm trains on plain samples, which have no training tasks"
+            raise Invalid(name, value, allowed, "type KEY=null")
+
+
+def pretraining_on(tasks: TaskSource, seeds: Seeds) -> tuple[TaskSource, str]:
+    """Trains on all pictures of the training classes of `tasks`, and evaluates on the tasks; and what there is, in
+    words."""
+    assert isinstance(tasks, HoldsClasses)
+    own, _, pictures, *_ = tasks.classes_of("train")
+    sizes = [len(pictures(label)) for label in range(len(own))]
+    trained = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
+    counts = {"train": sum(sizes), "val": 0, "test": 0}
+    plain = samples(lambda: trained, counts, own, known=min(KNOWN, sum(sizes)), seeds=seeds)
+    words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
+    return pretraining(plain, tasks), words
 
 
 def all_drawings(

@@ -1,0 +1,231 @@
+"""Sets that are built: packages by a registry's client, whatever it does; drawn in any number of attempts, alike."""
+
+import errno
+import hashlib
+import io
+import logging
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+
+from metalearn.datasets import fonts, packages
+from metalearn.datasets.drawing import Design, Drawings, Listed, SetRecipe, build, few, first_of_copies
+from metalearn.datasets.packages import APT, NPM, Package, fetched, members
+from metalearn.errors import ConfigError, DataError, DiskError, RunError
+from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, digest_of, read_pictures, read_set
+
+FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+
+
+def archive(path: Path, files: dict[str, bytes]) -> str:
+    """Writes a package of npm; returns its SHA-256."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that a program in the place of npm and apt-get gives. It notes what it is asked for, and
+    says what is in `answer`; `offer` is what it says to other questions."""
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    for name in ("npm", "apt-get", "apt-cache"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(
+            f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
+            f'case "$1" in view|madison) cat {folder}/offer;; *) cp {folder}/*.tgz {folder}/*.deb . 2>/dev/null; '
+            f"cat {folder}/answer 2>/dev/null;; esac\n"
+        )
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    return folder
+
+
+def test_packages_that_did_not_come_are_fetched_by_the_same_command(registry: Path, tmp_path: Path) -> None:
+    first = Package("@iconify-json/one", "1.0.0", archive(registry / "iconify-json-one-1.0.0.tgz", {"a": b"1"}))
+    second = Package("@iconify-json/two", "2.0.0", archive(tmp_path / "iconify-json-two-2.0.0.tgz", {"a": b"2"}))
+    (registry / "answer").write_text("npm error code ECONNREFUSED")
+    with pytest.raises(RunError, match=r"1 of 2 packages did not come; .*two, version 2\.0\.0: .*ECONNREFUSED"):
+        fetched([first, second], NPM, tmp_path / "work")
+    shutil.copy(tmp_path / "iconify-json-two-2.0.0.tgz", registry)
+    files = fetched([first, second], NPM, tmp_path / "work")
+    asked = (registry / "asked").read_text().splitlines()
+    assert "one@1.0.0" in asked[0] and "one@" not in asked[-1] and "--ignore-scripts" in asked[-1]
+    assert [members(files[package.name], ["a"])["a"] for package in (first, second)] == [b"1", b"2"]
+
+
+def test_another_digest_and_another_version_are_refused_with_both(registry: Path, tmp_path: Path) -> None:
+    got = archive(registry / "iconify-json-one-1.0.0.tgz", {"a": b"other"})
+    with pytest.raises(DataError, match=rf"SHA-256 {got[:12]}….*version 1\.0\.0 with {'f' * 12}… is wanted"):
+        fetched([Package("@iconify-json/one", "1.0.0", "f" * 64)], NPM, tmp_path / "work")
+    (registry / "answer").write_text("E: Version '1-1' for 'fonts-one' was not found")
+    (registry / "offer").write_text("fonts-one | 2-1 | a registry")
+    with pytest.raises(DataError, match=r"fonts-one: apt-get offers fonts-one \| 2-1 .*version 1-1 is wanted"):
+        fetched([Package("fonts-one", "1-1", "f" * 64)], APT, tmp_path / "work")
+
+
+def test_a_missing_client_is_named_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"npm is not installed, .* type apt-get install npm"):
+        fetched([Package("a", "1", "0" * 64)], NPM, tmp_path / "work")
+
+
+def test_a_client_that_hangs_is_ended(registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin" / "npm").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(packages, "SECONDS", 0.2)
+    with pytest.raises(RunError, match=r"npm has not answered within 0\.2 s"):
+        fetched([Package("a", "1", "0" * 64)], NPM, tmp_path / "work")
+
+
+def test_archives_are_read_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        link = tarfile.TarInfo("wanted")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    with pytest.raises(DataError, match="has no file wanted"):
+        members(path, ["wanted"])
+    archive(path, {"large": b"0" * 2000, "wanted": b"1"})
+    monkeypatch.setattr(packages, "LARGEST_PACKAGE", 1000)
+    with pytest.raises(DataError, match="large is too large"):
+        members(path, ["wanted"])
+    path.write_bytes(b"no archive")
+    monkeypatch.setattr(packages, "LARGEST_PACKAGE", 10**6)
+    with pytest.raises(DataError, match="is no package that can be opened"):
+        members(path, ["wanted"])
+
+
+def recipe(package: Path, letters: str = "abcdefghijkr", copies: bool = False) -> SetRecipe:
+    """Letters in one font, as drawn by two designs."""
+    classes = [
+        Listed(DrawnClass(letter, letter, ("train", "val", "test")[number % 3], ()), {}, "")
+        for number, letter in enumerate(letters)
+    ]
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()
+    designs = [
+        Design(name, "fonts-one", "1-1", digest, "free", "who", "./usr/share/fonts/one.ttf") for name in ("one", "two")
+    ]
+
+    def draw(design: Design, path: Path, classes: Sequence[Listed]) -> Drawings:
+        numbers, pictures = fonts.draw(design, path, classes)
+        return numbers, pictures if copies or design.name == "one" else pictures[:, ::-1, ::-1]
+
+    return SetRecipe("letters", "FreeType", (fonts.SIDE, fonts.SIDE), APT, designs, classes, draw, True, "packages")
+
+
+@pytest.fixture(scope="module")
+def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of Debian with matplotlib's font."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("dpkg-deb is not installed")
+    folder = tmp_path_factory.mktemp("deb")
+    (folder / "root/usr/share/fonts").mkdir(parents=True)
+    shutil.copy(FONT, folder / "root/usr/share/fonts/one.ttf")
+    (folder / "root/DEBIAN").mkdir()
+    (folder / "root/DEBIAN/control").write_text(
+        "Package: fonts-one\nVersion: 1-1\nArchitecture: all\nMaintainer: a <a@example.org>\nDescription: a font\n"
+    )
+    path = folder / "fonts-one_1-1_all.deb"
+    subprocess.run(["dpkg-deb", "-b", "-Zgzip", "-z1", folder / "root", path], check=True, capture_output=True)
+    return path
+
+
+def test_a_set_is_the_same_whenever_its_build_was_cut(
+    deb: Path, registry: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(deb, registry)
+    whole = recipe(deb)
+    made = build(whole, tmp_path / "whole")
+    drawn = []
+
+    def full(design: Design, path: Path, classes: Sequence[Listed]) -> Drawings:
+        drawn.append(design.name)
+        if drawn == ["one", "two"]:
+            raise OSError(errno.ENOSPC, "No space left on device", "a file")
+        return whole.draw(design, path, classes)
+
+    with pytest.raises(OSError, match="No space left"):
+        build(whole._replace(draw=full), tmp_path / "cut")
+    assert not (tmp_path / "cut" / "index.json").exists()
+    again = build(whole._replace(draw=full), tmp_path / "cut")
+    assert drawn == ["one", "two", "two"]
+    assert again == made and [len(one.drawers) for one in made.classes] == [2] * 12
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
+    assert "| one | who | free | fonts-one 1-1 | 12 |" in (tmp_path / "cut" / "ATTRIBUTION.txt").read_text()
+    with caplog.at_level(logging.INFO):
+        assert build(whole, tmp_path / "cut") == made
+    assert "is there already" in caplog.text and len((registry / "asked").read_text().splitlines()) == 2
+    with pytest.raises(DataError, match="holds 12 classes of letters, and not these; remove"):
+        build(recipe(deb, "abcdef"), tmp_path / "cut")
+
+
+def test_published_digests_are_compared(
+    deb: Path, registry: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(deb, registry)
+    whole = recipe(deb)
+    made = build(whole, tmp_path / "first")
+    pictures = read_pictures(tmp_path / "first", made, "")
+    digests = [digest_of(pictures[2 * number : 2 * number + 2]) for number in range(12)]
+    right = [one._replace(digest=digest) for one, digest in zip(whole.classes, digests, strict=True)]
+    caplog.set_level(logging.INFO)
+    build(whole._replace(classes=right), tmp_path / "right")
+    assert "the pictures of all classes are the published ones" in caplog.text
+    right[3] = right[3]._replace(digest="0" * 16)
+    build(whole._replace(classes=right), tmp_path / "other")
+    assert "the pictures of 1 of 12 classes are not the published ones, bit for bit; the first is d" in caplog.text
+
+
+def test_what_is_damaged_or_drawn_twice_is_refused(deb: Path, registry: Path, tmp_path: Path) -> None:
+    shutil.copy(deb, registry)
+    with pytest.raises(DataError, match="letters: 1 drawings of a, and 2 are needed"):
+        build(recipe(deb, copies=True), tmp_path / "copies")
+    build(recipe(deb), tmp_path / "set")
+    content = bytearray((tmp_path / "set" / PICTURES).read_bytes())
+    content[-100] ^= 255
+    (tmp_path / "set" / PICTURES).write_bytes(content)
+    with pytest.raises(DataError, match=r"pictures\.npy: is damaged"):
+        build(recipe(deb), tmp_path / "set")
+    index = (tmp_path / "set" / "index.json").read_text()
+    (tmp_path / "set" / "index.json").write_text(index.replace('"split": "val"', '"split": "train"', 1))
+    with pytest.raises(DataError, match=r"index\.json: is damaged"):
+        read_set(tmp_path / "set", "")
+
+
+def test_a_disk_without_room_is_named(
+    deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    shutil.copy(deb, registry)
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "savez", full)
+        with pytest.raises(DiskError, match=r"No space left on device .* the same command"):
+            build(recipe(deb), tmp_path / "set")
+    assert build(recipe(deb), tmp_path / "set").total == 24
+
+
+def test_copies_are_found_by_their_ink() -> None:
+    ink = np.zeros((4, 20, 20), np.uint8)
+    ink[:3, 5:15, 5:15] = 255
+    ink[1, 5, 5:8] = 0  # 3% of the ink
+    ink[2, 5, 5:15] = 0  # 10%
+    ink[3, :, 3] = 255
+    assert first_of_copies(ink) == [0, 2, 3]
+
+
+def test_few_takes_the_first_of_each_split(deb: Path) -> None:
+    assert [one.one.key for one in few(recipe(deb).classes, 2)] == ["a", "d", "b", "e", "c", "f"]

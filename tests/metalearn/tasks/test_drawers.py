@@ -1,0 +1,189 @@
+"""Classes that several people have drawn: who is held back is seen nowhere but where the test says so."""
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from metalearn.config.build import build
+from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError, DataError
+from metalearn.tasks.common.drawn_set import DrawnClass, write_set
+from metalearn.types import Episode, GivesSamples, TaskSource
+
+DRAWERS = ["ann", "bob", "cid", "dee", "eve", "fay"]
+CLASSES = {"train": 9, "val": 7, "test": 8}
+
+
+def coloured(label: int, drawer: int) -> Any:
+    """A picture whose red tells the class, and whose green the drawer."""
+    picture = np.zeros((84, 84, 3), np.uint8)
+    picture[..., 0], picture[..., 1] = 10 * label, 20 * drawer
+    return picture
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 24 classes, of which every third one lacks the last three drawers."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "emoji").mkdir()
+    splits = [split for split, count in CLASSES.items() for _ in range(count)]
+    everyone = [list(range(3 if label % 3 == 0 else 6)) for label in range(len(splits))]
+    classes = [
+        (DrawnClass(str(label), f"name {label}", splits[label], drawn), np.stack([coloured(label, d) for d in drawn]))
+        for label, drawn in enumerate(everyone)
+    ]
+    write_set(folder / "emoji", "emoji", DRAWERS, (84, 84, 3), classes, sum(map(len, everyone)))
+    return folder
+
+
+def source(root: Path, *overrides: str, dataset: str = "emoji") -> TaskSource:
+    config = compose_config([
+        f"dataset={dataset}", f"dataset.root={root}", "dataset.image_size=84", "dataset.ways=3", "dataset.queries=2",
+        *overrides,
+    ]).config  # fmt: skip
+    found: TaskSource = build(config, "dataset")
+    return found
+
+
+def shown(episode: Episode) -> tuple[list[list[int]], list[list[int]]]:
+    """(drawers, labels) of the support set and of the query set, by the colours of the pictures."""
+    pixels = [(batch.x[:, :, :2, 0, 0] * 255).round().to(torch.int64).flatten(0, 1) for batch in episode]
+    return [(one[:, 1] // 20).tolist() for one in pixels], [(one[:, 0] // 10).tolist() for one in pixels]
+
+
+HELD = "dataset.held_drawers=[bob,dee,fay]"
+
+
+@pytest.mark.parametrize(
+    ("test", "of_support", "of_query"),
+    [("all", {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 5}), ("held", {1, 3, 5}, {1, 3, 5}), ("cross", {0, 2, 4}, {1, 3, 5})],
+)
+def test_held_drawers_are_shown_by_the_test_alone(
+    root: Path, test: str, of_support: set[int], of_query: set[int]
+) -> None:
+    tasks = source(root, HELD, f"dataset.test={test}", "dataset.queries=1")
+    for split in ("train", "val"):
+        drawers, _ = shown(tasks.episodes(split, torch.arange(40)))
+        assert set(drawers[0]) | set(drawers[1]) == {0, 2, 4}
+    drawers, labels = shown(tasks.episodes("test", torch.arange(80)))
+    assert (set(drawers[0]), set(drawers[1])) == (of_support, of_query)
+    assert set(labels[0]) <= set(range(16, 24)) and labels[0] == labels[1]
+    pairs = zip(zip(labels[0], drawers[0], strict=True), zip(labels[1], drawers[1], strict=True), strict=True)
+    assert all(one != other for one, other in pairs)
+
+
+def test_cross_takes_shots_and_queries_of_the_right_drawers(root: Path) -> None:
+    tasks = source(root, HELD, "dataset.test=cross", "dataset.shots=2", "dataset.queries=1")
+    drawers, labels = shown(tasks.episodes("test", torch.arange(30)))
+    assert set(drawers[0]) == {0, 2, 4} and set(drawers[1]) == {1, 3, 5}
+    pictures = list(zip(labels[0], drawers[0], strict=True))
+    assert len(pictures) == 30 * 3 * 2
+    assert all(pictures[first] != pictures[first + 1] for first in range(0, len(pictures), 2))
+
+
+def test_small_classes_are_left_out_with_a_count_or_refused(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        tasks = source(root, "dataset.shots=3")
+        assert len(tasks.classes_of("train").identities) == 6  # type: ignore[attr-defined]
+    assert "3 of 9 classes of 'train' have fewer than 5 drawings, and are left out" in caplog.text
+    with pytest.raises(DataError, match=r"3 of 9 classes of 'train' .* dataset.drop_small=true"):
+        source(root, "dataset.shots=3", "dataset.drop_small=false").episodes("train", torch.arange(1))
+    with pytest.raises(DataError, match="an episode has 7 classes, and 6 of 'train' have drawings for"):
+        source(root, "dataset.shots=3", "dataset.ways=7").episodes("train", torch.arange(1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["dataset.test=held"], r"dataset\.test='held': no drawer is held back; type dataset\.held_drawers=\[NAME"),
+        (["dataset.test=seen"], "must be one of all, held, cross"),
+        (["dataset.held_drawers=ann"], r"dataset\.held_drawers='ann': must be a list of different names"),
+        (["dataset.channels=1"], "must be 3"),
+        (["dataset.image_size=85"], "at most 84"),
+    ],
+)  # fmt: skip
+def test_wrong_keys_are_named(root: Path, overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        source(root, *overrides)
+
+
+def test_unknown_drawers_and_missing_sets_are_named(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="zoe is none of the drawers, which are ann, bob"):
+        source(root, "dataset.held_drawers=[zoe]").episodes("train", torch.arange(1))
+    with pytest.raises(DataError, match="names all drawers"):
+        source(root, f"dataset.held_drawers=[{','.join(DRAWERS)}]").episodes("train", torch.arange(1))
+    with pytest.raises(DataError, match=r"emoji: there is no index\.json; type metalearn data emoji"):
+        source(tmp_path).episodes("train", torch.arange(1))
+
+
+def test_plain_samples_are_the_drawings_of_the_drawers_in_training(root: Path) -> None:
+    tasks = source(root, HELD)
+    assert isinstance(tasks, GivesSamples)
+    plain, words = tasks.samples("tasks")
+    assert words == "all 18 pictures of the 6 training classes; the others' tasks evaluate"
+    x = plain.episodes("train", torch.arange(60)).query.x[0]
+    assert {int(g) for g in (x[:, 1, 0, 0] * 255 / 20).round()} == {0, 2, 4}
+
+
+def test_pictures_are_reduced_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        x = source(root, "dataset.image_size=32").episodes("test", torch.arange(2)).support.x
+        assert x.shape == (2, 3, 3, 32, 32) and x[0, 0].flatten(1).std(1).max() < 1e-6
+    assert len(list((tmp_path / "cache").glob("emoji-*-32.npy"))) == 1
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pictures of 24 classes in folders CLASS/DRAWER, and in a table without such folders."""
+    root = tmp_path_factory.mktemp("folders")
+    with (root / "table.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "class", "drawer"])
+        for label in range(24):
+            for drawer, name in enumerate(DRAWERS):
+                place = root / "by_folder" / f"c{label:02d}" / name / "1.png"
+                place.parent.mkdir(parents=True)
+                Image.fromarray(coloured(label, drawer)[:12, :12]).save(place)
+                table.writerow([place.relative_to(root / "by_folder"), f"c{label:02d}", name])
+    return root
+
+
+def test_folders_and_tables_tell_class_and_drawer(folders: Path, tmp_path: Path) -> None:
+    tasks = []
+    for table in ("null", folders / "table.csv"):
+        tasks.append(
+            source(
+                folders / "by_folder", HELD, "dataset.test=cross", f"dataset.table={table}", "dataset.image_size=12",
+                dataset="drawn_folder",
+            ).episodes("test", torch.arange(5))
+        )  # fmt: skip
+    drawers, labels = shown(tasks[0])
+    assert set(drawers[0]) <= {0, 2, 4} and set(drawers[1]) <= {1, 3, 5} and set(labels[0]) == set(labels[1])
+    assert torch.equal(tasks[0].query.x, tasks[1].query.x) and torch.equal(tasks[0].support.x, tasks[1].support.x)
+    (tmp_path / "bad.csv").write_text("path,class,drawer\n../x.png,a,ann\n")
+    with pytest.raises(DataError, match=r"the row \.\./x\.png,a,ann must name a file below"):
+        source(
+            folders / "by_folder", f"dataset.table={tmp_path}/bad.csv", dataset="drawn_folder"
+        ).episodes("test", torch.arange(1))  # fmt: skip
+
+
+def test_omniglot_drawers(omniglot_root: Path) -> None:
+    tasks = source(
+        omniglot_root, "dataset.held_drawers=[1,20]", "dataset.test=held", "dataset.image_size=28",
+        "dataset.queries=1", "dataset.rotations=false", dataset="omniglot_drawers",
+    )  # fmt: skip
+    assert len(tasks.classes_of("train").pictures(0)) == 18  # type: ignore[attr-defined]
+    test = tasks.classes_of("test")  # type: ignore[attr-defined]
+    assert len(test.pictures(0)) == 2 and len(test.identities) == 423
+    episode = tasks.episodes("test", torch.arange(1))
+    pictures = {
+        picture.numpy().tobytes() for batch in episode for picture in (batch.x[0, :, 0] * 255).round().to(torch.uint8)
+    }
+    assert pictures <= {picture.tobytes() for label in range(423) for picture in test.pictures(label)}
