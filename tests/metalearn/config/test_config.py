@@ -34,13 +34,10 @@ SUITABLE = {
     ("dataset", "prior"): ["model=mlp", "dataset.prior=tests.own_prior", "plugins=[tests]"],
     ("dataset", "gp_prior"): ["model=mlp"],
     ("dataset", "sine_prior"): ["model=mlp"],
-<<<<<<< HEAD
     ("dataset", "table_prior"): ["model=mlp"],
-=======
     ("model", "table"): ["algorithm=pfn"],
     ("algorithm", "pfn"): ["model=table"],
     ("experiment", "pfn_own"): ["dataset.prior=tests.own_prior", "plugins=[tests]"],
->>>>>>> wt-e
     ("dataset", "table"): ["model=mlp", "dataset.file=t.csv", "dataset.task=who", "dataset.target=effect"],
     ("metric", "mse"): ["model=mlp", "dataset=sinusoid"],
     ("metric", "mae"): ["model=mlp", "dataset=sinusoid"],
