@@ -8,7 +8,19 @@ from torch import Tensor
 from metalearn.algorithms.common.functional import per_task
 from metalearn.errors import ConfigError
 from metalearn.training.chunks import episodes_of, placing
-from metalearn.types import Algorithm, Apply, Batch, Episode, Loss, Metrics, Model, Params, TaskSource, Unit
+from metalearn.types import (
+    Algorithm,
+    Apply,
+    Batch,
+    ComesInGroups,
+    Episode,
+    Loss,
+    Metrics,
+    Model,
+    Params,
+    TaskSource,
+    Unit,
+)
 
 
 def check_compatible(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
@@ -80,7 +92,8 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
             f"dataset.train_ways={of_training}: this algorithm's head has {outputs.shape[2]} outputs, in training and "
             "test alike; type dataset.train_ways=null, or algorithm=protonet, which has no head"
         )
-    _check_outputs(outputs, source.classes(split), task.query, support)
+    # Of tasks that differ, each may have fewer classes than the source; of others, all of them.
+    _check_outputs(outputs, source.classes(split), task.query, support if isinstance(source, ComesInGroups) else None)
     _try_loss(algorithm.computes and algorithm.computes.of_tasks, outputs, query.y)
     if split == "train" and algorithm.computes is not None:
         _try_second_derivative(algorithm, algorithm.computes, params, Episode(support, query), outputs)

@@ -262,6 +262,7 @@ def alone(*, model: Model) -> Algorithm:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer outputs than classes": ({"tasks": Tasks(classes=5)}, r"it has 3 outputs, and this dataset's tasks need 5"),
     "several labels without a loss": ({"tasks": Tasks(several)}, r"loss=binary if a sample may have several labels"),
     "several labels for classes": (
         {"tasks": Tasks(several), "loss": "cross_entropy"},
