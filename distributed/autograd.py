@@ -17,6 +17,7 @@ from torch.distributed import autograd
 
 from distributed.calls import autograd_contexts
 from distributed.calls.autograd_contexts import current_context
+from distributed.calls.errors import says_timeout
 from distributed.calls.session import current, default_timeout, is_started, missing_workers
 from distributed.cluster.store import within
 
@@ -207,7 +208,7 @@ def _named(error: RuntimeError, limit: float) -> Exception:
     lost, are_dead = missing_workers(_ANSWER_SECONDS)
     if lost:
         return _lost(lost, are_dead, limit, cause)
-    if "timeout" in cause.lower() or "timed out" in cause.lower():
+    if says_timeout(cause):
         return TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}")
     where = current().workers[int(number)] if number is not None and is_started() else "a worker"
     return RuntimeError(f"the backward pass failed on {where}: {cause}")

@@ -14,10 +14,15 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {message_of(error)}"
 
 
+def says_timeout(message: str) -> bool:
+    """Whether a message of torch is about a time limit."""
+    return "timeout" in message.lower() or "timed out" in message.lower()
+
+
 def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
     """The exception to raise for torch's error of a call to a worker."""
     first = str(error).splitlines()[0]
-    if "timeout" in first.lower() or "timed out" in first.lower():
+    if says_timeout(first):
         return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")
     if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
         return ConnectionError(f"{name} does not answer: {first}")

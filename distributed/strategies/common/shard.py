@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd, rpc
 
-from distributed.calls.errors import worker_error
+from distributed.calls.errors import says_timeout
 from distributed.calls.session import use_own_gpu
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
@@ -108,9 +108,10 @@ class Shard:
             try:
                 received = before.to_here(timeout=self._timeout)
             except RuntimeError as error:
-                if not isinstance(worker_error("", error, self._timeout), TimeoutError):
+                reason = str(error).splitlines()[0]
+                if not says_timeout(reason):
                     raise
-                return Missed(str(error).splitlines()[0])
+                return Missed(reason)
             if isinstance(received, Missed):
                 return received
             h, known = received
