@@ -1,6 +1,6 @@
 """Programs as forks of one process that has imported their libraries.
 
-Importing torch takes most of the time of a short run, and the tests start hundreds. So each pytest process keeps a
+Importing torch takes most of the time of a short run, and the tests start hundreds. So the processes of pytest share a
 *server*, which only imports and forks. Its forks are what the programs are: sessions of their own, with their own
 working folder, environment, output and exit code. Commands of metalearn end as its ranks do: Python's own end takes
 every module apart, which costs 0.7 s of a core. Other programs keep that end.
@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
 import signal
 import socket
@@ -130,46 +131,66 @@ def start(
 
 @functools.cache
 def _server() -> socket.socket:
-    """The channel to the server of this process; it ends when this process does, since the channel is then closed."""
-    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        server = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-
-    def end() -> None:
-        own.close()
-        server.wait()
-
-    atexit.register(end)
-    return own
+    """The channel of this process to the server. The first process of a test run that needs it starts it."""
+    address = f"\0forks-{os.environ.get('PYTEST_XDIST_TESTRUNUID') or secrets.token_hex()}"
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            channel.connect(address)
+            atexit.register(channel.close)
+            return channel
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError:  # another process is about to start it
+                continue
+            listener.listen()
+            listener.set_inheritable(True)
+            nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+            arguments = [sys.executable, __file__, str(listener.fileno())]
+            os.posix_spawn(sys.executable, arguments, os.environ, file_actions=[nothing], setsid=True)
 
 
 # The server
 
+IDLE = 10.0
+"""Seconds without a channel after which the server ends."""
 
-def serve(channel: socket.socket) -> dict[str, Any]:
+
+def serve(listener: socket.socket) -> dict[str, Any]:
     """Returns in each fork, with the request that it is to become; the server itself ends here."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the watchers
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, 2**20, 8)
-        if not message:
-            sys.exit()
-        if os.fork() == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
-            channel.close()
-            answer, output, errors, *inherited = descriptors
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            pid = os.fork()
-            if pid:
-                _watch(pid, answer)
-            os.close(answer)
-            request: dict[str, Any] = json.loads(message)
-            _number([output, errors, *inherited], [1, 2, *request["inherited"]])
-            return request
-        for descriptor in descriptors:
-            os.close(descriptor)
+    channels: list[socket.socket] = []
+    while ready := select.select([listener, *channels], [], [], None if channels else IDLE)[0]:
+        for one in ready:
+            if one is listener:
+                channels.append(listener.accept()[0])
+                continue
+            message, descriptors, _, _ = socket.recv_fds(one, 2**20, 8)
+            if not message:
+                channels.remove(one)
+                one.close()
+            elif os.fork() == 0:
+                for channel in (listener, *channels):
+                    channel.close()
+                return _program(message, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    sys.exit()
+
+
+def _program(message: bytes, descriptors: list[int]) -> dict[str, Any]:
+    """Returns in a fork of its own, with the request and its descriptors in their places."""
+    answer, output, errors, *inherited = descriptors
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid:
+        _watch(pid, answer)
+    os.close(answer)
+    request: dict[str, Any] = json.loads(message)
+    _number([output, errors, *inherited], [1, 2, *request["inherited"]])
+    return request
 
 
 def _number(descriptors: list[int], numbers: list[int]) -> None:
