@@ -24,6 +24,12 @@ make_venv() {
     rm -rf .venv
     "$python" -m venv .venv
     if [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]]; then
+        # pip unpacks on one core, and half of all bytes are libraries for GPUs: both halves at a time. The third call
+        # finds them there, and would bring what only another version of Python needs.
+        "${install[@]}" --no-deps -r <(grep '^nvidia' requirements.lock) &
+        local gpu=$!
+        "${install[@]}" --no-deps -r <(grep -v '^nvidia' requirements.lock)
+        wait "$gpu"
         "${install[@]}" -r requirements.lock
         # The command `metalearn`, and the sweeper: Hydra finds a plugin only on the path. Setuptools is in the lock, so
         # nothing else is downloaded.
