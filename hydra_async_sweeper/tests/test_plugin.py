@@ -98,6 +98,7 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run([python, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_a_foreign_app_is_swept_by_the_plugin_alone(lone_python: Path, tmp_path: Path) -> None:
     app = HERE / "foreign_app.py"
     assert len(app.read_text().splitlines()) <= 30

@@ -110,6 +110,7 @@ def test_without_hydra_the_runs_of_train_py_say_what_to_install(monkeypatch: pyt
     assert {(row.state, row.error.endswith("type pip install hydra-core")) for row in rows} == {(FAILED, True)}
 
 
+@slow
 def test_without_omegaconf_layers_and_gradients_are_compared() -> None:
     program = (
         "import sys; sys.modules['hydra'] = sys.modules['omegaconf'] = None\n"
@@ -138,6 +139,7 @@ def results(folder: Path) -> dict[str, Any]:
     return values
 
 
+@slow
 @pytest.mark.thorough
 def test_a_failed_part_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     """An environment that the layers refuse: every row of theirs fails."""

@@ -72,6 +72,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
     return read_result(folder / f"out/results/{name}.json")
 
 
+@slow
 def test_a_stopped_run_continues(reproduced: tuple[Path, Outcome]) -> None:
     folder, second = reproduced
     assert second.code == 0, second.text
@@ -81,6 +82,7 @@ def test_a_stopped_run_continues(reproduced: tuple[Path, Outcome]) -> None:
     assert steps == list(range(20, 81, 20))
 
 
+@slow
 def test_a_result_is_kept_with_its_command(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
     kept, run_dir = result_of(folder, "short_seed3"), folder / "out/runs/short/seed3"
@@ -96,6 +98,7 @@ def test_a_result_is_kept_with_its_command(reproduced: tuple[Path, Outcome]) -> 
     assert kept["validation"]["steps"] == [20, 40] and len(kept["validation"]["values"]) == 2
 
 
+@slow
 def test_a_row_may_evaluate_the_checkpoints_of_another(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
     trained, evaluated = result_of(folder, "short_seed3"), result_of(folder, "again_seed3")
@@ -107,6 +110,7 @@ def test_a_row_may_evaluate_the_checkpoints_of_another(reproduced: tuple[Path, O
     assert trained["accuracy"] != evaluated["accuracy"] and trained["task_list"] != evaluated["task_list"]
 
 
+@slow
 def test_the_page_shows_the_results_and_what_was_not_run(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
     text = (folder / "out/RESULTS.md").read_text()
@@ -116,6 +120,7 @@ def test_the_page_shows_the_results_and_what_was_not_run(reproduced: tuple[Path,
     assert "`never` (protonet, –)" in text and "[1] nobody." in text
 
 
+@slow
 def test_an_evaluation_counts_only_for_the_present_training(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
     listing = [*places(folder, "again"), "--list"]
@@ -152,6 +157,7 @@ def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> No
     assert not list((tmp_path / "out").glob("results/*")) and (tmp_path / "out/RESULTS.md").exists()
 
 
+@slow
 def test_a_run_without_what_its_row_asks_for_has_no_result(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
     (row,) = (row for table in read_tables(folder / "tables") for row in table.rows if row.name == "long")

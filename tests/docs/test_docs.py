@@ -28,12 +28,16 @@ CHOICE = re.compile(rf"(?<![\w.])({GROUPS})=(\w+(?:,\w+)*)(?![\w.(…])")
 PATH = re.compile(r"(?<![\w./-])((?:docs|tests|benchmarks|deploy)/[\w./-]+\.[a-z]+|[A-Z]{5,}\.md)(#[\w-]+)?")
 """A file of this repository, and a heading of a page."""
 
-GENERATED = {ROOT / "docs" / path for path, _ in docs_pages.pages()}
-
 BASELINES = ("scratch", "supervised")
 """Algorithms without a paper."""
 
 every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@functools.cache
+def generated() -> set[Path]:
+    """The pages that the site makes."""
+    return {ROOT / "docs" / path for path, _ in docs_pages.pages()}
 
 
 def tracked() -> list[Path]:
@@ -80,7 +84,7 @@ def test_every_link_between_files_leads_somewhere(document: Path) -> None:
     for target in docs_pages.LINK.findall(document.read_text()):
         path, _, anchor = target.partition("#")
         page = (document.parent / path).resolve() if path else document
-        assert page.exists() or page in GENERATED, f"{document.name}: {target}"
+        assert page.exists() or page in generated(), f"{document.name}: {target}"
         if anchor and page.exists():
             assert f"#{anchor}" in headings(page), f"{document.name}: {target}"
 

@@ -60,6 +60,7 @@ def test_map_reduce_computes_pi_on_two_workers(tmp_path: Path) -> None:
     assert abs(pi - 3.1416) < 0.01  # six standard deviations
 
 
+@slow
 def test_the_notebook_and_own_images_learn_signs(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples/first_steps.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

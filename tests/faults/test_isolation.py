@@ -153,6 +153,7 @@ def without_networks(*overrides: str, folder: Path) -> Outcome:
     return Outcome(done.returncode, done.stdout)
 
 
+@slow
 def test_where_the_kernel_refuses_auto_says_so_and_true_is_refused(isolable: None, tmp_path: Path) -> None:
     own = (*SHORT, "trainer.steps=2", "workers=2")
     outcome = without_networks(*own, folder=tmp_path)

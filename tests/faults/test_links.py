@@ -68,6 +68,7 @@ def test_the_others_go_on_without_a_worker_whose_link_is_cut(start: Start, tmp_p
     assert_same_bytes(tmp_path / RUN, tmp_path / RUN.with_name("alone"))
 
 
+@slow
 def test_a_worker_whose_link_is_cut_is_named(tmp_path: Path) -> None:
     outcomes, took = run_with_a_cut(tmp_path, 2, (*ENDLESS, "strategy=ddp", "strategy.timeout=6"), 60)
     assert took < 6 + 15

@@ -22,6 +22,7 @@ def seconds_since(began: float) -> float:
     return seconds
 
 
+@slow
 def test_a_stopped_worker_ends_the_run_within_the_time_limit(start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, "workers=2", "strategy.timeout=4", "strategy.max_lost=0")
     ranks = started(program, tmp_path)

@@ -166,6 +166,7 @@ def posted(folder: Path, token: str, content: dict[str, Any]) -> None:
             os.environ[TOKEN] = before
 
 
+@slow
 def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_waited_for(
     start: Start, tmp_path: Path
 ) -> None:

@@ -134,13 +134,9 @@ client.connect_ex(("192.0.2.2", 80))
     assert {"0.0.0.0", "192.0.2.1", "192.0.2.2"} <= seen(tmp_path, sys.executable, "-c", code).outside
 
 
-@pytest.mark.parametrize(
-    ("strategy", "isolate"),
-    [
-        ("rpc", "false"),
-        *(pytest.param(*how, marks=slow) for how in (("rpc", "auto"), ("ddp", "auto"), ("ddp", "false"))),
-    ],
-)
+@slow
+@pytest.mark.parametrize("strategy", ["rpc", "ddp"])
+@pytest.mark.parametrize("isolate", ["false", "auto"])
 def test_two_workers_on_one_host_use_loopback_only(strategy: str, isolate: str, tmp_path: Path) -> None:
     """Without a network of its own, torch's store asks the name server for the name of 127.0.0.1, and nothing else."""
     overrides = (*ENDLESS, "trainer.steps=20", "trainer.test_tasks=4", f"strategy={strategy}", "workers=2")

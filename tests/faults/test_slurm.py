@@ -50,7 +50,8 @@ def saved_step(run_dir: Path) -> int:
     return next((int(path.name[5:]) for path in run_dir.glob("checkpoints/step_*")), 0)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=slow)])
+@slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_of_submitit_saves_is_requeued_and_goes_on(
     workers: int, start: Start, tmp_path: Path, undisturbed: Path
 ) -> None:

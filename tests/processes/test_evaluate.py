@@ -299,6 +299,7 @@ def test_different_tasks_have_different_digests() -> None:
     assert first[0] == first[1] == second[0] != second[1]
 
 
+@slow
 @pytest.mark.parametrize(("ways", "name"), [(5, "v1-b91b9cde6f32"), pytest.param(20, "v1-2b705f9c11cd", marks=slow)])
 def test_the_list_of_omniglots_test_tasks_is_the_published_one(ways: int, name: str, omniglot_root: Path) -> None:
     """If this changes, old results and new ones have different tasks: raise metrics.LIST_VERSION."""

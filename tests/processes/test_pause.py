@@ -50,6 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@slow
 def test_a_network_with_dropout_goes_on_to_the_same_bits_on_other_workers(tmp_path: Path) -> None:
     """Its fixed parameters are those that the seed has drawn, to the end."""
     own = (
@@ -72,6 +73,7 @@ def test_a_network_with_dropout_goes_on_to_the_same_bits_on_other_workers(tmp_pa
     assert params_of(without) != params_of(whole)
 
 
+@slow
 def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_after_a_pause(tmp_path: Path) -> None:
     """The outer rate is so large that validations soon get worse."""
     own = ("optimizer=muon", "optimizer.lr=0.3", "optimizer.clip_norm=1.0", "trainer.val_every=5", "trainer.patience=2")
@@ -142,6 +144,7 @@ def test_the_report_names_the_commands_that_make_the_run(tmp_path: Path) -> None
     assert result_of(again)["test"] == result_of(folder)["test"]
 
 
+@slow
 def test_the_validation_of_a_pause_is_no_candidate_for_the_best(tmp_path: Path) -> None:
     """A rate so high that the network gets worse: the validation of the pause is better than all that follow."""
     worse = ("optimizer.lr=0.3", "trainer.val_every=30")

@@ -74,6 +74,7 @@ def test_two_ranks_that_are_started_by_hand_train_together(start: Start, tmp_pat
     assert (result["status"], result["workers"]) == ("completed", 2)
 
 
+@slow
 def test_a_locale_that_is_not_utf_8_changes_nothing(start: Start, tmp_path: Path) -> None:
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     own = ("experiment=maml_sinusoid", "trainer.steps=1", "trainer.val_tasks=2", "trainer.test_tasks=2", "run=c")
@@ -287,6 +288,7 @@ def test_init_from_starts_with_the_parameters_of_another_run(finished: Path, sta
     assert outcome.code == 2 and "conv1.weight (here (32, 1, 3, 3), there (16, 1, 3, 3))" in outcome.text, outcome.text
 
 
+@slow
 def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> None:
     tiny: dict[str, Any] = {
         "trainer.steps": 20,
@@ -332,6 +334,7 @@ def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: P
     assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
 
 
+@slow
 def test_a_multirun_ends_with_the_largest_exit_code_of_its_jobs(start: Start, tmp_path: Path) -> None:
     outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1").wait()
     assert outcome.code == 3 and "HYDRA_FULL_ERROR" not in outcome.text, outcome.text

@@ -127,6 +127,7 @@ def test_more_failures_than_allowed_are_listed_at_the_end(tmp_path: Path) -> Non
     assert "Traceback" not in outcome.text.rpartition("5 of 5 trials have failed")[2]
 
 
+@slow
 def test_equal_parameters_are_not_trained_twice(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     search = (*SEARCH[:2], "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2")
@@ -174,6 +175,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert both[0] == both[1]
 
 
+@slow
 def test_kills_lose_no_trial_and_no_bit(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
     killed_sweep(tmp_path / "sweep", ["controller", "nursery", "trial"], 1)
     assert_same(tmp_path / "sweep", undisturbed[0])
@@ -186,6 +188,7 @@ def test_ten_kills_lose_no_trial_and_no_bit(tmp_path: Path, undisturbed: tuple[P
     assert_same(tmp_path / "sweep", undisturbed[0])
 
 
+@slow
 def test_a_run_that_ended_before_it_was_told_is_told_and_tables_are_written_again(
     tmp_path: Path, undisturbed: tuple[Path, str]
 ) -> None:
@@ -241,6 +244,7 @@ def test_other_launchers_give_the_same_bits(tmp_path: Path, launcher: str, undis
     assert len(found) == 2 and found == {name: whole[name] for name in found}
 
 
+@slow
 def test_a_sweep_of_two_workers_has_the_same_bits(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
     completed(tmp_path / "sweep", *SPACE, *SEARCH[:2], "hydra.sweeper.n_trials=2", "workers=2")
     whole = params(undisturbed[0])

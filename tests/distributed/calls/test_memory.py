@@ -9,9 +9,10 @@ import torch
 import distributed as todist
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, run_ranks
-from tests.runs import ROOT
+from tests.runs import ROOT, slow
 
 
+@slow
 @pytest.mark.usefixtures("workers")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="arenas are glibc's")
 def test_all_rpc_threads_share_an_arena() -> None:

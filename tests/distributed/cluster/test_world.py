@@ -380,6 +380,7 @@ def test_rank_zero_that_stops_after_the_meeting_is_named(
     assert "worker1: rank 0 did not go on within 7 s" in capfd.readouterr().err
 
 
+@slow
 def test_who_does_not_come_to_a_barrier_is_named() -> None:
     (code, output), (other, second), (killed, _) = run_program("late_barrier", 3)
     assert (code, other, killed) == (1, 1, -signal.SIGKILL), (output, second)
@@ -389,6 +390,7 @@ def test_who_does_not_come_to_a_barrier_is_named() -> None:
     assert "RuntimeError worker2 does not answer" in second
 
 
+@slow
 def test_a_late_rank_is_named_while_it_is_waited_for_and_when_it_does_not_come() -> None:
     results = run_program("missing_rank", 3, "7")
     assert "waiting up to 7 s for rank 1 of 3" in results[0][1]

@@ -19,7 +19,7 @@ from metalearn.training.settings import chunk_size, trainer
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
 from tests.metalearn.learners import FLOAT64, random
-from tests.runs import ROOT
+from tests.runs import ROOT, slow
 
 
 def images(tasks: int, ways: int, *, size: int = 12, seed: int = 0) -> Episode:
@@ -154,6 +154,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@slow
 @pytest.mark.thorough
 def test_peak_memory_does_not_grow_with_the_meta_batch() -> None:
     """One chunk holds about 60 MB of graph; eight more chunks must cost much less."""

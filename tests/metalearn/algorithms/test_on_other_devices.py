@@ -58,9 +58,11 @@ def test_a_tensor_of_another_device_is_found() -> None:
         torch.ones(3, device=DEVICE) + torch.ones(3)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=slow if name == "metaoptnet" else ()) for name in ALGORITHMS]
-)
+DEEP = ("metaoptnet", "maml_pp", "meta_sgd", "meta_curvature", "boil")
+"""Take seconds each; maml has most of their operations."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow if name in DEEP else ()) for name in ALGORITHMS])
 def test_all_is_computed_on_the_device(name: str, waiting: list[str]) -> None:
     algorithm, source, _ = training_of(name)
     mode = FakeTensorMode(allow_non_fake_inputs=False)

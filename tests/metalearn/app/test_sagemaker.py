@@ -9,7 +9,7 @@ import pytest
 
 from metalearn.app.job import installed, to_job
 from metalearn.config.compose import compose_config
-from tests.runs import ROOT, Program, Start
+from tests.runs import ROOT, Program, Start, slow
 
 TINY = {
     "experiment": "maml_sinusoid",
@@ -91,6 +91,7 @@ def test_outside_a_job_the_missing_variable_is_named(start: Start) -> None:
     )
 
 
+@slow
 @pytest.mark.thorough
 def test_a_job_of_two_hosts_has_the_bits_of_one_and_leaves_its_model(tmp_path: Path, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:

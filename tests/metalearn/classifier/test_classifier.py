@@ -178,6 +178,7 @@ def test_labels_that_are_none_are_refused(labels: list[Any]) -> None:
         PictureClassifier().fit([np.zeros((8, 8, 3), np.uint8)] * 3, labels)
 
 
+@slow
 def test_threads_may_ask_at_once(made: Path, others: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
     tmp_path.chmod(0o700)

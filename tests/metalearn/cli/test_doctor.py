@@ -8,7 +8,7 @@ import pytest
 
 from distributed.doctor import Check, Report, measured, worst
 from metalearn.cli.doctor import as_text
-from tests.runs import said_by
+from tests.runs import said_by, slow
 
 pytestmark = pytest.mark.thorough
 
@@ -17,6 +17,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return said_by([sys.executable, "-m", "metalearn", "doctor", *arguments])
 
 
+@slow
 def test_the_doctor_checks_two_workers() -> None:
     done = doctor("--workers", "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,7 +31,7 @@ from metalearn.errors import ConfigError
 from metalearn.runs.folder import inspect
 from metalearn.tasks.glyphs import character
 from tests.own_network import Small
-from tests.runs import ROOT, Outcome, Program
+from tests.runs import ROOT, Outcome, Program, slow
 from tests.saved import MARKER, SECRET, copy_to_damage, saved_run
 
 Content = dict[str, Any]
@@ -183,7 +183,7 @@ def test_runs_of_every_kind_are_the_same_after_publishing(overrides: list[str], 
     assert first == second
 
 
-@pytest.mark.parametrize("frozen", ["true", "false"])
+@pytest.mark.parametrize("frozen", ["true", pytest.param("false", marks=slow)])
 def test_pretrained_weights_of_a_file_go_with_the_model(frozen: str, tmp_path: Path) -> None:
     from torchvision import models
 

@@ -112,7 +112,10 @@ def hostile_library(place: Path) -> Path:
 
 
 @as_root
-@pytest.mark.parametrize("folder_mode", [0o775, 0o755], ids=["folder of a group", "folder of this user"])
+@pytest.mark.parametrize(
+    "folder_mode",
+    [pytest.param(0o775, id="folder of a group"), pytest.param(0o755, id="folder of this user", marks=slow)],
+)
 def test_a_library_of_another_user_does_not_run(
     folder_mode: int, library: Path, place: Path, told: pytest.LogCaptureFixture
 ) -> None:
@@ -331,6 +334,7 @@ def test_a_wait_is_told_and_ends_when_the_other_process_shows_no_life(
         assert "METALEARN_CACHE=" in str(caught.value)
 
 
+@slow
 @pytest.mark.thorough
 def test_a_file_system_without_locks_is_named(folder: Path, place: Path) -> None:
     """`flock` fails as it does on such a file system."""

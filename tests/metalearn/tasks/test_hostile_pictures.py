@@ -48,6 +48,11 @@ def png(kind: bytes, content: bytes) -> bytes:
     return whole[:33] + chunk + whole[33:]
 
 
+def bomb() -> bytes:
+    """256 MiB of zeros."""
+    return zlib.compress(bytes(2**28), 9)
+
+
 def scans(side: int) -> bytes:
     """A progressive JPEG whose last scan is repeated without end."""
     whole = saved(Image.new("RGB", (side, side)), "JPEG", progressive=True)
@@ -55,7 +60,6 @@ def scans(side: int) -> bytes:
 
 
 HEADER, SEVERAL = b"GIF89a\x08\0\x08\0\0\0\0", 2**27 - 2000
-BOMB = zlib.compress(bytes(2**28), 9)
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "values.tif": (lambda: tiff((274, 3, 1, 6), (700, 3, SEVERAL, 600)), LARGEST_FILE, MEMORY),
@@ -67,8 +71,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "scans.jpg": (lambda: scans(8000), 0, TIME),
     "markers.jpg": (lambda: b"\xff\xd8\xff\xe5\0\2", LARGEST_FILE, TIME),
     "large.webp": (lambda: saved(Image.new("RGB", (8192, 8191)), "WEBP", lossless=True, method=0), 0, MEMORY),
-    "bomb.png": (lambda: png(b"zTXt", b"x\0\0" + BOMB), 0, "too large"),
-    "profile.png": (lambda: png(b"iCCP", b"x\0\0" + BOMB), 0, "too large"),
+    "bomb.png": (lambda: png(b"zTXt", b"x\0\0" + bomb()), 0, "too large"),
+    "profile.png": (lambda: png(b"iCCP", b"x\0\0" + bomb()), 0, "too large"),
     "wide.png": (lambda: saved(Image.new("1", (2**26 + 1, 1)), "PNG"), 0, "has more than"),
     "sizes.jp2": (lambda: saved(Image.new("L", (64, 64)), "JPEG2000")[:150], 0, ""),
 }

@@ -27,7 +27,7 @@ from metalearn.tasks.image_folder import image_folder
 from metalearn.training.compatibility import check_compatible
 from metalearn.types import Batch, Episode, GivesSamples, TaskSource, Unit
 from tests.metalearn.flat import source_of
-from tests.runs import ROOT, Start
+from tests.runs import ROOT, Start, slow
 
 Pixels = NDArray[np.uint8]
 Known = dict[bytes, tuple[str, int]]
@@ -601,6 +601,7 @@ def test_the_program_learns_from_a_folder_on_two_workers(tmp_path: Path, cache: 
     assert len(stored(cache)) == 1
 
 
+@slow
 @pytest.mark.thorough
 def test_a_run_does_not_go_on_with_other_pictures_unless_it_is_told_to(tmp_path: Path, start: Start) -> None:
     root = tmp_path / "animals"

@@ -153,6 +153,7 @@ def numbers_of(batch: Batch) -> NDArray[np.int64]:
     return np.ascontiguousarray(first).view(">u4")[..., 0].astype(np.int64)
 
 
+@slow
 def test_cifar_episodes_are_of_the_classes_of_their_split(cifar: Files) -> None:
     for make, division in ((cifar_fs, "cifar_fs"), (fc100, "fc100")):
         tasks = source_of(make, root=str(cifar.root), **CIFAR)

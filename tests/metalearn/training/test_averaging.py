@@ -14,7 +14,7 @@ from metalearn.training.averaging import Average
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import Rates, sgd
 from metalearn.types import Params
-from tests.runs import train_in
+from tests.runs import slow, train_in
 
 DECAY, STEPS = 0.8, 7
 START = sgd(rates=Rates(1), momentum=0).start
@@ -89,6 +89,7 @@ def params_of(folder: Path, step: int) -> Params:
     return load_file(folder / f"checkpoints/step_{step:06d}/params.safetensors")
 
 
+@slow
 def test_a_run_saves_the_average_of_a_run_without_it_also_when_it_is_paused(tmp_path: Path) -> None:
     plain, averaged = tmp_path / "plain", tmp_path / "averaged"
     run(plain)
