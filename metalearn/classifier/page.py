@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from metalearn.classifier.validation import compared, strangers_in_words, why_unknown
+from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words, why_unknown
 from metalearn.reporting import episode_pictures
 from metalearn.reporting.page import card, facts, grid, note, page, provenance, section, table, text, tile
 from metalearn.reporting.provenance import made_with
@@ -78,7 +78,8 @@ def _comparisons(report: Mapping[str, Any]) -> Iterator[str]:
             [Line("mean of random draws", points, (), "dots")], x="pictures a class", y="accuracy (%)", percent=True,
             whole=True,
         )  # fmt: skip
-        yield card("With fewer pictures of each class", drawn)
+        words = twice_in_words(report)
+        yield card("With fewer pictures of each class", drawn + (note(f"{words.capitalize()}.") if words else ""))
 
 
 def _percent(value: float) -> str:
