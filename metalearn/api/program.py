@@ -3,6 +3,7 @@ needs: how pictures are shown to it, and a model card."""
 
 import importlib.util
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,9 @@ def _exported(network: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
 def _folded(program: torch.export.ExportedProgram) -> nn.Module:
     from torch.fx.experimental.const_fold import split_const_subgraphs
 
-    module = split_const_subgraphs(program.module(check_guards=False))
-    module.run_folding()
+    with warnings.catch_warnings(action="ignore"):  # of torch, about nodes that it has made itself
+        module = split_const_subgraphs(program.module(check_guards=False))
+        module.run_folding()
     return module
 
 
