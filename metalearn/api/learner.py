@@ -101,15 +101,14 @@ class Classification:
         return export_task(self, Path(path), file_format=format, licence=licence)
 
     def _predict(self, x: Tensor) -> list[Prediction]:
-        rows = self._probabilities(x).tolist()
+        rows = _tried(lambda: self._probabilities(x), x).tolist()
         tables = [dict(zip(self.labels, row, strict=True)) for row in rows]
         return [Prediction(max(table, key=lambda label: table[label]), table) for table in tables]
 
     def _probabilities(self, x: Tensor) -> Tensor:
         """Of the classes [n, ways], float64, for inputs [1, n, …]."""
         with self._learner.computing():
-            logits = _tried(lambda: self._logits(x), x)
-        return logits[0].double().softmax(dim=1)
+            return self._logits(x)[0].double().softmax(dim=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,10 +66,6 @@ def export(
     if licence is None:
         said.append("licence: that of the network's weights is not known to this program; type --licence TEXT")
     with whole_folder(key, out) as folder:
-        write_preprocessing(
-            folder, backbone.form, classifier.classes_.tolist(), threshold=classifier.report_["threshold"],
-            output="probabilities [n, classes]; similarity [n]",
-        )  # fmt: skip
         if file_format == FOLDER:
             if not backbone.state:
                 raise ConfigError(
@@ -82,6 +78,10 @@ def export(
         else:
             difference = _write_program(classifier, folder / FILES[file_format], file_format)
             said.append(f"largest difference from this program: {difference:.1e}")
+        write_preprocessing(
+            folder, backbone.form, classifier.classes_.tolist(), threshold=classifier.report_["threshold"],
+            output="probabilities [n, classes]; similarity [n]",
+        )  # fmt: skip
         (folder / CARD).write_text(_card(classifier, name or out.name, file_format, licence), encoding="utf-8")
     return said
 

@@ -364,5 +364,6 @@ def with_twice(curve: Mapping[int, float], accuracy: float) -> float | None:
     points = [(math.log(shots), math.log(1 - value)) for shots, value in curve.items() if value < 1]
     if len(points) < 2:
         return None
-    slope = float(np.polyfit(*zip(*points, strict=True), deg=1)[0])
+    x, y = np.array(points).T
+    slope = float(np.polyfit(x, y, deg=1)[0])
     return 1 - (1 - accuracy) * 2 ** min(slope, 0.0)
