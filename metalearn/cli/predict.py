@@ -111,7 +111,7 @@ def table(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[st
     width = max(map(len, names), default=0)
     return "\n".join(
         f"{name:{width}}  {f'{NONE}; most like ' if answer.label is None else ''}"
-        f"{labels[answer.probabilities.argmax()]}  {answer.probability:.1%}"
+        f"{labels[int(answer.probabilities.argmax())]}  {answer.probability:.1%}"
         for name, answer in zip(names, answers, strict=True)
     )
 
