@@ -40,7 +40,7 @@ def classifier_page(
             section("What was compared", grid(_comparisons(report))),
             _by_class(report),
             _confusion(report["confusion"], list(map(str, classes))),
-            _wrong(report["wrong"], shown),
+            _wrong(report, shown),
         ]
     return page(name, [*parts, provenance(made_with() | {"features": backbone}, commands)])
 
@@ -120,9 +120,10 @@ def _cell(hit: bool, count: int, of: int) -> str:
     return f"<td{style}>{count or ''}</td>"
 
 
-def _wrong(wrong: Sequence[Mapping[str, str]], shown: Mapping[str, Tensor]) -> str:
+def _wrong(report: Mapping[str, Any], shown: Mapping[str, Tensor]) -> str:
     """The pictures that were taken for another class: with the picture where it is known, else by name."""
-    title = f"Taken for another class: {len(wrong)} pictures"
+    wrong = report["wrong"]
+    title = f"Taken for another class: {len(wrong)} of {report['pictures']} pictures"
     tiles, named = [], []
     for entry in wrong[:MOST_SHOWN]:
         words = f"{entry['label']}, taken for {entry['answer']} ({entry['picture']})"
