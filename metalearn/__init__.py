@@ -4,22 +4,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metalearn.api.load import load
+    from metalearn.api.export import push_to_hub
+    from metalearn.api.load import from_pretrained, load
     from metalearn.api.tables import PFNClassifier, PFNRegressor
     from metalearn.api.train import train
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
     from metalearn.tasks.table import arrays
 
-__all__ = ["PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "load", "named", "train"]
+__all__ = [
+    "PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "from_pretrained", "load", "named", "push_to_hub",
+    "train",
+]  # fmt: skip
 
 _HOMES = {
     "PFNClassifier": "metalearn.api.tables",
     "PFNRegressor": "metalearn.api.tables",
     "PictureClassifier": "metalearn.classifier.classifier",
     "arrays": "metalearn.tasks.table",
+    "from_pretrained": "metalearn.api.load",
     "load": "metalearn.api.load",
     "named": "metalearn.config.plain",
+    "push_to_hub": "metalearn.api.export",
     "train": "metalearn.api.train",
 }
 

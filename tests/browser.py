@@ -21,7 +21,8 @@ onload = () => {{ const page = frames[0].document.documentElement;
 </script>"""
 
 
-def _chromium(*options: str, dark: bool, home: Path) -> str:
+def chromium(*options: str, dark: bool, home: Path) -> str:
+    """What headless Chromium prints with these options."""
     assert CHROMIUM is not None
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files",
@@ -43,7 +44,7 @@ def check_fits(page: Path, width: int, *, dark: bool, home: Path, picture: Path 
     wrapper = home / "wrapper.html"
     wrapper.write_text(_FRAME.format(width=width, height=900, address=page.as_uri()))
     window = f"--window-size={max(width, 500)},900"
-    shown = _chromium("--dump-dom", window, wrapper.as_uri(), dark=dark, home=home / "browser")
+    shown = chromium("--dump-dom", window, wrapper.as_uri(), dark=dark, home=home / "browser")
     found = re.search(r'id="found">(\d+) (\d+) (\w+) (\d+)<', shown)
     assert found is not None, shown
     assert int(found[1]) <= int(found[2]) == width, f"{page} at {width} px is {found[1]} px wide"
@@ -52,4 +53,4 @@ def check_fits(page: Path, width: int, *, dark: bool, home: Path, picture: Path 
         height = min(int(found[4]), 12_000)
         wrapper.write_text(_FRAME.format(width=width, height=height, address=page.as_uri()))
         window = f"--window-size={max(width, 500)},{height}"
-        _chromium(f"--screenshot={picture}", window, wrapper.as_uri(), dark=dark, home=home / "browser")
+        chromium(f"--screenshot={picture}", window, wrapper.as_uri(), dark=dark, home=home / "browser")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub import hub  # noqa: F401 (a fixture)
 from tests.runs import ROOT, Program, Start
 
 FIRST = ("tests/docs/test_blocks.py", "tests/processes", "tests/faults", "tests/distributed", "tests/sweeps")

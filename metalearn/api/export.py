@@ -9,20 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
-from metalearn.api.card import Reached, card
-from metalearn.api.learner import Learner
+from metalearn.api import hub, program
+from metalearn.api.card import CARD, Reached, card
+from metalearn.api.learner import Classification, Learner
 from metalearn.api.load import found, load_as
 from metalearn.api.own import carried_weights
 from metalearn.api.pictures import described
+from metalearn.checks import one_of
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import FORMERLY, check_groups, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.metrics import METRIC_NAMES
-from metalearn.runs.published import GROUPS, is_published, named, option_of, write
+from metalearn.runs.published import FILES, GROUPS, is_published, named, option_of, read, write
 from metalearn.runs.seen import KEY, is_count
-from metalearn.storage.files import read_json, refuse_nameless, refuse_used
+from metalearn.storage.files import read_json, refuse_nameless, refuse_used, whole_folder
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -93,6 +98,24 @@ def export(
     return facts
 
 
+def push_to_hub(
+    folder: str | os.PathLike[str], repo_id: str, *, private: bool = False, timeout: float = hub.SECONDS
+) -> str:
+    """Uploads a folder that `metalearn export` or `Learner.save` has written to a repository of Hugging Face's hub,
+    which is made if it is not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
+
+    Args:
+        repo_id: such as `you/protonet`.
+        private: of a new repository: only you see it.
+        timeout: seconds for all of it.
+
+    Raises:
+        ValueError: the folder holds no published model that can be used; or the hub refuses it, or does not answer.
+    """
+    read("folder", Path(folder))
+    return hub.push(Path(folder), repo_id, files=FILES, private=private, timeout=timeout)
+
+
 def _check_same(learner: Learner, other: Learner, without: Sequence[str]) -> None:
     """Raises ConfigError if a learner without these paths gives other outputs for pictures."""
     key = f"without={','.join(without)}"
@@ -142,21 +165,71 @@ def _card_of(
     )  # fmt: skip
 
 
-_USE_PICTURES = """With `pip install metalearn-train`, beside this folder:
+def export_task(
+    task: Classification, out: Path, *, file_format: str, licence: str | None, key: str = "path"
+) -> list[str]:
+    """As `Classification.export`; messages call `out` by `key`."""
+    one_of("format", file_format, program.PROGRAMS)
+    program.check_packages(file_format)
+    learner, labels = task._learner, [str(label) for label in task.labels]
+    if learner.form is None:
+        raise ConfigError(f"format={file_format}: only learners of pictures become programs, and this one takes arrays")
+    if learner.device.type != "cpu":
+        raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
+    if learner._taught.algorithm.transductive:
+        raise ConfigError(
+            f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
+            "answers; take a learner of another algorithm, such as protonet"
+        )
+    x = learner.shown([Image.fromarray(picture) for picture in program.noise(learner.form)])[0].float()
+    network = _AdaptedNetwork(task)
+    ours = torch.cat([network(part)[0] for part in program.in_batches(x)])
+    facts = {
+        "Classes": program.first_few_of(labels), "Algorithm": learner.name,
+        "Queries": "all pictures of a call are normalised together" if learner.transductive else "",
+        "Licence": licence or "not known", **made_with(),
+    }  # fmt: skip
+    use, tags = program.USES[file_format].replace("OUTPUTS", "probabilities"), ["few-shot", learner.name, file_format]
+    with whole_folder(key, out) as folder:
+        program.write_preprocessing(folder, learner.form, labels, output="probabilities [n, classes]")
+        difference = program.write_program(
+            network, x, [ours], folder / program.FILES[file_format], file_format,
+            name=f"algorithm={learner.name}", outputs=["probabilities"], folded=True,
+        )  # fmt: skip
+        text = card(
+            out.name, task="image-classification", tags=tags, licence=licence, reached=None, facts=facts, use=use
+        )
+        (folder / CARD).write_text(text, encoding="utf-8")
+    return [f"largest difference from this program: {difference:.1e}"]
+
+
+class _AdaptedNetwork(nn.Module):
+    """From pictures [n, channels, size, size] to the probabilities [n, classes]; both float32."""
+
+    def __init__(self, task: Classification) -> None:
+        super().__init__()
+        self._task = task
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor]:
+        return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)
+
+
+_USE_PICTURES = """With `pip install metalearn-train`, beside this folder, or by the name of its repository on the hub:
 
 ```python
 import metalearn
 
-task = metalearn.load(LOAD).adapt(["cat_1.jpg", "dog_1.jpg"], ["cat", "dog"])
+task = metalearn.from_pretrained(LOAD).adapt(["cat_1.jpg", "dog_1.jpg"], ["cat", "dog"])
 print(task.predict(["what_is_this.jpg"]))
 ```"""
 
-_USE_NUMBERS = """With `pip install metalearn-train`, beside this folder; x and y are arrays, as in the training:
+_USE_NUMBERS = """With `pip install metalearn-train`, beside this folder, or by the name of its repository on the hub;
+x and y are arrays, as in the training:
 
 ```python
 import metalearn
 
-print(metalearn.load(LOAD).adapt(x, y).predict(new_x))
+print(metalearn.from_pretrained(LOAD).adapt(x, y).predict(new_x))
 ```"""
 
 

@@ -2,12 +2,11 @@
 that are asked for are fetched, and none that is too large."""
 
 import os
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from distributed.cluster.store import within
 from metalearn.errors import ConfigError
 
 SECONDS = 600.0
@@ -21,8 +20,9 @@ _LONGEST_REASON = 300
 Result = TypeVar("Result")
 
 
-def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
-    """Uploads the files of a folder to a repository, which is made if it is not there; returns its address.
+def push(folder: Path, repo_id: str, *, files: Sequence[str] = ("*",), private: bool, timeout: float) -> str:
+    """Uploads those `files` of a folder (names or patterns) to a repository, which is made if it is not there; returns
+    its address.
 
     Raises:
         ConfigError: the hub refuses it, or does not answer within `timeout` seconds.
@@ -31,7 +31,9 @@ def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
 
     def work() -> str:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload by metalearn")
+        api.upload_folder(
+            repo_id=repo_id, folder_path=folder, allow_patterns=list(files), commit_message="Upload by metalearn"
+        )
         return str(address)
 
     return _within(timeout, f"repo_id={repo_id}", work)
@@ -81,21 +83,10 @@ def _within(seconds: float, what: str, work: Callable[[], Result]) -> Result:
     Raises:
         ConfigError: it fails, or takes longer than this.
     """
-    # Some calls of the package wait without a limit, and none limits a transfer as a whole. So they run in a thread,
-    # which is left behind if it takes too long, and does not keep the process alive.
-    answers = queue.SimpleQueue[tuple[Result | None, Exception | None]]()
-
-    def run() -> None:
-        try:
-            answers.put((work(), None))
-        except Exception as error:
-            answers.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
+    # Some calls of the package wait without a limit, and none limits a transfer as a whole.
     try:
-        result, error = answers.get(timeout=seconds)
-    except queue.Empty:
+        return within(seconds, work)
+    except TimeoutError:
         raise ConfigError(f"{what}: the hub has not answered within {seconds:g} s; give a longer timeout") from None
-    if error is not None:
+    except Exception as error:
         raise ConfigError(f"{what}: {' '.join(str(error).split())[:_LONGEST_REASON]}") from error
-    return result  # type: ignore[return-value]

@@ -78,12 +78,37 @@ class Classification:
         parts = [given[first : first + together] for first in range(0, len(given), together)]
         return [prediction for part in parts for prediction in self._predict(learner.shown(part))]
 
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "onnx",  # noqa: A002 (the option's name)
+        licence: str | None = None,
+    ) -> list[str]:
+        """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
+        returns what there is to say, in lines.
+
+        Args:
+            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`.
+            licence: of the program, for the card.
+
+        Raises:
+            ValueError: the learner takes no pictures, a package is missing, torch cannot export the algorithm, the
+                program differs from `predict` by more than 1e-4, or the folder cannot be written.
+        """
+        from metalearn.api.export import export_task
+
+        return export_task(self, Path(path), file_format=format, licence=licence)
+
     def _predict(self, x: Tensor) -> list[Prediction]:
-        with self._learner.computing():
-            logits = _tried(lambda: self._logits(x), x)
-        rows = logits[0].double().softmax(dim=1).tolist()
+        rows = _tried(lambda: self._probabilities(x), x).tolist()
         tables = [dict(zip(self.labels, row, strict=True)) for row in rows]
         return [Prediction(max(table, key=lambda label: table[label]), table) for table in tables]
+
+    def _probabilities(self, x: Tensor) -> Tensor:
+        """Of the classes [n, ways], float64, for inputs [1, n, …]."""
+        with self._learner.computing():
+            return self._logits(x)[0].double().softmax(dim=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
+from metalearn.api import hub
 from metalearn.api.learner import Learner, Taught, learner_of
 from metalearn.api.own import Network, TasksElsewhere, algorithm_from, given_again, model_from, read_shape
 from metalearn.api.pictures import form_of, read_form
@@ -23,12 +24,12 @@ from metalearn.checks import one_of, true_or_false
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
 from metalearn.config.foreign import check_saved
-from metalearn.config.saved import MANIFEST, NETWORK, OWN, changed_config
+from metalearn.config.saved import DESCRIPTION, MANIFEST, NETWORK, OWN, changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
-from metalearn.runs.published import is_published, named, option_of
+from metalearn.runs.published import PARAMETERS, WEIGHTS, is_published, named, option_of
 from metalearn.runs.seen import from_meta
 from metalearn.storage.files import is_folder
 from metalearn.types import Algorithm, Loss, Model, Params
@@ -71,6 +72,34 @@ def load(
     )  # fmt: skip
 
 
+def from_pretrained(
+    name_or_folder: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    timeout: float = hub.SECONDS,
+    plugins: Sequence[str] = (),
+    **options: Any,
+) -> Learner:
+    """A learner in a folder, or in a repository of Hugging Face's hub, of any origin: only the files that `export`
+    writes are fetched, within bounds, and checked as `load` does; no code of it runs. They stay in the hub's cache.
+
+    Args:
+        name_or_folder: a folder that is there, or else a repository, such as `you/protonet`.
+        revision: a branch, tag or commit of the repository.
+        timeout: seconds for all of it.
+        plugins, options: as for `load`.
+
+    Raises:
+        ValueError: it cannot be fetched in time, is too large, or is refused.
+    """
+    key, links = "name_or_folder", revision is not None or not os.path.isdir(name_or_folder)  # noqa: PTH112 (or no path)
+    folder = Path(name_or_folder)
+    if links:
+        files = (PARAMETERS, DESCRIPTION), (WEIGHTS,)
+        folder = hub.fetch(os.fspath(name_or_folder), *files, revision=revision, timeout=timeout)
+    return load_as(key, folder, plugins=plugins, links=links, **options)
+
+
 def load_as(
     key: str,
     path: Path,
@@ -81,15 +110,16 @@ def load_as(
     plugins: Sequence[str] = (),
     transductive: bool | None = None,
     device: str = "cpu",
+    links: bool = False,
 ) -> Learner:
-    """As `load`; messages name the folder by `key`."""
+    """As `load`; messages name the folder by `key`. Files of a published model may be `links`."""
     if transductive is not None:
         true_or_false("transductive", transductive)
     one_of("device", device, ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda': torch sees no GPU here; give device='cpu'")
     folder = found(key, path)
-    saved = named(key, folder)
+    saved = named(key, folder, links=links)
     try:
         together = saved.meta.get("queries_together") is True if transductive is None else transductive
         config = _configured(saved, network, _listed(plugins), together)

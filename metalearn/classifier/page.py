@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from metalearn.classifier.validation import compared, strangers_in_words, why_unknown
+from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words, why_unknown
 from metalearn.reporting import episode_pictures
 from metalearn.reporting.page import card, facts, grid, note, page, provenance, section, table, text, tile
 from metalearn.reporting.provenance import made_with
@@ -40,7 +40,7 @@ def classifier_page(
             section("What was compared", grid(_comparisons(report))),
             _by_class(report),
             _confusion(report["confusion"], list(map(str, classes))),
-            _wrong(report["wrong"], shown),
+            _wrong(report, shown),
         ]
     return page(name, [*parts, provenance(made_with() | {"features": backbone}, commands)])
 
@@ -78,7 +78,8 @@ def _comparisons(report: Mapping[str, Any]) -> Iterator[str]:
             [Line("mean of random draws", points, (), "dots")], x="pictures a class", y="accuracy (%)", percent=True,
             whole=True,
         )  # fmt: skip
-        yield card("With fewer pictures of each class", drawn)
+        words = twice_in_words(report)
+        yield card("With fewer pictures of each class", drawn + (note(f"{words.capitalize()}.") if words else ""))
 
 
 def _percent(value: float) -> str:
@@ -119,9 +120,10 @@ def _cell(hit: bool, count: int, of: int) -> str:
     return f"<td{style}>{count or ''}</td>"
 
 
-def _wrong(wrong: Sequence[Mapping[str, str]], shown: Mapping[str, Tensor]) -> str:
+def _wrong(report: Mapping[str, Any], shown: Mapping[str, Tensor]) -> str:
     """The pictures that were taken for another class: with the picture where it is known, else by name."""
-    title = f"Taken for another class: {len(wrong)} pictures"
+    wrong = report["wrong"]
+    title = f"Taken for another class: {len(wrong)} of {report['pictures']} pictures"
     tiles, named = [], []
     for entry in wrong[:MOST_SHOWN]:
         words = f"{entry['label']}, taken for {entry['answer']} ({entry['picture']})"

@@ -61,14 +61,16 @@ def report_of(
     found = cross_validated(features, y, k, heads, fold)
     head = chosen_head(found, y, asked)
     tuned, none = calibrated(found.scores[head][asked], y[asked]), strangers(features, y, k, found.near)
+    curve = learning_curve(features, y, k, head, seed=seed)
+    measured = _measured(found.scores[head].argmax(dim=1), y, asked, classes, names)
     return {
-        "head": head, "classes": k, "learned_from": len(y),
-        **_measured(found.scores[head].argmax(dim=1), y, asked, classes, names),
+        "head": head, "classes": k, "learned_from": len(y), **measured,
         "by_head": _by_head(found, y, asked),
         "sharpness": tuned.sharpness, "calibration_error": tuned.error,
         "threshold": None if none is None else none.threshold,
         "strangers": None if none is None else {"found": none.found, "wrong": none.wrong},
-        "by_shots": {str(s): value for s, value in learning_curve(features, y, k, head, seed=seed).items()},
+        "by_shots": {str(shots): value for shots, value in curve.items()},
+        "with_twice": with_twice(curve, measured["accuracy"]),
     }  # fmt: skip
 
 
@@ -97,6 +99,12 @@ def compared(tuning: Mapping[str, Any]) -> str:
         f"{tuning['steps']} steps; nested cross-validation: frozen {tuning['frozen']:.1%}, tuned "
         f"{tuning['tuned']:.1%}; the {'tuned' if tuning['kept'] else 'frozen'} network is kept"
     )
+
+
+def twice_in_words(report: Mapping[str, Any]) -> str:
+    """What to expect of twice as many pictures, in words; empty if it is not known."""
+    value = report.get("with_twice")
+    return "" if value is None else f"with twice the pictures about {value:.1%}, if the curve goes on so"
 
 
 def strangers_in_words(found: Mapping[str, Any]) -> str:
@@ -152,7 +160,7 @@ def report_with_tuned(
     return dict(report) | _measured(answers[1], y, asked, classes, names) | {
         "by_head": _by_head(tuned, y, asked),
         "sharpness": measured.sharpness, "calibration_error": measured.error, "threshold": threshold,
-        "strangers": none, "by_shots": {}, "tuning": compared,
+        "strangers": none, "by_shots": {}, "with_twice": None, "tuning": compared,
     }  # fmt: skip
 
 
@@ -347,3 +355,15 @@ def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int 
         curve[shots] = sum(right) / _DRAWS
         shots *= 2
     return curve
+
+
+def with_twice(curve: Mapping[int, float], accuracy: float) -> float | None:
+    """The accuracy to expect of twice as many pictures a class, if errors go on to fall as along the learning curve: as
+    a power of the number of pictures (Hestness et al. 2017, arXiv 1712.00409). None if the curve has fewer than two
+    points with errors."""
+    points = [(math.log(shots), math.log(1 - value)) for shots, value in curve.items() if value < 1]
+    if len(points) < 2:
+        return None
+    x, y = np.array(points).T
+    slope = float(np.polyfit(x, y, deg=1)[0])
+    return 1 - (1 - accuracy) * 2 ** min(slope, 0.0)

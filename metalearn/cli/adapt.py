@@ -6,6 +6,10 @@
 --support, each folder with pictures is a class, named by its path. --query may have class folders of the same names, or
 just pictures.
 
+    metalearn adapt --model outputs/protonet_omniglot/seed0 --support my_folder --export program --format onnx
+
+writes one program of the adapted network, which runs without this one; README.md in its folder says how.
+
 --out gets predictions.csv (file, label, probability, and a column for each class) and page.png (the queries beside the
 support pictures of their label); and, if the classes of the queries are known, confusion.csv, confusion.png and
 accuracy.json. Exit codes: 0 done; 1 failed; 2 bad usage, or a folder, a model or a picture that cannot be used.
@@ -21,6 +25,7 @@ from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, 
 from metalearn.app.process import set_up_process
 from metalearn.checks import whole_number
 from metalearn.cli.arguments import command_name, names, whole
+from metalearn.cli.export import FORMATS
 from metalearn.config.check import MOST_THREADS
 from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating, refuse_used
@@ -43,10 +48,12 @@ def main(arguments: Sequence[str]) -> int:
         help="the folder of a run, a checkpoint or a published model",
     )
     parser.add_argument("--support", required=True, type=Path, metavar="FOLDER", help="a folder for each class")
+    parser.add_argument("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument(
-        "--query", required=True, type=Path, metavar="FOLDER", help="pictures, or a folder for each class"
+        "--export", type=Path, metavar="FOLDER", help="a new folder for a program of the adapted network"
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    parser.add_argument("--format", choices=FORMATS[1:], help="of that program (default: onnx)")
     parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
     parser.add_argument(
         "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
@@ -72,17 +79,24 @@ def adapt(options: argparse.Namespace) -> int:
     Raises:
         ValueError: a folder, a model or a picture that cannot be used.
     """
-    out: Path = options.out
-    refuse_used("--out", out)
+    out: Path | None = options.out
+    if (out is None) != (options.query is None) or (out is None and options.export is None):
+        raise ConfigError("--query, --out: type both; or, for a program of the adapted network, --export FOLDER")
+    if options.format is not None and options.export is None:
+        raise ConfigError(f"--format={options.format}: is for a program; type --export FOLDER as well")
+    for option, folder in (("--out", out), ("--export", options.export)):
+        if folder is not None:
+            refuse_used(option, folder)
     whole_number("--threads", options.threads, at_least=1, at_most=MOST_THREADS)
     set_up_process(options.threads)
-    from metalearn.api.folders import queries_in, support_in  # these import torch, after the line above
+    from metalearn.api.export import export_task  # these import torch, after the line above
+    from metalearn.api.folders import queries_in, support_in
     from metalearn.api.learner import Classification
     from metalearn.api.load import load_as
 
     support = support_in(options.support)
     assert support.classes is not None
-    queries = queries_in(options.query, support.classes)
+    queries = None if out is None else queries_in(options.query, support.classes)
     learner = load_as(
         "--model", options.model, network=options.network, plugins=options.plugins, transductive=options.transductive
     )
@@ -90,10 +104,14 @@ def adapt(options: argparse.Namespace) -> int:
         raise ConfigError(f"--model={options.model}: learns real numbers from real numbers; type a model of pictures")
     task = learner.adapt(support.paths, support.classes)
     assert isinstance(task, Classification)
-    predictions = task.predict(queries.paths)
-    with creating("--out", out):
-        out.mkdir(parents=True, exist_ok=True)
-    report(out, support, queries, predictions, learner.transductive)
+    if options.export is not None:
+        said = export_task(task, options.export, file_format=options.format or FORMATS[1], licence=None, key="--export")
+        print(printable("\n".join([*said, str(options.export)])))
+    if out is not None and queries is not None:
+        predictions = task.predict(queries.paths)
+        with creating("--out", out):
+            out.mkdir(parents=True, exist_ok=True)
+        report(out, support, queries, predictions, learner.transductive)
     return OK
 
 

@@ -135,7 +135,7 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
                         features_of(backbone, all_seen([picture], backbone.form, "picture"))
                     )
             except ValueError as error:
-                self.refuse(400, printable(str(error)))
+                self.refuse(400, printable(str(error).removeprefix("picture[0]: ")))
                 return
             ranked = sorted(zip(map(str, classifier.classes_), answer.probabilities.tolist(), strict=True), key=_last)
             label = NONE if answer.label is None else str(answer.label)

@@ -95,7 +95,7 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def summary(classifier: "PictureClassifier") -> list[str]:
     """What the cross-validation has found, in lines."""
-    from metalearn.classifier.validation import compared, strangers_in_words, why_unknown
+    from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words, why_unknown
 
     report = classifier.report_
     if report["accuracy"] is None:
@@ -112,9 +112,8 @@ def summary(classifier: "PictureClassifier") -> list[str]:
     if "tuning" in report:
         lines.append(f"tuning: {compared(report['tuning'])}")
     if report["by_shots"]:
-        lines.append(
-            "pictures a class: " + ", ".join(f"{shots}: {value:.1%}" for shots, value in report["by_shots"].items())
-        )
+        curve = [f"{shots}: {value:.1%}" for shots, value in report["by_shots"].items()]
+        lines.append("pictures a class: " + ", ".join([*curve, *filter(None, [twice_in_words(report)])]))
     hardest = sorted(report["by_class"].items(), key=lambda pair: pair[1])[:3]
     if hardest[0][1] < 1:
         lines.append("hardest classes: " + ", ".join(f"{name} {value:.0%}" for name, value in hardest if value < 1))

@@ -77,7 +77,7 @@ def predict(options: argparse.Namespace) -> int:
         log.warning("PICTURES: %s", line)
     labels = [str(label) for label in classifier.classes_]
     if out is None:
-        code = print_all(printable(table(names, answers)))
+        code = print_all(printable(table(names, answers, labels)))
     else:
         write_atomically(
             out, as_csv(names, answers, labels) if out.suffix == ".csv" else as_lines(names, answers, labels)
@@ -106,11 +106,12 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
             raise ConfigError(f"PICTURES={path}: there is no such file or folder")
 
 
-def table(names: Sequence[str], answers: "Sequence[Answer]") -> str:
+def table(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
     """A line for each picture: its file, the class, and how probable it is."""
     width = max(map(len, names), default=0)
     return "\n".join(
-        f"{name:{width}}  {NONE if answer.label is None else answer.label}  {answer.probability:.1%}"
+        f"{name:{width}}  {f'{NONE}; most like ' if answer.label is None else ''}"
+        f"{labels[int(answer.probabilities.argmax())]}  {answer.probability:.1%}"
         for name, answer in zip(names, answers, strict=True)
     )
 

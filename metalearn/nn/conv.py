@@ -8,6 +8,7 @@ others. torch's own double backward builds convolutions of odd shapes instead, w
 from functools import lru_cache
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -36,6 +37,11 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
         ValueError: images and kernels do not fit each other.
     """
     _check(x, weight, stride, padding)
+    if torch.compiler.is_exporting():  # one operation that every runtime has
+        return torch.stack([
+            F.conv2d(images.permute(0, 3, 1, 2), kernels, stride=stride, padding=padding).permute(0, 2, 3, 1)
+            for images, kernels in zip(x, weight, strict=True)
+        ])  # fmt: skip
     geometry = Geometry(weight.shape[3], weight.shape[4], stride, padding)
     if x.shape[-1] < FEW_CHANNELS and geometry != (1, 1, 1, 0):
         x = columns.windows(F.pad(x, (0, 0) + (padding,) * 4), geometry).flatten(4)

@@ -221,6 +221,8 @@ def compiled_for(x: Tensor) -> "AnyKernels | None":
 
 def kernels_on(device: torch.device, dtype: torch.dtype) -> "AnyKernels | None":
     """The kernels for a type on a device, or None."""
+    if torch.compiler.is_exporting():
+        return None  # a program for other machines has torch's operations
     if dtype == torch.float32 and (device.type == "cuda" or _wanted() == "triton"):
         return None if _wanted() == "torch" else on_gpu()
     return compiled(dtype) if device.type == "cpu" and dtype in REALS else None

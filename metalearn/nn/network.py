@@ -85,6 +85,10 @@ class CompiledNetwork:
             x: [t, n, …].
             support_x: the support set whose statistics normalise; None: those of `x`.
         """
+        if torch.compiler.is_exporting():  # the layers one by one, in torch's operations
+            used = self._used(support_x)
+            known, h = (0, x) if used is None else (used.shape[1], torch.cat([used, x], dim=1))
+            return apply_layers(self.layers, self.unpack(params), h, known)[:, known:]
         ((key, row),) = params.items()
         samples = _TaskSamples(self._packed[key], row, x, self._used(support_x))
         if torch.is_grad_enabled() and samples.x.requires_grad:

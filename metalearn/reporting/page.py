@@ -86,6 +86,7 @@ def page(title: str, parts: Iterable[str], *, script: str = "", connects: bool =
         script: JavaScript that nothing of the data is in.
         connects: the script may ask the server of the page, and show pictures that it was given.
     """
+    script = script.encode("ascii", "backslashreplace").decode()  # HTML's entities mean nothing in a script
     allowed = f"script-src 'sha256-{_sha256(script)}'; " if script else ""
     allowed += "connect-src 'self'; img-src blob:; " if connects else "img-src data:; "
     policy = f"default-src 'none'; {allowed}style-src 'unsafe-inline'"

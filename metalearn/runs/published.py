@@ -34,6 +34,8 @@ their parameters are all in `PARAMETERS`: it says how pictures are shown to them
 
 CARD = "README.md"
 
+FILES = (PARAMETERS, DESCRIPTION, WEIGHTS, CARD)
+
 FORMAT = "metalearn-model-1"
 
 KIND = "kind"
@@ -84,13 +86,14 @@ def is_published(path: Path) -> bool:
     return (path / DESCRIPTION).exists() or (path / DESCRIPTION).is_symlink()
 
 
-def named(key: str, path: Path) -> Snapshot:
-    """The published model or the checkpoint that `key` names; a published one has no state.
+def named(key: str, path: Path, *, links: bool = False) -> Snapshot:
+    """The published model or the checkpoint that `key` names; a published one has no state, and its files may be
+    `links`.
 
     Raises:
         ConfigError: it cannot be read, or it is refused.
     """
-    return read(key, path) if is_published(path) else read_named(key, path)
+    return read(key, path, links=links) if is_published(path) else read_named(key, path)
 
 
 def parameters_in(path: Path) -> Path:
@@ -249,9 +252,9 @@ def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 # Reading
 
 
-def read(key: str, path: Path) -> Snapshot:
+def read(key: str, path: Path, *, links: bool = False) -> Snapshot:
     """The published model in a folder, with an empty state. Its `meta` has the step, a config and the seen classes as a
-    checkpoint has them, and the `preprocessing`.
+    checkpoint has them, and the `preprocessing`. Its files may be `links`, as those in the cache of a hub are.
 
     Raises:
         ConfigError: it is damaged, not complete, or refused: the config's `key` names it.
@@ -259,7 +262,7 @@ def read(key: str, path: Path) -> Snapshot:
     try:
         for name in (DESCRIPTION, PARAMETERS, WEIGHTS):
             # A folder from elsewhere must not lead to other files of this machine.
-            if (path / name).is_symlink():
+            if (path / name).is_symlink() and not links:
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
         content = {"loss": {KIND: "auto"}} | check_saved(read_object(path / DESCRIPTION))
         _check_fields(content)

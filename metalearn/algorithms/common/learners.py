@@ -229,7 +229,9 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
         raise ConfigError(
             "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
         )
-    return torch.nn.functional.one_hot(support.y).to(dtype)
+    # torch.export knows no numbers of tensors, but these are there.
+    ways = 1 + max(map(max, support.y.tolist())) if torch.compiler.is_exporting() else -1
+    return torch.nn.functional.one_hot(support.y, ways).to(dtype)
 
 
 def class_means(features: Tensor, classes: Tensor) -> Tensor:

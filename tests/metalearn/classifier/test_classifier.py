@@ -1,12 +1,15 @@
 """The classifier of pictures on real pictures, files and processes."""
 
+import base64
 import contextlib
 import csv
+import hashlib
 import http.client
 import io
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
@@ -303,6 +306,9 @@ def asked(address: tuple[str, int], method: str, path: str, body: bytes = b"", *
 def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Path, pictures: Path) -> None:
     code, page = asked(address, "GET", "/")
     assert code == 200 and "4 classes: fish, house, ring, star" in page and "<b>" not in page
+    [script] = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page  # else a browser does not run it
     path = pictures / "star/00.png"
     code, text = asked(address, "POST", "/predict", path.read_bytes(), X_Picture="1")
     answer, expected = json.loads(text), PictureClassifier.load(made).answers([path])[0]

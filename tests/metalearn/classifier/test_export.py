@@ -1,20 +1,14 @@
 """A classifier leaves the machine: as a folder, as a program for others, and by a hub. Damaged folders are refused."""
 
-import base64
-import importlib.util
 import json
 import logging
 import random
 import re
 import shutil
-import subprocess
 import sys
-import sysconfig
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,24 +19,18 @@ from torch import Tensor, nn
 
 from metalearn.classifier.backbones import Backbone
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.exported import FORMATS, ONNX, PROGRAMS, TORCH
+from metalearn.classifier.exported import FILES, FORMATS, ONNX, TORCH
 from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
 from metalearn.cli import export, predict
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import compute_with
 from metalearn.tasks.common.pictures import PictureForm
 from tests import drawn_pictures
+from tests.hub import Hub, needs_hub
+from tests.programs import needs_onnx, said_by_card
 from tests.runs import slow
 
 pytestmark = pytest.mark.thorough
-
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="onnx, onnxscript or onnxruntime is not installed (extra onnx)",
-)
-needs_hub = pytest.mark.skipif(
-    importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed (extra hub)"
-)
 
 
 class Tiny(nn.Module):
@@ -79,7 +67,7 @@ def test_an_exported_program_answers_as_ours(file_format: str, head: str, tmp_pa
     assert float(re.fullmatch(r"largest difference from this program: (.+)", said)[1]) <= 1e-4  # type: ignore[index]
     pictures = random_pictures(5)
     x = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
-    path = tmp_path / "out" / PROGRAMS[file_format]
+    path = tmp_path / "out" / FILES[file_format]
     for count in (1, 5):  # another number of pictures than it was exported with
         if file_format == ONNX:
             import onnxruntime
@@ -243,98 +231,6 @@ def test_a_damaged_folder_is_refused_in_one_line(folder: Path, tmp_path: Path, t
 # The hub
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The calls of a hub that an upload and a download take. It keeps the files in memory."""
-
-    protocol_version = "HTTP/1.1"
-    files: ClassVar[dict[str, bytes]]
-    private: ClassVar[list[bool]]
-    sizes: ClassVar[dict[str, int]]
-    """Sizes that it claims instead of the true ones."""
-    silent: ClassVar[threading.Event | None]
-    """If it is there, no call is answered until it is set."""
-    COMMIT = "a" * 40
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-    def answer(self, content: Any, code: int = 200, **headers: str) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(code)
-        for name, value in ({"Content-Length": str(len(body)), "Content-Type": "application/json"} | headers).items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        if self.silent is not None:
-            self.silent.wait(60)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        path = self.path.partition("?")[0]
-        if path == "/api/repos/create":
-            asked = json.loads(body)  # versions of the package differ in how they say it
-            self.private.append(asked.get("private", False) or asked.get("visibility") == "private")
-            return self.answer({"url": f"http://{self.headers['Host']}/me/animals", "name": "me/animals"})
-        if path == "/api/validate-yaml":
-            return self.answer({"errors": [], "warnings": []})
-        if path == "/api/models/me/animals/preupload/main":
-            asked = json.loads(body)["files"]
-            return self.answer(
-                {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]}
-            )
-        if path == "/api/models/me/animals/commit/main":
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            address = f"http://{self.headers['Host']}/me/animals/commit/{self.COMMIT}"
-            return self.answer({"success": True, "commitOid": self.COMMIT, "commitUrl": address, "hookOutput": ""})
-        return self.answer({"error": "not found"}, 404)
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        resolve = f"/me/animals/resolve/{self.COMMIT}/"
-        if path in ("/api/models/me/animals", "/api/models/me/animals/revision/main"):
-            siblings = [
-                {"rfilename": name, "size": self.sizes.get(name, len(content)), "blobId": "b" * 40}
-                for name, content in self.files.items()
-            ]
-            about = {"_id": "1", "id": "me/animals", "modelId": "me/animals", "sha": self.COMMIT, "private": False,
-                     "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
-            return self.answer(about)
-        name = path.removeprefix(resolve)
-        if path.startswith(resolve) and name in self.files:
-            return self.answer(self.files[name], ETag=f'"{digest_name(self.files[name])}"', X_Repo_Commit=self.COMMIT)
-        return self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
-
-    do_HEAD = do_GET  # noqa: N815
-
-
-def digest_name(content: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha1(content).hexdigest()
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    Hub.files, Hub.private, Hub.sizes, Hub.silent = {}, [], {}, None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_TOKEN", "hf_of_the_stand_in")
-    if importlib.util.find_spec("huggingface_hub") is not None:
-        from huggingface_hub import constants
-
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield Hub
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 @needs_hub
 def test_a_classifier_goes_to_a_hub_and_comes_back(
     hub: type[Hub], fitted: PictureClassifier, pictures: Path, tmp_path: Path
@@ -387,16 +283,9 @@ def test_the_card_of_an_onnx_program_runs_without_this_program(pictures: Path, t
     Image.open(paths[0]).convert("RGBA").resize((90, 160)).save(tmp_path / "transparent.png")
     query.append(tmp_path / "transparent.png")
     classifier.export(tmp_path / "out", format=ONNX)
-    (block,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.DOTALL)
-    places = {sysconfig.get_paths()["purelib"], *(path for path in sys.path if path.endswith("site-packages"))}
-    hidden = f"import sys; sys.path += {sorted(places)}; sys.modules.update(torch=None, metalearn=None)\n"
-    (tmp_path / "out/use.py").write_text(hidden + block)
-    command = [sys.executable, "-I", "-S", "use.py", *map(str, query)]
-    run = subprocess.run(command, cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    said = said_by_card(tmp_path / "out", query)
     ours = classifier.answers(query)
-    for line, path, answer in zip(run.stdout.splitlines(), query, ours, strict=True):
-        name, label, probability = line.split("\t")
+    for (name, label, probability), path, answer in zip(said, query, ours, strict=True):
         assert (name, label) == (str(path), answer.label or "none of these")
         assert float(probability) == pytest.approx(answer.probability, abs=1e-4)
 

@@ -17,6 +17,7 @@ from metalearn.classifier.validation import (
     learning_curve,
     report_of,
     strangers,
+    with_twice,
 )
 
 
@@ -112,6 +113,13 @@ def test_more_pictures_help() -> None:
     features, y = clusters(5, 9, width=10, spread=1.2)
     curve = learning_curve(features, y, 5, "class means")
     assert list(curve) == [1, 2, 4, 8] and curve[1] < curve[2] < curve[8]
+
+
+def test_the_errors_of_twice_the_pictures_go_on_along_the_curve() -> None:
+    curve = {shots: 1 - 0.4 / shots**0.5 for shots in (1, 2, 4)}
+    assert with_twice(curve, 0.9) == pytest.approx(1 - 0.1 / 2**0.5)
+    assert with_twice({1: 0.5, 2: 0.4}, 0.9) == pytest.approx(0.9)  # a curve that falls promises nothing
+    assert with_twice({1: 0.9, 2: 1.0, 4: 1.0}, 1.0) is None
 
 
 def test_a_class_with_one_picture_is_learned_and_not_asked_for() -> None:

@@ -8,8 +8,9 @@ from metalearn.classifier.classifier import PictureClassifier
 from metalearn.cli import fit
 from metalearn.cli.demo import demo_page
 from metalearn.reporting.index import write_index
+from metalearn.reporting.page import page
 from tests import drawn_pictures
-from tests.browser import CHROMIUM, WIDTHS, check_fits
+from tests.browser import CHROMIUM, WIDTHS, check_fits, chromium
 from tests.runs import slow, train_in
 
 pytestmark = [slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")]
@@ -52,3 +53,10 @@ def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
     check_fits(page, 800, dark=False, home=tmp_path)
     with pytest.raises(AssertionError, match="at 360 px is 4"):
         check_fits(page, 360, dark=False, home=tmp_path)
+
+
+def test_a_browser_runs_the_script_of_a_page(tmp_path: Path) -> None:
+    shown = tmp_path / "page.html"
+    shown.write_text(page("p", ['<p id="x"></p>'], script='document.querySelector("#x").textContent = "run: é…";'))
+    found = chromium("--dump-dom", shown.as_uri(), dark=False, home=tmp_path / "browser")
+    assert '<p id="x">run: é…</p>' in found

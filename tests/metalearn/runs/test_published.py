@@ -87,7 +87,9 @@ def content_of(model: Path) -> Content:
 def test_a_published_model_says_what_its_reader_needs(published: Path) -> None:
     assert sorted(path.name for path in published.iterdir()) == ["README.md", "model.json", "model.safetensors"]
     card = (published / "README.md").read_text()
-    assert "accuracy 0.5 ± 0.1 over 20 tasks, 5-way" in card and f'metalearn.load("{published.name}")' in card
+    assert (
+        "accuracy 0.5 ± 0.1 over 20 tasks, 5-way" in card and f'metalearn.from_pretrained("{published.name}")' in card
+    )
     assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == "image-classification"
     content = content_of(published)
     assert content["algorithm"] == {"kind": "protonet"} and content["inner"] == {"kind": "sgd"}
