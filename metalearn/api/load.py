@@ -26,7 +26,7 @@ from metalearn.config.foreign import check_saved
 from metalearn.config.saved import MANIFEST, NETWORK, OWN, changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
-from metalearn.models.common.inputs import shape_of
+from metalearn.nn.inputs import shape_of
 from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.published import is_published, named, option_of

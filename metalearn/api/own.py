@@ -13,9 +13,10 @@ from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.inputs import Inputs, from_note, of_reals, read_shape, to_note
-from metalearn.models.common.inputs import shape_of as inputs_shape
+from metalearn.models.common.noted import from_note, read_shape, to_note
 from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as, read_state
+from metalearn.nn.inputs import Inputs, of_reals
+from metalearn.nn.inputs import shape_of as inputs_shape
 from metalearn.runs.published import weights_file
 from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit

@@ -9,7 +9,8 @@ from torch import nn
 
 from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.inputs import from_note, of_reals
+from metalearn.models.common.noted import from_note
+from metalearn.nn.inputs import of_reals
 from metalearn.types import Model
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
 from metalearn.errors import ConfigError, DataError
-from metalearn.models.common.inputs import Inputs, described, inputs_of, packed
+from metalearn.nn.inputs import Inputs, described, inputs_of, packed
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import (

@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 
 from metalearn.checks import first_line
 from metalearn.errors import DataError
-from metalearn.models.common.inputs import (
+from metalearn.models.common.stages import one_after_the_other
+from metalearn.nn.conv import conv2d
+from metalearn.nn.inputs import (
     Inputs,
     Opened,
     as_reals,
@@ -30,8 +32,6 @@ from metalearn.models.common.inputs import (
     said_of,
     shape_of,
 )
-from metalearn.models.common.stages import one_after_the_other
-from metalearn.nn.conv import conv2d
 from metalearn.nn.norm import batch_norm
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Apply, Model, Params, Stage

@@ -7,20 +7,15 @@ gets them back in their own shapes. Numbers travel as real ones, and a network t
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-
-from metalearn.checks import Invalid, one_of, whole_number
 
 Kind = Literal["real", "whole", "bool"]
 
 EXACT = 2**24
 """Whole numbers up to this have an exact float32."""
-
-MOST_NUMBERS = 2**24
-"""The most numbers in an input of a network of one's own."""
 
 
 class Part(NamedTuple):
@@ -81,7 +76,7 @@ def _named(x: Any) -> list[tuple[str, Tensor]]:
     """Tensors by name or place. One number for each sample is a part by its place, so that a sample has a dimension."""
     if isinstance(x, Tensor):
         return [("" if x.dim() > 2 else "0", x)]
-    parts = sorted(x.items()) if isinstance(x, Mapping) else list(enumerate(x)) if isinstance(x, tuple | list) else []
+    parts = sorted(x.items()) if isinstance(x, Mapping) else list(enumerate(x)) if isinstance(x, tuple) else []
     named = [(str(name), value) for name, value in parts]
     if not named or not all(isinstance(value, Tensor) and value.dim() >= 2 and name for name, value in named):
         kinds = ", ".join(f"{name}: {type(value).__name__}" for name, value in named)
@@ -103,10 +98,13 @@ def as_reals(inputs: Inputs) -> Inputs:
 
 def filled(inputs: Inputs, values: Tensor) -> Tensor:
     """Inputs to try a network with: `values` [n, *shape_of(inputs)], with 1 in place of whole numbers, as of ids and
-    lengths, and false for what is true or false. `values` is changed."""
+    lengths; every other one of what is true or false is true, so that a mask hides something and not all. `values` is
+    changed."""
     for part, view in zip(inputs, _split(inputs, values), strict=True):
         if part.kind != "real":
-            view.fill_(part.kind == "whole")
+            view.fill_(1)
+        if part.kind == "bool":
+            view.flatten(1)[:, 1::2] = 0
     return values
 
 
@@ -175,66 +173,6 @@ def _joined(outputs: Any, samples: int) -> Any:
         return outputs
     flat = [value.reshape(samples, -1) for value in several]
     return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1) if flat else outputs
-
-
-# In a config
-
-
-def to_note(inputs: Inputs) -> list[Any]:
-    """As lists of names, shapes and kinds."""
-    return [[part.name, list(part.shape), part.kind] for part in inputs]
-
-
-def from_note(note: Any) -> Inputs:
-    """What `to_note` has written, or somebody else.
-
-    Raises:
-        ValueError: it is something else, or an input is too large.
-    """
-    example = "type KEY=[[ids,[16],whole],[mask,[16],bool]], for example"
-    if not is_note(note) or not note or not all(_is_part(part) for part in note):
-        raise Invalid("inputs", note, "must be lists of a name, a shape and what it holds", example)
-    for _, shape, kind in note:
-        one_of("inputs", kind, get_args(Kind))
-        read_shape(shape)
-    names = [name for name, _, _ in note]
-    if len(set(names)) < len(names) or (len(names) > 1 and "" in names):
-        raise Invalid("inputs", note, "must have another name for each input, or one input without", example)
-    inputs = tuple(Part(name, tuple(shape), kind) for name, shape, kind in note)
-    read_shape(shape_of(inputs))
-    return inputs
-
-
-def noted_inputs(config: Mapping[str, Any]) -> Inputs | None:
-    """The inputs that a config notes of its network or its tasks; None if they are one tensor of real numbers.
-
-    Raises:
-        ValueError: as `from_note`.
-    """
-    notes = [note for group in ("model", "dataset") if is_note(note := config[group].get("inputs"))]
-    return from_note(notes[0]) if notes else None
-
-
-def is_note(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_part(part: Any) -> bool:
-    return (
-        is_note(part) and len(part) == 3 and isinstance(part[0], str) and is_note(part[1]) and isinstance(part[2], str)
-    )  # fmt: skip
-
-
-def read_shape(saved: Sequence[Any]) -> tuple[int, ...]:
-    """A shape in a config.
-
-    Raises:
-        ValueError: it is none, or too large.
-    """
-    for size in saved:
-        whole_number("shape", size, at_least=1)
-    whole_number("shape", math.prod(saved), at_least=1, at_most=MOST_NUMBERS)
-    return tuple(saved)
 
 
 def described(inputs: Inputs) -> str:
