@@ -45,12 +45,15 @@ def descent(
     Args:
         inner: the inner loss.
         start: the inner variables at the start.
-        outer: all that the derivative is wanted of; what `inner` takes from elsewhere counts as constant with `log`.
+        outer: all that the derivative is wanted of; what `inner` takes from elsewhere counts as constant unless
+            `memory` is `all`.
         steps: inner steps.
         rate: a number; or a function of `outer` and the step to a number, or to a tree of rates like `start`.
         optimizer: of this module.
-        memory: `all` keeps the graph of every step; `log` keeps log₂(steps) points of the path, and the derivative
-            computes each step up to log₂(steps) times again (Griewank 1992). `log` has no second derivative.
+        memory: `all` keeps the graph of every step. `points` keeps the variables after every step, and the derivative
+            computes each step once again (Chen et al. 2016, arXiv 1604.06174). `log` keeps log₂(steps) points of the
+            path, and computes each step up to log₂(steps) times again (Griewank 1992). Only `all` has a second
+            derivative.
         last: only so many of the last steps have a derivative (Shaban et al. 2019, arXiv 1810.10667), and `start` has
             none; None: all have.
 
@@ -58,7 +61,7 @@ def descent(
         ValueError: a number out of range, or another `memory`.
     """
     whole_number("steps", steps, at_least=0)
-    one_of("memory", memory, ("all", "log"))
+    one_of("memory", memory, ("all", "points", "log"))
     step = _step_of(inner, rate, optimizer)
     point = (start, optimizer.start(_named(start)))
     first = 0
@@ -69,7 +72,7 @@ def descent(
     if memory == "all":
         return _walk(step, point, outer, first, steps)[0]
     leaves, form = pytree.tree_flatten((point, outer))
-    ends = _LogMemory.apply(step, form, first, steps, *leaves)
+    ends = _ComputedAgain.apply(step, form, first, steps, memory == "points", *leaves)
     return pytree.tree_unflatten(ends, pytree.tree_structure(point))[0]
 
 
@@ -178,15 +181,22 @@ def _walk(step: _Step, point: _Point, outer: Tree, first: int, end: int) -> _Poi
     return point
 
 
-class _LogMemory(torch.autograd.Function):
-    """The end of a path, whose derivative goes back by halves: it keeps the point in the middle of each."""
+class _ComputedAgain(torch.autograd.Function):
+    """The end of a path, whose derivative computes the steps again: from every point of the path, if these are `kept`;
+    else it goes back by halves, and keeps the point in the middle of each."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, form: Any, first: int, end: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, step: _Step, form: Any, first: int, end: int, kept: bool, *leaves: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*leaves)
-        ctx.step, ctx.form, ctx.first, ctx.end = step, form, first, end
+        ctx.step, ctx.form, ctx.first, ctx.end, ctx.points = step, form, first, end, []
         point, outer = pytree.tree_unflatten(leaves, form)
-        return tuple(value.clone() for value in pytree.tree_leaves(_walk(step, point, outer, first, end)))
+        for number in range(first, end):
+            if kept:
+                ctx.points.append(point)
+            point = step(point, outer, number)
+        return tuple(value.clone() for value in pytree.tree_leaves(point))
 
     @staticmethod
     @once_differentiable
@@ -207,8 +217,12 @@ class _LogMemory(torch.autograd.Function):
             sums = pytree.tree_map(torch.add, sums, of_outer)
             return slope
 
-        slope = back(point, pytree.tree_unflatten(slopes, pytree.tree_structure(point)), ctx.first, ctx.end)
-        return None, None, None, None, *pytree.tree_leaves((slope, sums))
+        slope = pytree.tree_unflatten(slopes, pytree.tree_structure(point))
+        for number, kept in reversed(list(enumerate(ctx.points, ctx.first))):
+            slope = back(kept, slope, number, number + 1)
+        if not ctx.points:
+            slope = back(point, slope, ctx.first, ctx.end)
+        return None, None, None, None, None, *pytree.tree_leaves((slope, sums))
 
 
 def _named(tree: Tree) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Functions and networks that the tests choose by config, as users choose their own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distributed.tree_sum import tree_sum
+from metalearn.types import Batch, Episode, Unit
 
 
 def deal_backwards(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
@@ -90,8 +92,6 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         h = self.conv(x)
-        if self.kind == "images":
-            return h
         if self.kind == "shared":
             h = self.twice(self.again(torch.tanh(h))) * torch.arange(1.0, 4.0, dtype=x.dtype).view(3, 1, 1)
         h = h.mean(dim=(2, 3))
@@ -99,8 +99,8 @@ class Odd(nn.Module):
             return F.dropout(h, 0.5)
         if self.kind == "remembers":
             return h + self.seen.add_(1)
-        if self.kind == "dict":
-            return {"logits": h}
+        if self.kind == "tuples":
+            return h, (h, h)
         return self.norm(h) if self.kind == "batch" else h
 
 
@@ -115,3 +115,60 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(torch.tanh(self.body(x))).flatten(1))  # type: ignore[no-any-return]
+
+
+WORDS, LENGTH = 10, 6
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "ids": lambda ids: ids,
+    "ids_of_32_bits": lambda ids: ids.int(),
+    "dictionary": lambda ids: {"ids": ids, "mask": ids < WORDS},
+    "tuple": lambda ids: (ids, ids < WORDS),
+    "far": lambda ids: ids * 11,
+}
+
+
+class Texts:
+    """Sequences of ids whose first one is that of the task, plus the class."""
+
+    def __init__(self, form: str = "ids", **_: int) -> None:
+        self.form = FORMS[form]
+
+    def classes(self, split: str) -> int:
+        return 2
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        def part(shots: int) -> Batch:
+            y = torch.arange(2).repeat_interleave(shots).expand(len(indices), -1)
+            drawn = [
+                torch.randint(WORDS, (2 * shots, LENGTH), generator=torch.Generator().manual_seed(int(number)))
+                for number in indices
+            ]
+            ids = torch.stack(drawn)
+            ids[:, :, 0] = y + (indices % 8).unsqueeze(1)
+            return Batch(self.form(ids), y)
+
+        return Episode(part(2), part(3))
+
+
+class Reads(nn.Module):
+    """An embedding, an LSTM and attention; `mask` is true where there is a word."""
+
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = self.lstm(self.embedding(ids))[0]
+        h = h + self.attention(h, h, h, key_padding_mask=None if mask is None else ~mask, need_weights=False)[0]
+        logits: Tensor = self.head(h.mean(dim=1))
+        return logits

@@ -1,7 +1,7 @@
 """A learner, and the tasks that it is adapted to."""
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,9 @@ from metalearn.config.build import build
 from metalearn.config.plain import Named, as_named, plain_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
+from metalearn.models.common.noted import noted_inputs
+from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
+from metalearn.nn.inputs import described as words_for
 from metalearn.nn.precision import computing_with
 from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import summary
@@ -167,8 +170,8 @@ class Learner:
         """Adapts to one task: its support set.
 
         Args:
-            inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); if `form` is None, arrays x [n] or [n, …]
-                as the tasks of the training have them.
+            inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); if `form` is None, arrays x [n] or [n, …],
+                or a dictionary or tuple of such, as the tasks of the training have them.
             targets: the label of each input, any hashable values; for real numbers, y [n] or [n, outputs]; for several
                 labels of an input, y [n, classes] of 0 and 1. If the loss has `weights`, labels are the numbers of
                 classes.
@@ -255,11 +258,16 @@ class Learner:
         shape = shape or self._taught.config.model.get("shape")
         if shape is None:
             return np.empty(0)
-        x = self.on_device(torch.rand(1, 2, *shape, generator=torch.Generator().manual_seed(0)))
+        x = self.on_device(self._filled(torch.rand(1, 2, *shape, generator=torch.Generator().manual_seed(0))))
         y = x.new_zeros(1, 2, 1) if self.trained_ways is None else torch.tensor([[0, 1]], device=self.device)
         with self.computing():
             outputs = self._taught.algorithm.adapt(self.params, Batch(x, y), 0)(x)
         return outputs.double().flatten().cpu().numpy()
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """Inputs [1, n, …] to try the network with."""
+        inputs = noted_inputs(self._taught.config)
+        return x if inputs is None else filled(inputs, x[0]).unsqueeze(0)
 
     def _numbered(self, labels: list[Label]) -> dict[Label, int]:
         """The classes of labels: numbers in the order of their first examples, unless the loss has weights for them."""
@@ -297,7 +305,7 @@ class Learner:
             )
 
     def _adapt_to_numbers(self, x: Any, y: Any, steps: int | None) -> Regression:
-        inputs, targets = _numbers(x, "x"), _numbers(y, "y").flatten(2)
+        inputs, targets = self.read(x).unsqueeze(0), _numbers(y, "y").flatten(2)
         if inputs.shape[1] != targets.shape[1]:
             raise ValueError(f"y: has {targets.shape[1]} values for the {inputs.shape[1]} of x; give one for each")
         if not inputs.shape[1]:
@@ -345,7 +353,10 @@ class Learner:
         Raises:
             ValueError: they are neither.
         """
-        return listed(inputs, "images") if self.form else _numbers(inputs, "x")[0]
+        if self.form:
+            return listed(inputs, "images")
+        several = noted_inputs(self._taught.config)
+        return _parts(inputs, several) if several and len(several) > 1 else _numbers(inputs, "x")[0]
 
     def shown(self, given: Any) -> Tensor:
         """What `read` has returned, as the network takes it: [1, n, …].
@@ -402,7 +413,7 @@ def _ways(learner: Learner, shape: tuple[int, ...], trained: int) -> int | None:
         ConfigError: the network does not take the inputs.
     """
     whole_number("ways", trained, at_least=2, at_most=MOST_WAYS)
-    x = torch.zeros(1, 2, *shape, device=learner.device, dtype=learner.dtype)
+    x = learner._filled(torch.zeros(1, 2, *shape, device=learner.device, dtype=learner.dtype))
     try:
         outputs = learner.try_on(Batch(x, torch.tensor([[0, trained]], device=learner.device)))
     except (RuntimeError, IndexError) as error:
@@ -455,6 +466,23 @@ def _numbers(values: Any, name: str) -> Tensor:
     if not array.ndim or not np.isfinite(array).all():
         raise ValueError(f"{name}: must be finite numbers of shape [n] or [n, …], and its shape is {list(array.shape)}")
     return torch.from_numpy(array.reshape(1, len(array), *(array.shape[1:] or (1,))))
+
+
+def _parts(values: Any, inputs: Inputs) -> Tensor:
+    """Several arrays [n, …] as one tensor [n, f].
+
+    Raises:
+        ValueError: others than the inputs of the training.
+    """
+    arrays = values if isinstance(values, Mapping) else dict(enumerate(values)) if isinstance(values, tuple) else {}
+    try:
+        named = {str(name): torch.as_tensor(np.asarray(value)).unsqueeze(0) for name, value in arrays.items()}
+        shapes = {part.name: part.shape for part in inputs_of(named)}
+        if shapes != {part.name: part.shape for part in inputs}:
+            raise ValueError(f"has {words_for(inputs_of(named))}")
+        return packed({part.name: named[part.name] for part in inputs})[0]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"x: {error}; give {words_for(inputs)}, as the tasks of the training have them") from error
 
 
 def _tried(compute: Callable[[], Result], x: Tensor) -> Result:

@@ -17,7 +17,7 @@ from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.api import hub
 from metalearn.api.learner import Learner, Taught, learner_of
-from metalearn.api.own import Network, TasksElsewhere, algorithm_from, given_again, model_from, read_shape
+from metalearn.api.own import Network, TasksElsewhere, algorithm_from, given_again, inputs_in, model_from
 from metalearn.api.pictures import form_of, read_form
 from metalearn.app.parts import chosen_loss
 from metalearn.checks import one_of, true_or_false
@@ -27,6 +27,7 @@ from metalearn.config.foreign import check_saved
 from metalearn.config.saved import DESCRIPTION, MANIFEST, NETWORK, OWN, changed_config
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
+from metalearn.nn.inputs import shape_of
 from metalearn.nn.precision import type_of
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.published import PARAMETERS, WEIGHTS, is_published, named, option_of
@@ -249,7 +250,7 @@ def _learner(
     taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
     shape: tuple[int, ...] | None = None if form is None else (form.channels, form.size, form.size)
     if OWN in config.dataset:
-        shape = read_shape(config.dataset.shape)
+        shape = shape_of(inputs_in(config.dataset))
     figures = saved.meta.get("validation")
     validation = dict(figures) if isinstance(figures, Mapping) else {}
     learner = learner_of(name, params, taught, form=form, shape=shape, validation=validation)

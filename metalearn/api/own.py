@@ -1,8 +1,7 @@
 """Parts that are objects of the user's own: how a config notes them, and what stands for them in another process."""
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,17 +13,17 @@ from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
+from metalearn.models.common.noted import from_note, read_shape, to_note
 from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as, read_state
+from metalearn.nn.inputs import Inputs, of_reals
+from metalearn.nn.inputs import shape_of as inputs_shape
 from metalearn.runs.published import weights_file
-from metalearn.training.chunks import episodes_of
+from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 
 Learns = str | Named | Algorithm | Callable[..., Algorithm]
 Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
 Tasks = str | Named | TaskSource
-
-MOST_NUMBERS = 2**24
-"""The most numbers in an input of a network of one's own."""
 
 SPLITS = ("train", "val", "test")
 
@@ -48,20 +47,36 @@ def shape_of(source: TaskSource, loss: Loss | None) -> tuple[int, ...]:
     return tuple(episodes_of(source, "train", torch.tensor([0]), loss).query.x.shape[2:])
 
 
+def note_of_inputs(source: TaskSource) -> dict[str, Any]:
+    """The inputs of a source in a config, if they are not one tensor of real numbers."""
+    inputs = inputs_of_source(source)
+    return {} if inputs == of_reals(inputs_shape(inputs)) else {"inputs": to_note(inputs)}
+
+
+def inputs_in(note: Mapping[str, Any]) -> Inputs:
+    """The inputs in the note of a source or network.
+
+    Raises:
+        ValueError: they are none, or too large.
+    """
+    return from_note(note["inputs"]) if "inputs" in note else of_reals(read_shape(note["shape"]))
+
+
 def note_of_tasks(source: TaskSource, loss: Loss | None) -> dict[str, Any]:
     """A source in a config: its classes and shape, and the keys of a dataset that models read."""
     shape, classes = shape_of(source, loss), {split: source.classes(split) for split in SPLITS}
     facts = {} if classes["train"] is None else {"ways": classes["train"]}
     sizes = {"channels": shape[0], "image_size": shape[1]} if len(shape) == 3 else {}
-    return facts | sizes | {OWN: name_of(source), "shape": list(shape), "classes": classes}
+    return facts | sizes | {OWN: name_of(source), "shape": list(shape), "classes": classes} | note_of_inputs(source)
 
 
-def note_of_network(
-    network: Any, source: TaskSource, transductive: bool, dropout: bool, loss: Loss | None
-) -> dict[str, Any]:
-    """A network in a config."""
-    by_batch = network.transductive if isinstance(network, Model) else transductive
-    return {OWN: name_of(network), "shape": list(shape_of(source, loss)), "transductive": by_batch, "dropout": dropout}
+def note_of_network(network: Any, source: TaskSource, options: Mapping[str, bool], loss: Loss | None) -> dict[str, Any]:
+    """A network in a config. Its options are `transductive`, `dropout` and `running_statistics`; the last one is in the
+    note if it is true."""
+    kept = {key: value for key, value in options.items() if value or key != "running_statistics"}
+    if isinstance(network, Model):
+        kept["transductive"] = network.transductive
+    return {OWN: name_of(network), "shape": list(shape_of(source, loss))} | kept | note_of_inputs(source)
 
 
 def model_from(network: Any, note: Mapping[str, Any]) -> Model:
@@ -81,7 +96,8 @@ def model_from(network: Any, note: Mapping[str, Any]) -> Model:
         return made
 
     return model_of(
-        make, name=name, shape=read_shape(note["shape"]), transductive=note["transductive"], dropout=note["dropout"],
+        make, name=name, inputs=inputs_in(note), transductive=note["transductive"], dropout=note["dropout"],
+        running_statistics=note.get("running_statistics") is True,
         advice="give a network that takes the inputs of the tasks",
     )  # fmt: skip
 
@@ -112,18 +128,6 @@ def given_again(group: str, note: Mapping[str, Any], given: Any, argument: str) 
     if not callable(given) and not isinstance(given, Model | Algorithm):
         raise ConfigError(f"{argument}={given}: was an object, and is found by no name; give it again, in Python")
     return given
-
-
-def read_shape(saved: Sequence[Any]) -> tuple[int, ...]:
-    """A shape in a config.
-
-    Raises:
-        ValueError: it is none, or too large.
-    """
-    for size in saved:
-        whole_number("shape", size, at_least=1)
-    whole_number("shape", math.prod(saved), at_least=1, at_most=MOST_NUMBERS)
-    return tuple(saved)
 
 
 class TasksElsewhere:

@@ -71,6 +71,7 @@ def train(
     precision: str = "float32",
     transductive: bool = True,
     dropout: bool = True,
+    running_statistics: bool = False,
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,
@@ -84,8 +85,8 @@ def train(
     Args:
         algorithm: a name; a function that takes `model` and gives an `Algorithm`; or an `Algorithm`.
         model: a name; a `Model`; an `nn.Module`, which begins with its own weights; or a class or function that gives
-            one, whose weights are then drawn from `seed`. A module takes the inputs [n, …] of the tasks, and gives
-            [n, classes], or [n, outputs] for real numbers.
+            one, whose weights are then drawn from `seed`. A module takes the inputs [n, …] of the tasks, those of a
+            dictionary as keywords, and gives [n, classes], or [n, outputs] for real numbers.
         tasks: a name, or an object of your own (`metalearn.types.TaskSource`).
         steps: meta-steps.
         inner: a name: the optimiser of the inner steps.
@@ -98,6 +99,7 @@ def train(
         device, precision: as the keys of `conf/config.yaml`.
         transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
         dropout: of a module: dropout, and what else its training mode changes, is on in training.
+        running_statistics: of a module: batch norms use the running statistics that it came with, as constants.
         progress: show how far it is where stderr is a terminal, or in a notebook.
         seen_classes: `refuse`, or `report`, which allows that validation tasks are of training classes.
         trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
@@ -113,7 +115,8 @@ def train(
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
         try:
-            parts, job = _assemble(chosen, keys, transductive, dropout)
+            options = {"transductive": transductive, "dropout": dropout, "running_statistics": running_statistics}
+            parts, job = _assemble(chosen, keys, options)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
@@ -158,7 +161,7 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
 # From the arguments to the parts
 
 
-def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, dropout: bool) -> tuple[Parts, Job]:
+def _assemble(chosen: dict[str, Any], keys: dict[str, Any], options: Mapping[str, bool]) -> tuple[Parts, Job]:
     _check_kinds(chosen)
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
@@ -186,7 +189,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], transductive: bool, 
         if isinstance(described["model"], Named):
             model = build(config, "model")
         else:
-            note = note_of_network(model, source, transductive, dropout, loss)
+            note = note_of_network(model, source, options, loss)
             model, config.model = model_from(model, note), note
         model = measured_by(model, loss)
         if isinstance(described["algorithm"], Named):

@@ -27,6 +27,7 @@ from metalearn.config.check import computes_elsewhere
 from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError, MixedWorkersError
+from metalearn.models.common.noted import to_note
 from metalearn.nn.precision import type_of
 from metalearn.reporting.logging import OpenLog
 from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_params
@@ -34,7 +35,7 @@ from metalearn.runs.published import named
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.identities import Content, content_of
-from metalearn.training.chunks import chunk_functions, episodes_of, piece_functions, single_stages
+from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stages
 from metalearn.training.loop import Reduce, Run, TrainState, tasks_in_chunks
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
@@ -102,6 +103,7 @@ def assemble(job: Job) -> Parts:
         check_device(config.device, config.precision)
     import_plugins(config.plugins)
     source = build(config, "dataset")
+    note_inputs(source, config, job.whole)
 
     def learner() -> tuple[Model, Algorithm]:
         loss = reporting(chosen_loss(build(config, "loss"), source), build(config, "metric"), source)
@@ -144,6 +146,13 @@ def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | 
         for key in keys:
             OmegaConf.update(node, key, classes)
     return [f"{key}={classes}, an output for each class, in place of dataset.ways={ways}" for key in keys]
+
+
+def note_inputs(source: TaskSource, config: DictConfig, recorded: DictConfig | None) -> None:
+    """Sets `model.inputs=tasks` to what the tasks have, in the config and in what Hydra records of it."""
+    if OmegaConf.select(config, "model.inputs") == "tasks":
+        for node in filter(None, (config, recorded)):
+            OmegaConf.update(node, "model.inputs", to_note(inputs_of_source(source)))
 
 
 def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
@@ -414,4 +423,4 @@ def evaluated_at_once(
     if algorithm.trained_on == "tasks" and isinstance(settings.task_chunk, int):
         return settings.task_chunk
     (support, query) = source.episodes("test", torch.tensor([0]))
-    return tasks_that_fit(model, support.x.shape[1] + query.x.shape[1], device)
+    return tasks_that_fit(model, support.y.shape[1] + query.y.shape[1], device)

@@ -40,6 +40,7 @@ from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.storage.files import is_disk_fault, real
 from metalearn.tasks.common.identities import class_names_of
+from metalearn.training.chunks import episodes_of, placing
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import (
     Progress,
@@ -428,7 +429,8 @@ def first_pictures(parts: Parts) -> dict[str, Picture]:
     """The first training task and the first test task as pictures; none where tasks are not made of pictures."""
     if parts.algorithm.trained_on != "tasks":
         return {}
-    tasks = {split: parts.source.episodes(split, torch.tensor([0])) for split in ("train", "test")}
+    loss = parts.algorithm.computes
+    tasks = {split: episodes_of(parts.source, split, torch.tensor([0]), loss) for split in ("train", "test")}
     return {split: episode_picture(task) for split, task in tasks.items() if has_pictures(task)}
 
 
@@ -438,7 +440,7 @@ def first_pictures(parts: Parts) -> dict[str, Picture]:
 def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The plots."""
     learning_curve(job.run_dir)
-    episode = parts.source.episodes("test", torch.tensor([0]))
+    episode = shown_episode(parts, "test", torch.tensor([0]))
     if is_curve(episode) and parts.source.classes("test") is None:
         adaptation(job.run_dir, parts.algorithm.adapt, in_float32(params), episode)
 
@@ -457,18 +459,24 @@ def draw_report(commands: Commands, job: Job, parts: Parts, params: Params, resu
 
 def shown_task(parts: Parts, learned: ShownLearner, number: int) -> ShownTask:
     """A test task, and the outputs after it was adapted to."""
-    episode = parts.source.episodes("test", torch.tensor([number]))
+    episode = shown_episode(parts, "test", torch.tensor([number]))
     outputs = learned.adapt(learned.params, episode.support)(episode.query.x)
     return ShownTask(f"task {number}", episode, outputs, class_names_of(parts.source, "test", number))
 
 
 def shown_samples(parts: Parts, learned: ShownLearner) -> ShownTask:
     """The first test samples and their outputs. The support set, which gives statistics only, is not shown."""
-    samples = parts.source.episodes("test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
+    samples = shown_episode(parts, "test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
     outputs = learned.adapt(learned.params, samples.support)(samples.query.x)
     unseen = Batch(samples.support.x[:, :0], samples.support.y[:, :0])
     names = class_names_of(parts.source, "test", 0)
     return ShownTask("first samples", Episode(unseen, samples.query), outputs, names)
+
+
+def shown_episode(parts: Parts, split: str, indices: torch.Tensor) -> Episode:
+    """Tasks or samples in the type of the parameters that are drawn with."""
+    episode = episodes_of(parts.source, split, indices, parts.algorithm.computes)
+    return placing(torch.device("cpu"), torch.float32)(episode)
 
 
 def is_curve(episode: Episode) -> bool:

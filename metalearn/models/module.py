@@ -1,6 +1,7 @@
 """Any network written as an `nn.Module`, by the name of its class."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.utils import get_object
@@ -8,30 +9,50 @@ from torch import nn
 
 from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.models.common.adapter import model_of
+from metalearn.models.common.noted import from_note
+from metalearn.nn.inputs import of_reals
 from metalearn.types import Model
 
 
 def module(
-    *, network: dict[str, Any], channels: int, image_size: int, transductive: bool = True, dropout: bool = True
+    *,
+    network: dict[str, Any],
+    channels: int,
+    image_size: int | None,
+    inputs: str | Sequence[Any] = "images",
+    transductive: bool = True,
+    dropout: bool = True,
+    running_statistics: bool = False,
 ) -> Model:
     """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
     Args:
         network: `_target_` names the class or function that gives the `nn.Module`, as `package.module.Name`; the other
-            keys are its arguments. The module takes images [n, channels, h, w] and gives [n, ways].
+            keys are its arguments. The module takes the inputs, and gives [n, ways] or [n, outputs].
         channels: channels of an image that the module takes; an image of one channel is repeated.
         image_size: height and width of an image, in pixels.
+        inputs: `images`; or what the tasks have, as lists of a name, a shape and `real`, `whole` or `bool`.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
         dropout: dropout, and what else the training mode of the module changes, is on in training.
+        running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
 
     Raises:
         ValueError: there is nothing by that name, it does not take the arguments, it does not give a module, or the
-            module cannot take the images.
+            module cannot take the inputs.
     """
-    for argument, value in (("channels", channels), ("image_size", image_size)):
-        whole_number(argument, value, at_least=1)
+    if isinstance(inputs, str):
+        if inputs != "images":
+            raise Invalid("inputs", inputs, "must be images, or tasks (as the tasks have them)", "type KEY=tasks")
+        if image_size is None:
+            raise Invalid("image_size", None, "the tasks have no images", "type GROUP.inputs=tasks")
+        for argument, value in (("channels", channels), ("image_size", image_size)):
+            whole_number(argument, value, at_least=1)
+        sample = of_reals((channels, image_size, image_size))
+    else:
+        sample = from_note(inputs)
     true_or_false("transductive", transductive)
+    true_or_false("running_statistics", running_statistics)
     true_or_false("dropout", dropout)
     target = network.get("_target_") if isinstance(network, dict) else None
     if not isinstance(target, str):
@@ -56,9 +77,11 @@ def module(
         return made
 
     name = target.rpartition(".")[2]
-    shape = (channels, image_size, image_size)
-    advice = "type model.channels=N for a network that takes N"
-    return model_of(make, name=name, shape=shape, transductive=transductive, advice=advice, dropout=dropout)
+    advice = "type model.channels=N for a network that takes N" if inputs == "images" else "give another network"
+    return model_of(
+        make, name=name, inputs=sample, transductive=transductive, advice=advice, dropout=dropout,
+        running_statistics=running_statistics,
+    )  # fmt: skip
 
 
 def _invalid(target: str, allowed: str, advice: str = "") -> Invalid:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.errors import DataError
@@ -52,10 +53,11 @@ Numbers = NDArray[np.float32]
 
 
 class Rows(NamedTuple):
-    """A table: features `x` float32 [n, …], where NaN is missing; targets `y` int64 [n] or float32 [n, d]; the number
-    of `classes`, or None; and of each split the rows of each task, int64."""
+    """A table: inputs `x` by name, each [n, …] in float32, where NaN is missing, int64 or bool, an only one by no name;
+    targets `y` int64 [n] or float32 [n, d]; the number of `classes`, or None; and of each split the rows of each task,
+    int64."""
 
-    x: Numbers
+    x: Mapping[str, NDArray[Any]]
     y: NDArray[Any]
     classes: int | None
     tasks: Mapping[str, Sequence[NDArray[np.int64]]]
@@ -84,7 +86,8 @@ class _RowTasks:
     def digest_of_all(self) -> bytes:
         """Of the whole table."""
         digest = hashlib.sha256()
-        for values in (self.rows.x, self.rows.y, *(task for split in SPLITS for task in self.rows.tasks[split])):
+        tasks = [task for split in SPLITS for task in self.rows.tasks[split]]
+        for values in (*self.rows.x.values(), self.rows.y, *tasks):
             digest.update(f"{values.shape} {values.dtype}".encode())
             digest.update(np.ascontiguousarray(values).data)
         return digest.digest()
@@ -93,22 +96,30 @@ class _RowTasks:
         tasks = [self._task(split, index) for index in indices.tolist()]
         if not isinstance(self._shots, int):
             return tasks[0] if len(tasks) == 1 else tasks
-        return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
+        whole: Episode = pytree.tree_map(lambda *parts: torch.cat(parts), *tasks)
+        return whole
 
     def _task(self, split: str, index: int) -> Episode:
         rng, tasks = self._generator(split, index), self.rows.tasks[split]
         rows = tasks[int(rng.integers(len(tasks)))]
         shots = shots_of_task(self._shots, self._seeds, split, index)
         drawn = rng.permutation(rows)[: shots + self._queries]
-        x, y = self.rows.x[drawn], self.rows.y[drawn]
-        gaps = np.isnan(x)
-        if gaps.any():
-            x = np.where(gaps, _means(x[:shots]), x)
+        inputs = {name: _without_gaps(values[drawn], shots) for name, values in self.rows.x.items()}
+
+        def of(values: NDArray[Any], part: slice) -> Tensor:
+            return torch.from_numpy(values[part].copy()).unsqueeze(0)
 
         def batch(part: slice) -> Batch:
-            return Batch(torch.from_numpy(x[part].copy()).unsqueeze(0), torch.from_numpy(y[part].copy()).unsqueeze(0))
+            x: Any = {name: of(values, part) for name, values in inputs.items()}
+            return Batch(x.get("", x), of(self.rows.y[drawn], part))
 
         return Episode(batch(slice(shots)), batch(slice(shots, None)))
+
+
+def _without_gaps(x: NDArray[Any], shots: int) -> NDArray[Any]:
+    """The rows of a task; the mean of the first ones, its support set, is in place of what is missing."""
+    gaps = np.isnan(x)
+    return np.where(gaps, _means(x[:shots]), x) if gaps.any() else x
 
 
 def _means(x: Numbers) -> Numbers:
@@ -196,11 +207,11 @@ def _rows_of(file: Path, want: _Columns, shots: Shots, queries: int) -> Rows:
     if want.standardize:
         x = _standardized(x, np.concatenate(list(tasks["train"].values())))
     rows = {name: list(of_split.values()) for name, of_split in tasks.items()}
-    return Rows(x.astype(np.float32), y, None if kinds is None else len(kinds), rows)
+    return Rows({"": x.astype(np.float32)}, y, None if kinds is None else len(kinds), rows)
 
 
 def arrays(
-    x: ArrayLike,
+    x: ArrayLike | Mapping[str, ArrayLike],
     y: ArrayLike,
     *,
     task: ArrayLike,
@@ -213,7 +224,8 @@ def arrays(
     """Tasks of the rows of arrays, for `metalearn.train`.
 
     Args:
-        x: inputs [n, …]. NaN is missing: the mean of the task's support rows takes its place.
+        x: inputs [n, …]; or several, by name. Whole numbers, such as ids of words, and truth values stay such. NaN is
+            missing: the mean of the task's support rows takes its place.
         y: whole numbers [n] are classes 0, 1, …, which all tasks share; real numbers [n] or [n, d] are predicted.
         task: [n], the name or number of each row's task.
         shots, queries: support and query rows of a task; shots may be the fewest and the most.
@@ -223,11 +235,13 @@ def arrays(
     Raises:
         ValueError: arrays that do not fit together, or a task with too few rows.
     """
-    inputs, targets = np.asarray(x, np.float32), np.asarray(y)
-    names = np.asarray(task).astype(str).tolist()
-    if inputs.ndim < 2 or not len(inputs) == len(targets) == len(names):
-        shapes = f"{list(inputs.shape)}, {list(targets.shape)} and {len(names)}"
-        raise DataError(f"x, y, task: have the shapes {shapes}; give x [n, …], y [n] or [n, d] and task [n]")
+    inputs = {name: _input(values) for name, values in (x if isinstance(x, Mapping) else {"": x}).items()}
+    targets, names = np.asarray(y), np.asarray(task).astype(str).tolist()
+    rows_of = {len(values) if values.ndim > (not name) else 0 for name, values in inputs.items()}
+    if not rows_of == {len(targets)} == {len(names)}:
+        shapes = ", ".join(str(list(values.shape)) for values in (*inputs.values(), targets))
+        raise DataError(f"x, y, task: have the shapes {shapes} and {len(names)}; give x [n, …], or several by name, "
+                        "y [n] or [n, d] and task [n]")  # fmt: skip
     marks = None if len(split) == 3 and not isinstance(split[0], str) else list(map(str, split))
     _check_episode(shots, queries, "split" if marks is not None else split)
     classes = None
@@ -235,13 +249,19 @@ def arrays(
         classes, targets = int(targets.max()) + 1, targets.astype(np.int64)
     else:
         targets = targets.astype(np.float32).reshape(len(targets), -1)
-        if not np.isfinite(targets).all() or np.isinf(inputs).any():
+        if not np.isfinite(targets).all() or any(np.isinf(values).any() for values in inputs.values()):
             raise DataError("x, y: have numbers that are not finite; leave those rows out")
     divided = _divided(_groups(names), split if marks is None else marks, "split", "task")
     _check_sizes(divided, shots, queries, "task", "")
     rows = {name: list(of_split.values()) for name, of_split in divided.items()}
     table = Rows(inputs, targets, classes, rows)
     return _RowTasks(lambda: table, shots, queries, Seeds(seed, eval_seed))
+
+
+def _input(values: ArrayLike) -> NDArray[Any]:
+    array = np.asarray(values)
+    whole = np.issubdtype(array.dtype, np.integer)
+    return array.astype(np.int64 if whole else bool if array.dtype == bool else np.float32, copy=False)
 
 
 # Checks, and the division of tasks

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
 from metalearn.errors import ConfigError, DataError
+from metalearn.nn.inputs import Inputs, described, inputs_of, packed
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import (
@@ -83,17 +84,21 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     return tuple(map(single, model.stages))
 
 
-def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:
+def episodes_of(
+    source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, known: list[Inputs] | None = None
+) -> Episode:
     """What a source gives for these numbers, which may be code of the user's own.
 
     Raises:
         DataError: it is no episode, a label is none of the task's classes, or the loss is not for such targets. The
             message names the source's code.
     """
-    return _checked(source, split, source.episodes(split, indices), loss)
+    return _checked(source, split, source.episodes(split, indices), loss, known)
 
 
-def chunk_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> list[Episode]:
+def chunk_of(
+    source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, known: list[Inputs] | None = None
+) -> list[Episode]:
     """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task.
 
     Raises:
@@ -105,12 +110,12 @@ def chunk_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None 
     except Exception:  # of code of the user's own, which may not be able to stack what differs
         if len(indices) == 1 or source.unit(split) == "samples":
             raise
-        given = [episodes_of(source, split, index, loss) for index in indices.split(1)]
+        given = [episodes_of(source, split, index, loss, known) for index in indices.split(1)]
         if len(set(map(_shapes, given))) == 1:
             raise
     if not (isinstance(given, list) and given and all(isinstance(task, Episode) for task in given)):
-        return [_checked(source, split, given, loss)]
-    tasks = [_checked(source, split, task, loss) for task in given]
+        return [_checked(source, split, given, loss, known)]
+    tasks = [_checked(source, split, task, loss, known) for task in given]
     if len(tasks) != len(indices) or any(len(task.query.x) != 1 for task in tasks):
         raise DataError(
             f"{_place_of(source)}: gives a list of {len(tasks)} episodes for {len(indices)} tasks; a list has an "
@@ -125,22 +130,52 @@ def _shapes(episode: Episode) -> tuple[torch.Size, ...]:
     return tuple(value.shape for batch in episode for value in batch)
 
 
-def _checked(source: TaskSource, split: str, episode: object, loss: Loss | None) -> Episode:
-    """An episode that a source has given, whose form and targets are right."""
+def _checked(
+    source: TaskSource, split: str, episode: object, loss: Loss | None, known: list[Inputs] | None = None
+) -> Episode:
+    """An episode that a source has given, whose form and targets are right. `known` is as for `_packed`."""
     parts = list(episode) if isinstance(episode, tuple | list) else []
     if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
         raise DataError(f"{_place_of(source)}: gives a {type(episode).__name__}; give {EPISODE}")
+    known = [] if known is None else known
+    parts = [(_packed(source, part, x, known), y) for part, (x, y) in zip(("support", "query"), parts, strict=True)]
     for part, (x, y) in zip(("support", "query"), parts, strict=True):
-        for name, values in (("x", x), ("y", y)):
-            if not isinstance(values, Tensor):
-                raise DataError(f"{_place_of(source)}: {part}.{name} is a {type(values).__name__}; give {EPISODE}")
+        if not isinstance(y, Tensor):
+            raise DataError(f"{_place_of(source)}: {part}.y is a {type(y).__name__}; give {EPISODE}")
         if x.shape[:2] != y.shape[:2]:
             shapes = f"{list(x.shape)} for x and {list(y.shape)} for y"
             raise DataError(f"{_place_of(source)}: {part} has the shapes {shapes}; both begin with [tasks, samples]")
     classes = source.classes(split)
+    if classes is None:
+        parts = [(x, y.flatten(2) if y.dim() > 3 else y) for x, y in parts]
     for _, y in parts if source.unit(split) == "tasks" else parts[1:]:  # of samples, the first only gives statistics
         _check_targets(source, split, y, classes, loss)
     return Episode(Batch(*parts[0]), Batch(*parts[1]))
+
+
+def _packed(source: TaskSource, part: str, x: Any, known: list[Inputs]) -> Tensor:
+    """The inputs of a task as one tensor. Several tensors must be as those of the tasks before, `known`.
+
+    Raises:
+        DataError: they are not, or are no inputs.
+    """
+    try:
+        if not isinstance(x, Tensor):
+            inputs = inputs_of(x)
+            known[:] = known or [inputs]
+            if inputs != known[0]:
+                raise ValueError(
+                    f"has {described(inputs)}, and a task before had {described(known[0])}; give tensors of the same "
+                    "names, shapes and types in every task"
+                )
+        return packed(x)
+    except ValueError as error:
+        raise DataError(f"{_place_of(source)}: {part}.x {error}") from error
+
+
+def inputs_of_source(source: TaskSource) -> Inputs:
+    """What an input of a source is, by its first task."""
+    return inputs_of(source.episodes("train", torch.tensor([0])).query.x)
 
 
 MEANINGS: dict[Targets, str] = {
@@ -269,6 +304,7 @@ def chunk_functions(
     """
     on_device = placing(device, dtype)
     said: list[str] = []
+    known: list[Inputs] = []
 
     def seeds_of(indices: Tensor, step: int, parts: int) -> list[PassSeeds]:
         """For each of the parts in which a chunk is computed: the whole chunk, or its tasks."""
@@ -277,7 +313,7 @@ def chunk_functions(
         return [whole] if parts == 1 else [whole.of_task(place) for place in range(parts)]
 
     def tasks_of(split: str, indices: Tensor) -> list[Episode]:
-        tasks = chunk_of(source, split, indices, algorithm.computes)
+        tasks = chunk_of(source, split, indices, algorithm.computes, known)
         if len(tasks) > 1 and not said:
             said.append("tasks differ in shape: those of a chunk with several shapes are computed one by one")
             log.info("%s", *said)

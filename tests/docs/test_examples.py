@@ -48,6 +48,12 @@ def test_a_new_shop_is_learned_from_five_days(tmp_path: Path) -> None:
     assert after < 0.7 * before
 
 
+@slow
+def test_files_are_told_apart_by_their_words(tmp_path: Path) -> None:
+    after, before = said("own_texts.py", "100", tmp_path)
+    assert after > 58 > 54 > before
+
+
 @pytest.mark.parametrize("name", [pytest.param("own_network.py", marks=slow), "own_algorithm.py"])
 def test_own_parts_learn_characters(name: str, tmp_path: Path) -> None:
     accuracy, half, chance = said(name, "15", tmp_path)

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "metalearn/storage": {"storage", "errors"},
     "metalearn/nn": {"nn", "storage"},
     "metalearn/tasks": {"tasks.common", "tasks.priors", "types", "checks", "errors", "storage"},
-    "metalearn/models": {"models.common", "nn", "types", "checks", "storage"},
+    "metalearn/models": {"models.common", "nn", "types", "checks", "errors", "storage"},
     "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "checks", "errors", "storage"},
     "metalearn/runs": {"config", "runs", "types", "checks", "errors", "storage"},

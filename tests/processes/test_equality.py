@@ -180,3 +180,28 @@ def test_more_workers_than_chunks(start: Start, tmp_path: Path) -> None:
         completed(start(*supervised, strategy, f"workers={1 if name == 'one' else 3}", f"hydra.run.dir={name}"))
     one, three = (load_file(tmp_path / name / "checkpoints/last/params.safetensors") for name in ("one", "three"))
     assert all(torch.allclose(one[name], three[name], rtol=0, atol=1e-10) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("form", "strategy", "workers"),
+    [
+        ("dictionary", "rpc_autograd", 2),
+        pytest.param("dictionary", "rpc", 4, marks=slow),
+        pytest.param("ids", "ddp", 2, marks=slow),
+        pytest.param("ids", "rpc", 4, marks=slow),
+    ],
+)
+def test_token_ids_and_several_inputs_have_the_bits_of_one_process(
+    form: str, strategy: str, workers: int, start: Start, tmp_path: Path
+) -> None:
+    texts = (
+        "plugins=[tests]", "dataset=sinusoid", "dataset._target_=tests.own_functions.Texts", f"+dataset.form={form}",
+        "model=module", "model.network._target_=tests.own_functions.Reads", "model.network.num_classes=2",
+        "model.inputs=tasks", "model.channels=1", "algorithm=maml", "algorithm.inner_lr=0.1", *TASKS,
+        *(part for part in SHORT if not part.startswith("model.")), "trainer.steps=4", "trainer.val_every=4",
+    )  # fmt: skip
+    worlds = []
+    for name, parts in (("one", ["strategy=local"]), ("all", [f"strategy={strategy}", f"workers={workers}"])):
+        completed(start(*texts, *parts, f"hydra.run.dir={name}"))
+        worlds.append((tmp_path / name / "checkpoints/last/params.safetensors").read_bytes())
+    assert worlds[0] == worlds[1]

@@ -18,8 +18,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from metalearn.checks import first_line
+from metalearn.errors import DataError
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn.conv import conv2d
+from metalearn.nn.inputs import (
+    Inputs,
+    Opened,
+    as_reals,
+    described,
+    filled,
+    of_reals,
+    opened,
+    said_of,
+    shape_of,
+)
 from metalearn.nn.norm import batch_norm
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Apply, Model, Params, Stage
@@ -29,10 +41,19 @@ Make = Callable[[], nn.Module]
 
 
 def model_of(
-    make: Make, *, name: str, shape: tuple[int, ...], transductive: bool, advice: str, dropout: bool = False
+    make: Make,
+    *,
+    name: str,
+    shape: tuple[int, ...] = (),
+    inputs: Inputs | None = None,
+    transductive: bool,
+    advice: str,
+    dropout: bool = False,
+    running_statistics: bool = False,
 ) -> Model:
-    """A network that takes inputs [n, *shape] and gives [n, ways], as a model. The parameters have the names of the
-    module. Those that do not require a gradient are fixed, see `Model.fixed`.
+    """A network that takes such inputs and gives [n, ways], as a model. The parameters have the names of the module.
+    Those that do not require a gradient are fixed, see `Model.fixed`. A network that cannot take whole numbers gets
+    real ones, and outputs of other dimensions, or several, are joined to [n, d]; `Model.note` says so.
 
     Our layers compute convolutions and batch norms, where they can; `Model.note` names the others. Batch norm keeps no
     running statistics: it normalises by those of the batch or of the support set, and derivatives go through them.
@@ -47,10 +68,12 @@ def model_of(
         make: gives a fresh network.
         name: the name of the network in errors.
         shape: the shape of an input, for images (channels, h, w); an image of one channel is repeated.
+        inputs: what an input is, if it is not one tensor of real numbers.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
         advice: what to type if the network cannot take such inputs.
         dropout: compute in training as in the network's training mode.
+        running_statistics: batch norms normalise by the running statistics that the network came with, as constants.
 
     Raises:
         ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
@@ -58,15 +81,21 @@ def model_of(
     """
     (network, compiled) = _eager(_drawn(make, seed=0))
     network = network.float()
+    constant = _by_running_statistics(network) if running_statistics else []
     cautions = _unused_statistics(network, name)
     if compiled:
         cautions.append(f"{name}: is computed without torch.compile, whose functions have no second derivative")
     notes = _make_pure(network, name, transductive)
+    if constant:
+        notes.append(f"{name}: normalises by the running statistics that it came with: {_few(constant)}")
+    inputs, said = _opened(network, name, inputs or of_reals(shape))
     _check_buffers(network, make, name)
-    trial = _tried(network, name, shape, advice)
-    images = torch.rand(2, *shape, generator=Generator())
+    trial = _tried(network, name, inputs, advice)
+    shape = shape_of(inputs)
+    images = filled(inputs, torch.rand(2, *shape, generator=Generator()))
     outputs = _check_pure(network, name, images)
     trains = dropout and _differs_in_training(network, name, images, outputs)
+    notes += said
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
     if trial.unused:
@@ -77,7 +106,7 @@ def model_of(
         notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
     head = _find_head(network, trial.last, shared, fixed, images)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    forward = _forward(network, shape, shared, fixed, head, list(norms.values()), trains)
+    forward = _forward(network, inputs, shared, fixed, head, list(norms.values()), trains)
 
     def drawn(generator: Generator, *, learn: bool) -> Params:
         made = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
@@ -99,12 +128,44 @@ def model_of(
 
 
 def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: str) -> int:
-    """The floats that a forward pass of a network leaves for one input. The arguments are as for `model_of`.
+    """The floats that a forward pass of a network leaves for one input of real numbers. The arguments are as for
+    `model_of`.
 
     Raises:
         ValueError: as `model_of`.
     """
-    return _tried(network.eval(), name, shape, advice).floats
+    return _tried(network.eval(), name, of_reals(shape), advice).floats
+
+
+def _opened(network: nn.Module, name: str, inputs: Inputs) -> tuple[Inputs, list[str]]:
+    """Lets the network take and give one tensor, if it does not anyway. Gives what it takes, and lines on it."""
+    forms = dict.fromkeys((inputs, as_reals(inputs)))
+    found = {form: outputs for form in forms if (outputs := _outputs_of(network, form)) is not None}
+    form = next(iter(found), inputs)
+    outputs, lines = found.get(form), list[str]()
+    if form != inputs:
+        lines.append(f"{name}: takes no whole numbers, so its inputs {described(inputs)} become real ones")
+    joins = outputs is not None and not (isinstance(outputs, Tensor) and outputs.dim() in (0, 2))
+    if joins or form != of_reals(shape_of(form)):
+        opened(network, form)
+    if joins and isinstance(_outputs_of(network, form), Tensor):
+        lines.append(f"{name}: gives {_kind(outputs)}, which becomes [n, d]")
+    return form, lines
+
+
+def _outputs_of(network: nn.Module, inputs: Inputs) -> Any:
+    """What the network gives for three samples; None if it fails. Real numbers are tried without computing, if it can
+    be."""
+    for device in ("meta", "cpu") if inputs == of_reals(shape_of(inputs)) else ("cpu",):
+        there = copy.deepcopy(network).to("meta") if device == "meta" else copy.copy(network)
+        joins = isinstance(network, Opened)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                x = filled(inputs, torch.zeros(3, *shape_of(inputs), device=device))
+                return there(x) if joins else opened(there, inputs, joins=False)(x)
+        except _FAILURES:
+            continue
+    return None
 
 
 class _Conv(nn.Conv2d):
@@ -155,9 +216,30 @@ class _HardSigmoid(nn.Hardsigmoid):
         return F.relu6(x + 3) / 6
 
 
+class _RunningNorm(nn.modules.batchnorm._BatchNorm):
+    """A batch norm by the running statistics that it came with, in training too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+
+def _by_running_statistics(network: nn.Module) -> list[str]:
+    """Gives batch norms with running statistics the class of those that use them; their paths."""
+    norms = [
+        (path, layer)
+        for path, layer in network.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
+    ]
+    for _, layer in norms:
+        layer.__class__ = _RunningNorm
+    return [path for path, _ in norms]
+
+
 def _forward(
     network: nn.Module,
-    shape: Sequence[int],
+    inputs: Inputs,
     shared: Mapping[str, str],
     fixed: Collection[str],
     head: _Head | None,
@@ -166,12 +248,14 @@ def _forward(
 ) -> Callable[..., Tensor]:
     """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
+    shape = shape_of(inputs)
     buffers = dict(network.named_buffers())
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
     def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
-        images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:]))
+        # Sequences of other lengths than the first one's are the network's own affair.
+        images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
         (constants, seeds) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.fixed has set them"
         same = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
@@ -194,7 +278,11 @@ def _forward(
                     seed(drawn[task])
                 by_name = dict(zip(used, of_task, strict=True))
                 everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
-                outputs.append(functional_call(network, same | everywhere, (images_of_task,), tie_weights=False))
+                try:
+                    given = functional_call(network, same | everywhere, (images_of_task,), tie_weights=False)
+                except IndexError as error:  # of an embedding that has no row for a whole number
+                    raise DataError(f"model: {first_line(error)}; {said_of(inputs, images_of_task)}") from error
+                outputs.append(given)
             return torch.stack(outputs)
 
     return forward
@@ -312,7 +400,7 @@ def _make_pure(network: nn.Module, name: str, transductive: bool) -> list[str]:
         if _is(layer, nn.BatchNorm2d) and layer.affine:
             layer.__class__, layer.known = _BatchNorm, 0
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        elif isinstance(layer, nn.modules.batchnorm._NormBase) and not isinstance(layer, _RunningNorm):
             _check_norm(path, layer, name, transductive)
         if isinstance(layer, nn.Conv2d):
             convolutions += 1
@@ -482,24 +570,26 @@ class _Trial(NamedTuple):
     unused: list[str]
 
 
-def _tried(network: nn.Module, name: str, shape: tuple[int, ...], advice: str) -> _Trial:
+def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> _Trial:
     """The trial runs on the meta device, which computes nothing. If that fails, it runs on the CPU.
 
     Raises:
         ValueError: the network cannot take such inputs, does not give [n, ways], or has nothing to learn.
     """
+    shape = shape_of(inputs)
     try:
-        return _counted(copy.deepcopy(network).to("meta"), name, torch.zeros(2, *shape, device="meta"))
+        there = copy.deepcopy(network).to("meta")
+        return _counted(there, name, filled(inputs, torch.zeros(2, *shape, device="meta")))
     except _FAILURES:
         try:
-            return _counted(network, name, torch.zeros(2, *shape))
+            return _counted(network, name, filled(inputs, torch.zeros(2, *shape)))
         except _FAILURES as error:
             if str(error).startswith(f"{name}: "):
                 raise
             what = (
                 f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
             )
-            raise ValueError(f"{what} [n, {', '.join(map(str, shape))}] ({first_line(error)}); {advice}") from error
+            raise ValueError(f"{what} {described(inputs)} ({first_line(error)}); {advice}") from error
 
 
 def _counted(network: nn.Module, name: str, images: Tensor) -> _Trial:

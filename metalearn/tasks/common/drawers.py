@@ -15,6 +15,7 @@ from metalearn.tasks.common.episodes import (
     EpisodeSpec,
     Images,
     Seeds,
+    check_shots,
     most_shots,
     picture_tasks,
     shapes_of,
@@ -71,6 +72,7 @@ def drawn_tasks(
         ValueError: an argument is not allowed.
         DataError: when the first episode is made: `load` raises it; a drawer is unknown; or classes are too small.
     """
+    check_shots(episode.shots)
     shapes = shapes_of(episode)
     true_or_false("drop_small", protocol.drop_small)
     one_of("test", protocol.test, TESTS)

@@ -4,8 +4,9 @@ Nothing here keeps state. Task number i of a split is drawn from a generator see
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,8 +31,13 @@ class Seeds(NamedTuple):
     eval_seed: int
 
 
-Shots = int | Sequence[int]
-"""A number of support samples, or a range: the fewest and the most, of which each task draws one."""
+Shots = int | Sequence[int] | Literal["meta_dataset"]
+"""A number of support samples; or a range: the fewest and the most, of which each task draws one; or the rule of
+`sizes_of_task`."""
+
+META_DATASET = "meta_dataset"
+FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
+"""Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures."""
 
 _SHOTS = 3
 """The last number of the seed of a task's number of shots. Those of other generators differ from it."""
@@ -122,14 +128,14 @@ def check_shots(shots: Shots) -> None:
 
 
 def most_shots(shots: Shots) -> int:
-    """The most support samples."""
-    return shots if isinstance(shots, int) else shots[1]
+    """The most support samples; by the rule of Meta-Dataset those that each class must have."""
+    return shots if isinstance(shots, int) else 1 if isinstance(shots, str) else shots[1]
 
 
 def shots_of_task(shots: Shots, seeds: Seeds, split: str, index: int) -> int:
     """The number of a task's support samples."""
-    if isinstance(shots, int):
-        return shots
+    if isinstance(shots, int | str):
+        return most_shots(shots)
     root = seeds.seed if split == "train" else seeds.eval_seed
     return int(np.random.default_rng((root, SPLITS[split], index, _SHOTS)).integers(shots[0], shots[1] + 1))
 
@@ -142,7 +148,8 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
     """
     ways, shots, queries, train_ways, train_queries = episode
     whole_number("ways", ways, at_least=2)
-    check_shots(shots)
+    if shots != META_DATASET:
+        check_shots(shots)
     whole_number("queries", queries, at_least=1)
     if train_ways is not None:
         whole_number("train_ways", train_ways, at_least=2)
@@ -164,6 +171,7 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
     evaluation = shapes["test"]
     for split, shape in shapes.items():
         (ways, _, queries), shots = shape, most_shots(shape.shots)
+        queries = 1 if shape.shots == META_DATASET else queries  # a small class makes them fewer
         classes, pictures = counts[split]
         enough_classes(f"{group}train_ways" if ways != evaluation.ways else f"{group}ways", ways, split, classes)
         name = f"{group}train_queries" if queries != evaluation.queries else f"{group}queries"
@@ -228,6 +236,23 @@ def turned(pictures: Images, quarters: int) -> Images:
     if quarters == 2:
         return pictures[:, ::-1, ::-1]
     return pictures.swapaxes(1, 2)[:, :, ::-1]
+
+
+def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries: int) -> tuple[NDArray[np.int64], int]:
+    """The shots of each class of a task, and the queries of all, by the rule of Meta-Dataset (Triantafillou et al.
+    2020, arXiv 1903.03096, appendix): larger classes have more shots.
+
+    Args:
+        pictures: how many each class has, [ways].
+        queries: the most of a class; half of the smallest class at most.
+    """
+    queries = min(queries, int(pictures.min()) // 2)
+    room, ways = pictures - queries, len(pictures)
+    share = 1 - rng.random()
+    total = min(MOST_SHOTS, int(np.ceil(share * np.minimum(MOST_OF_CLASS, room)).sum()))
+    weights = np.exp(rng.uniform(math.log(0.5), math.log(2), ways)) * pictures
+    shots = np.floor(weights / weights.sum() * (total - ways)).astype(np.int64) + 1
+    return np.minimum(shots, room), queries
 
 
 def image_episode(drawn: Images, *, shots: int) -> Episode:
@@ -329,6 +354,32 @@ class _VaryingPictureTasks(_PictureTasks):
         return image_episode(self._drawn(split, index, shots)[None], shots=shots)
 
 
+class _MetaDatasetTasks(_VaryingPictureTasks):
+    """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
+
+    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
+        """The generator of a task, which has drawn its classes."""
+        rng, most = self._generator(split, index), self._shapes[split].ways
+        ways = int(rng.integers(min(FEWEST_WAYS, most), most + 1))
+        return rng, chosen_classes(rng, len(self.classes_of(split).identities), ways)
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        names = self.classes_of(split).names
+        return [names[label] for label in self._begun(split, index)[1]] if names else ()
+
+    def _task(self, split: str, index: int) -> Episode:
+        rng, chosen = self._begun(split, index)
+        shots, queries = sizes_of_task(rng, self._sizes(split)[chosen], self._shapes[split].queries)
+        turns = rng.integers(0, 4, len(chosen)) if self._rotations else np.zeros(len(chosen), np.int64)
+        parts: tuple[list[Batch], list[Batch]] = [], []
+        for label, (name, turn, count) in enumerate(zip(chosen, turns.tolist(), shots.tolist(), strict=True)):
+            pictures = self.classes_of(split).pictures(name)
+            drawn = turned(pictures[rng.permutation(len(pictures))[: count + queries]], turn)
+            for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=count), strict=True):
+                part.append(Batch(batch.x, batch.y + label))
+        return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
+
+
 def picture_tasks(
     load: Callable[[], Mapping[str, Classes]],
     shapes: Mapping[str, EpisodeShape],
@@ -349,5 +400,6 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    varies = any(not isinstance(shape.shots, int) for shape in shapes.values())
-    return (_VaryingPictureTasks if varies else _PictureTasks)(load, shapes, rotations, seeds, samples)
+    shots = shapes["test"].shots
+    kind = _PictureTasks if isinstance(shots, int) else _VaryingPictureTasks
+    return (_MetaDatasetTasks if shots == META_DATASET else kind)(load, shapes, rotations, seeds, samples)

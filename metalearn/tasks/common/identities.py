@@ -1,11 +1,11 @@
 """Identities of classes. A class has the same one in every dataset, split and run."""
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch.utils import _pytree as pytree
 
 from metalearn.tasks.common.episodes import SPLITS, HoldsClasses, Images
 from metalearn.types import NamesClasses, TaskSource, TellsClasses
@@ -57,7 +57,7 @@ def content_of(source: TaskSource) -> Content:
     digest, found = hashlib.sha256(), _Pictures()
     for split in SPLITS:
         for number in range(min(_FIRST, source.size(split) or _FIRST)):  # one by one: a task may be large
-            for values in itertools.chain(*source.episodes(split, torch.tensor([number]))):
+            for values in pytree.tree_leaves(source.episodes(split, torch.tensor([number]))):
                 digest.update(f"{tuple(values.shape)} {values.dtype}".encode())
                 digest.update(values.detach().cpu().contiguous().numpy().data)
         if isinstance(source, HoldsClasses):

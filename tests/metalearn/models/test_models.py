@@ -385,8 +385,7 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
             "^network._target_=.*must give an nn.Module",
         ),
         (lambda: own("tests.own_functions.Small", ways=3, norm="1d"), "^Small: its layer norm .BatchNorm1d. remembers"),
-        (lambda: own("tests.own_functions.Odd", kind="images"), r"^Odd: gives a tensor \[2, 3, 32, 32\] for 2 images"),
-        (lambda: own("tests.own_functions.Odd", kind="dict"), "^Odd: gives a dict for 2 images"),
+        (lambda: own("tests.own_functions.Odd", kind="tuples"), "^Odd: gives a tuple for 2 images"),
         (
             lambda: own("tests.own_functions.Odd", kind="grey"),
             r"^image_size=32: Odd cannot take images \[n, 3, 32, 32\]",

@@ -222,10 +222,28 @@ def test_arrays_learn_in_code() -> None:
     assert marked.classes("val") is None and marked.episodes("val", torch.arange(3)).query.y.shape == (3, 2, 1)
 
 
+def test_several_arrays_keep_their_types_and_rows() -> None:
+    row, task = np.arange(60), np.repeat(np.arange(6), 10)
+    x = {"ids": np.stack([row, 2 * row], axis=1), "known": row % 2 == 0, "size": np.where(row % 5 == 0, np.nan, row)}
+    source = arrays(x, row[:, None] / 4, task=task, shots=4, queries=6)
+    for batch in source.episodes("train", torch.arange(3)):
+        number: Any = (4 * batch.y[..., 0]).long()
+        given: Any = batch.x
+        assert torch.equal(given["ids"], torch.stack([number, 2 * number], dim=2))
+        assert torch.equal(given["known"], number % 2 == 0)
+        there = number % 5 != 0
+        assert torch.equal(given["size"][there], number[there].float()) and given["size"].isfinite().all()
+    assert (
+        arrays(x["ids"], row, task=task, shots=4, queries=6).episodes("val", torch.arange(1)).query.x.dtype
+        == torch.int64
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"x": np.ones(4)}, r"have the shapes \[4\], \[4\] and 4"),
+        ({"x": {"a": np.ones(4), "b": np.ones(3)}}, r"have the shapes \[4\], \[3\], \[4\] and 4"),
         ({"y": np.array([0.0, np.nan, 1, 1])}, "numbers that are not finite"),
         ({"task": [1, 1, 1, 2]}, "none is left for|has 1 rows"),
         (

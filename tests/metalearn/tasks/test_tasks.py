@@ -12,6 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,18 +23,19 @@ from metalearn.errors import DataError
 from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.cifar100 import cifar_fs
 from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds, draw_images, turned
+from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds, Shots, draw_images, sizes_of_task, turned
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
+from metalearn.training.chunks import chunk_of
 from metalearn.types import Episode, TaskSource
 from tests.runs import slow
 
 SPLITS = ("train", "val", "test")
 
 
-def drawn(seed: int = 0, *, ways: int = 5, shots: int = 1, queries: int = 2, rotations: bool = True) -> TaskSource:
+def drawn(seed: int = 0, *, ways: int = 5, shots: Shots = 1, queries: int = 2, rotations: bool = True) -> TaskSource:
     episode = EpisodeSpec(ways, shots, queries)
     return glyphs(episode=episode, image_size=28, channels=1, rotations=rotations, seeds=Seeds(seed, 1))
 
@@ -391,3 +393,45 @@ def test_a_root_that_is_not_read_is_named_beside_the_cache_file(
         message = f"{title}: decoded before, read from {tmp_path / file}; dataset.root={root} is not read{end}"
         assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, message)]
         caplog.clear()
+
+
+def test_the_sizes_of_meta_dataset_are_those_counted_by_hand() -> None:
+    """With given β and α."""
+
+    class Given(NamedTuple):
+        beta: float
+        alphas: Sequence[float]
+
+        def random(self) -> float:
+            return 1 - self.beta
+
+        def uniform(self, low: float, high: float, size: int) -> np.ndarray:
+            assert (low, high) == (pytest.approx(np.log(0.5)), pytest.approx(np.log(2)))
+            return np.array(self.alphas or size * [0.0])
+
+    def sizes(
+        pictures: list[int], queries: int, beta: float = 0.25, alphas: Sequence[float] = ()
+    ) -> tuple[list[int], int]:
+        shots, left = sizes_of_task(Given(beta, alphas), np.array(pictures), queries)  # type: ignore[arg-type]
+        return shots.tolist(), left
+
+    # 3 queries; room 3, 17, 117, of which 3, 17, 100 count: ⌈0.75⌉ + ⌈4.25⌉ + 25 = 31 shots, of which 28 are shared out
+    # as 6 : 20 : 120: 1.15, 3.84, 23.01, and one more for each
+    assert sizes([6, 20, 120], 10) == ([2, 4, 24], 3)
+    # 2 × 5 shots, of which 8 are shared out as 4 : 1, 6.4 and 1.6; but the first class has 5 besides its queries
+    assert sizes([10, 10], 5, 1.0, [np.log(2), np.log(0.5)]) == ([5, 2], 5)
+    # 25 for each of 30 classes are more than 500, and (500 − 30) / 30 = 15.67
+    assert sizes(30 * [1000], 10) == (30 * [16], 10)
+
+
+def test_tasks_of_meta_dataset_differ_and_follow_from_their_numbers() -> None:
+    source = drawn(ways=9, shots="meta_dataset", queries=10)
+    tasks = [source.episodes("train", torch.tensor([number])) for number in range(12)]
+    counts = [task.support.y[0].bincount() for task in tasks]
+    assert {len(count) for count in counts} <= set(range(5, 10)) and len({len(count) for count in counts}) > 2
+    assert any(len(count.unique()) > 1 for count in counts)
+    for task, count in zip(tasks, counts, strict=True):
+        assert (task.query.y[0].bincount() == 10).all() and count.min() >= 1
+        assert len(task.support.x[0].flatten(1).unique(dim=0)) == len(task.support.y[0])
+    (again, _) = chunk_of(source, "train", torch.tensor([3, 4]))
+    assert torch.equal(again.support.x, tasks[3].support.x)

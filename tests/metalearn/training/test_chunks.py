@@ -45,7 +45,7 @@ BAD: dict[str, tuple[Callable[[Episode], Any], str]] = {
     "a label of -100": (with_labels(lambda y: y.index_fill(1, torch.tensor([0]), -100)), "run from -100 to 2"),
     "real labels": (with_labels(lambda y: y.float()), r"its labels are of torch\.float32; give whole numbers"),
     "a dict": (lambda episode: {"support": episode.support}, "gives a dict; give metalearn.types.Episode"),
-    "lists": (lambda episode: (episode.support, ([1.0], [0])), r"query\.x is a list; give metalearn.types.Episode"),
+    "lists": (lambda episode: (episode.support, ([1.0], [0])), r"query\.x is a list; give a tensor \[tasks, "),
     "an array": (
         lambda episode: (episode.support, Batch(episode.query.x.numpy(), episode.query.y)), r"query\.x is a ndarray"),
     "other numbers of samples": (
