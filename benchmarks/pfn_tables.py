@@ -33,9 +33,10 @@ FEATURES, PER_CLASS = 20, 10
 """The most columns, those of the largest variance; and the fewest rows of a class."""
 
 CHOSEN = {
-    "COUNT/titanic": "survived", "Ecdat/Bwages": "educ", "Ecdat/Diamond": "clarity", "Ecdat/Fishing": "mode price catch",
-    "Ecdat/Hdma": "deny", "Ecdat/Heating": "depvar idcase", "Ecdat/Housing": "airco", "Ecdat/Mode": "choice",
-    "Ecdat/Participation": "lfp", "Ecdat/Somerville": "ski", "HSAUR/skulls": "epoch", "MASS/Melanoma": "status time",
+    "COUNT/titanic": "survived", "Ecdat/Bwages": "educ", "Ecdat/Diamond": "clarity",
+    "Ecdat/Fishing": "mode price catch", "Ecdat/Hdma": "deny", "Ecdat/Heating": "depvar idcase",
+    "Ecdat/Housing": "airco", "Ecdat/Mode": "choice", "Ecdat/Participation": "lfp", "Ecdat/Somerville": "ski",
+    "HSAUR/skulls": "epoch", "MASS/Melanoma": "status time",
     "MASS/Pima.te": "type", "MASS/bacteria": "y ID", "MASS/biopsy": "class ID", "MASS/birthwt": "low bwt",
     "MASS/crabs": "sp index", "MASS/fgl": "type", "MASS/shuttle": "use", "MASS/survey": "Sex", "Zelig/turnout": "vote",
     "car/Chile": "vote", "car/Cowles": "volunteer", "car/Prestige": "type", "car/Salaries": "rank",

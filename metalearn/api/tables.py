@@ -74,7 +74,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return self._learner
 
     def _reads(self) -> InContext:
-        reads = self._opened()._taught.model.in_context
+        reads = self._opened().taught.model.in_context
         if reads is None or (reads.predictive is None) is not isinstance(self, ClassifierMixin):
             other = "a network that reads labels" if reads is None else "a network for this kind of target"
             wanted = "classes" if isinstance(self, ClassifierMixin) else "gaussian"
@@ -213,7 +213,7 @@ def _numbers(cells: Any) -> Tensor:
 
 def _trained_on(learner: Learner) -> tuple[int, int]:
     """The most known rows, and the most features, of `GROUPS` groups of the training tasks."""
-    source = learner._taught.source
+    source = learner.taught.source
     group = source.group("train") if isinstance(source, ComesInGroups) else 1
     tasks = [source.episodes("train", torch.tensor([number * group])).support.x for number in range(GROUPS)]
     return max(x.shape[1] for x in tasks), max(x.shape[2:].numel() for x in tasks)

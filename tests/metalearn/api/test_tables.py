@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_the_network(runs: dict[str, Path]) -> None:
     x, y, asked = rng.normal(size=(12, 2)), rng.normal(size=12), rng.normal(size=(3, 2))
     fitted = PFNRegressor(runs["numbers"]).fit(x, y)
     learner = fitted._opened()
-    reads = learner._taught.model.in_context
+    reads = learner.taught.model.in_context
     support = Batch(*(torch.tensor(v, dtype=torch.float32)[None] for v in (x, y[:, None])))
     with torch.no_grad():
         outputs = reads.outputs(learner.params, support, torch.tensor(asked, dtype=torch.float32)[None])[0]
