@@ -4,7 +4,8 @@ more. Needs scikit-learn: pip install 'metalearn-train[tables]'."""
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from metalearn.api.learner import Learner
 from metalearn.api.load import load
 from metalearn.checks import fraction
 from metalearn.errors import ConfigError
+from metalearn.storage.files import whole_folder
 from metalearn.types import Batch, ComesInGroups, InContext
 
 try:
@@ -34,6 +36,9 @@ Array = NDArray[Any]
 GROUPS = 64
 """How many groups of the training tasks are looked at, to see what sizes of tables the network was trained on."""
 
+KNOWN, TARGETS, NETWORK = "known.parquet", "targets.parquet", "network"
+"""What a folder of a fitted estimator holds."""
+
 log = logging.getLogger("metalearn")
 
 
@@ -42,6 +47,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def __init__(self, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
         self.path, self.plugins, self.device = path, plugins, device
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        raise NotImplementedError
 
     def _show(self, X: Any, y: Tensor) -> None:  # noqa: N803 (scikit-learn's name)
         """Remembers the known rows: their numbers, and the keys and values that queries read."""
@@ -58,6 +66,51 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         with learner.computing(), torch.no_grad():
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
             self._known = self._reads().remember(learner.params, support)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, a Parquet
+        file of one's data.
+
+        Raises:
+            ValueError: it is not fitted, there is something at `path`, it cannot be written, or the known rows are
+                nothing that Parquet has types for.
+        """
+        check_is_fitted(self)
+        import pyarrow
+        from pyarrow import parquet
+
+        x, y = self._table
+        columns = x if _is_frame(x) else {f"{number}": column for number, column in enumerate(x.T)}
+        try:
+            tables = {KNOWN: pyarrow.table(columns), TARGETS: pyarrow.table({"target": y})}
+        except pyarrow.ArrowException as error:
+            raise ConfigError(f"X, y: Parquet has no type for a column ({error}); give it numbers or texts") from error
+        with whole_folder("path", Path(path)) as folder:
+            for name, table in tables.items():
+                parquet.write_table(table, folder / name)
+            self._opened().save(folder / NETWORK)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
+        """What `save` has saved, fitted.
+
+        Args:
+            path: the folder.
+            plugins, device: as for the class.
+
+        Raises:
+            ValueError: there is no such folder, it holds something else, or a file is damaged.
+        """
+        from pyarrow import parquet
+
+        folder = Path(path)
+        if not (folder / KNOWN).exists():
+            raise ConfigError(f"path={folder}: holds no {KNOWN}; give a folder that PFNClassifier.save has made")
+        table, y = (parquet.read_table(folder / name) for name in (KNOWN, TARGETS))
+        was_frame = b"pandas" in (table.schema.metadata or {})
+        x = table.to_pandas() if was_frame else np.column_stack([column.to_numpy() for column in table.columns])
+        made: Self = cls(folder / NETWORK, plugins=plugins, device=device).fit(x, y["target"].to_numpy())
+        return made
 
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
         """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
@@ -110,7 +163,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         classes_: the labels, sorted.
     """
 
-    def fit(self, X: Any, y: Any) -> "PFNClassifier":  # noqa: N803
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Shows the known rows and their labels to the network.
 
         Raises:
@@ -120,6 +173,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         self._reads()
+        self._table = X, y
         self._show(X, torch.from_numpy(numbers))
         return self
 
@@ -141,7 +195,7 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
     X and the arguments are those of `PFNClassifier`.
     """
 
-    def fit(self, X: Any, y: Any) -> "PFNRegressor":  # noqa: N803
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Shows the known rows and their targets to the network.
 
         Raises:
@@ -149,6 +203,7 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         """
         X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         self._reads()
+        self._table = X, y
         self._show(X, torch.from_numpy(y.astype(np.float32))[:, None])
         return self
 
@@ -172,10 +227,21 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         return self._reads().predictive
 
 
-def _checked(estimator: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
+def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+    """The estimator for what a run predicts, classes or real numbers; the arguments are those of both.
+
+    Raises:
+        ValueError: what `metalearn.load` refuses, or no run of algorithm=pfn.
+    """
+    reads = load(path, plugins=plugins).taught.model.in_context
+    kind = PFNClassifier if reads is None or reads.predictive is None else PFNRegressor
+    return kind(path, plugins=plugins)
+
+
+def _checked(model: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
     """X and y as scikit-learn checks them; a data frame stays one."""
     checked: Array
-    given, checked = validate_data(estimator, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)
+    given, checked = validate_data(model, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)
     return (X if _is_frame(X) else given), checked
 
 

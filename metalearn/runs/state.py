@@ -68,7 +68,8 @@ def is_validation(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether this is the outcome of a validation: its step, its loss, and a number for the metric that decides."""
     if not isinstance(value, dict) or not _is_count(value.get("step")):
         return False
-    return _is_number(value.get("loss", 0.0)) and all(_is_number(value.get(of(value))) for of in (main_metric, deciding))
+    needed = {main_metric(value), deciding(value)}
+    return _is_number(value.get("loss", 0.0)) and all(_is_number(value.get(name)) for name in needed)
 
 
 def _is_sum(value: object) -> bool:
