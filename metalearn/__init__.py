@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from metalearn.api.load import load
     from metalearn.api.tables import PFNClassifier, PFNRegressor
     from metalearn.api.train import train
+    from metalearn.app.prior_check import prior
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
     from metalearn.tasks.table import arrays
 
-__all__ = ["PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "load", "named", "train"]
+__all__ = ["PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "load", "named", "prior", "train"]
 
 _HOMES = {
     "PFNClassifier": "metalearn.api.tables",
@@ -20,6 +21,7 @@ _HOMES = {
     "arrays": "metalearn.tasks.table",
     "load": "metalearn.api.load",
     "named": "metalearn.config.plain",
+    "prior": "metalearn.app.prior_check",
     "train": "metalearn.api.train",
 }
 
