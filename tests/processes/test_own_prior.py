@@ -37,7 +37,7 @@ def test_the_prior_of_the_page_is_checked_and_learned(
     tables = "import numpy as np\nx, y = np.arange(120.0).reshape(60, 2), np.arange(60) % 2\n"
     (tmp_path / "mixed.py").write_text(tables + blocks[3][1])
     assert prior.main(["check", "mixed", "--tasks", "3"]) == 0
-    assert "prior mixture of table, tables: 3 tasks" in capsys.readouterr().out
+    assert "prior mixed: 3 tasks" in capsys.readouterr().out
 
 
 RUN = (

@@ -70,7 +70,7 @@ def test_rows_and_columns_are_those_of_the_tables() -> None:
     ("make", "message"),
     [
         (lambda: mixture(), r"give mixture\(\(3, one_prior\)"),
-        (lambda: mixture((0, SINES)), "weight=0: must be above 0"),
+        (lambda: mixture((0, SINES)), "weight=0: must be a finite number above 0"),
         (lambda: of_tables(), r"give of_tables\(\(x, y\)"),
         (lambda: of_tables((np.zeros((3, 2)), np.zeros(4))), r"tables\[0\]: x has the shape \[3, 2\] and y \[4\]"),
         (lambda: of_tables((np.zeros((3, 2)), np.array(["a", "b", "a"]))), r"tables\[0\]: y holds <U1; give classes"),
