@@ -36,6 +36,9 @@ Array = NDArray[Any]
 GROUPS = 64
 """How many groups of the training tasks are looked at, to see what sizes of tables the network was trained on."""
 
+MOST_TEXTS = 20
+"""A column of so many different texts may hold categories, however few the rows are."""
+
 KNOWN, TARGETS, NETWORK = "known.parquet", "targets.parquet", "network"
 """What a folder of a fitted estimator holds."""
 
@@ -251,8 +254,16 @@ def _is_frame(X: Any) -> bool:  # noqa: N803
 
 def _encoder(X: Any) -> Any:  # noqa: N803
     """From the columns of X to numbers, with NaN for what is missing or new."""
-    columns = [X[name] for name in X.columns] if _is_frame(X) else list(X.T)
+    names = list(X.columns) if _is_frame(X) else range(X.shape[1])
+    columns = [X[name] for name in names] if _is_frame(X) else list(X.T)
     texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
+    for number in texts:
+        different = len(set(map(str, columns[number])))
+        if different > max(MOST_TEXTS, len(X) / 2):
+            log.warning(
+                "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give what "
+                "they mean as numbers", names[number], different, len(X),
+            )  # fmt: skip
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan, encoded_missing_value=np.nan)
     return ColumnTransformer([("codes", codes, texts)], remainder="passthrough")
 
