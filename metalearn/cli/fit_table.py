@@ -92,10 +92,11 @@ def predict(options: argparse.Namespace) -> int:
 
     model = estimator(options.classifier / "network", plugins=options.plugins or ())
     model = type(model).load(options.classifier, plugins=options.plugins or ())
-    missing = [name for name in model.feature_names_in_ if name not in frame]
+    columns = list(getattr(model, "feature_names_in_", frame.columns))  # those of an array have no names
+    missing = [name for name in columns if name not in frame]
     if missing:
         raise ConfigError(f"TABLE={options.pictures[0]}: has no column {missing[0]}, which the network was shown")
-    x = frame[list(model.feature_names_in_)]
+    x = frame[columns] if hasattr(model, "feature_names_in_") else frame.to_numpy()
     if isinstance(model, PFNClassifier):
         votes = model.predict_proba(x)
         answers = pd.DataFrame(votes, columns=[f"probability of {name}" for name in model.classes_])

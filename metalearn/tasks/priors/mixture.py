@@ -30,7 +30,8 @@ def mixture(*parts: tuple[float, Prior]) -> Prior:
     def shape(rng: Rng) -> Shape:
         chosen = int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
         inner = priors[chosen].shape(rng)
-        return inner._replace(part=inner.part * len(priors) + chosen)
+        # What is no Shape is refused where every shape is checked.
+        return inner._replace(part=inner.part * len(priors) + chosen) if isinstance(inner, Shape) else inner
 
     def tables(rngs: Sequence[Rng], shape: Shape) -> Tables:
         inner, chosen = divmod(shape.part, len(priors))
