@@ -18,7 +18,8 @@ from metalearn.api.load import load
 from metalearn.checks import fraction
 from metalearn.errors import ConfigError
 from metalearn.storage.files import whole_folder
-from metalearn.types import Batch, ComesInGroups, InContext
+from metalearn.tasks.priors.source import PriorTasks
+from metalearn.types import Batch, InContext
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -33,8 +34,8 @@ except ImportError as error:
 
 Array = NDArray[Any]
 
-GROUPS = 64
-"""How many groups of the training tasks are looked at, to see what sizes of tables the network was trained on."""
+GROUPS, TASKS = 1000, 64
+"""How many groups of a prior's tasks, or other tasks, say what sizes of tables a network was trained on."""
 
 MOST_TEXTS = 20
 """A column of so many different texts may hold categories, however few the rows are."""
@@ -289,8 +290,10 @@ def _numbers(cells: Any) -> Tensor:
 
 
 def _trained_on(learner: Learner) -> tuple[int, int]:
-    """The most known rows, and the most features, of `GROUPS` groups of the training tasks."""
+    """The most known rows, and the most features, of some training tasks."""
     source = learner.taught.source
-    group = source.group("train") if isinstance(source, ComesInGroups) else 1
-    tasks = [source.episodes("train", torch.tensor([number * group])).support.x for number in range(GROUPS)]
+    if isinstance(source, PriorTasks):  # which tells the shapes of its tables without drawing them
+        shapes = [source.shape("train", group) for group in range(GROUPS)]
+        return max(shape.support for shape in shapes), max(shape.features for shape in shapes)
+    tasks = [source.episodes("train", torch.tensor([number])).support.x for number in range(TASKS)]
     return max(x.shape[1] for x in tasks), max(x.shape[2:].numel() for x in tasks)
