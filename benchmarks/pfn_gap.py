@@ -30,7 +30,7 @@ def gaps(path: str, tasks: int) -> dict[str, Any]:
         ValueError: no run of a Gaussian process whose kernel, length and noise are fixed.
     """
     learner = load(path)
-    config, source, model, *_ = learner._taught
+    config, source, model, *_ = learner.taught
     settings = {name: config.dataset.get(name) for name in ("kernel", "length", "noise")}
     reads, numbers = model.in_context, all(isinstance(settings[name], float) for name in ("length", "noise"))
     if reads is None or reads.loss is None or not isinstance(settings["kernel"], str) or not numbers:

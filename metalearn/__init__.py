@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from metalearn.api.load import from_pretrained, load
     from metalearn.api.tables import PFNClassifier, PFNRegressor
     from metalearn.api.train import train
+    from metalearn.app.prior_check import prior
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
     from metalearn.tasks.table import arrays
 
 __all__ = [
-    "PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "from_pretrained", "load", "named", "push_to_hub",
-    "train",
+    "PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "from_pretrained", "load", "named", "prior",
+    "push_to_hub", "train",
 ]  # fmt: skip
 
 _HOMES = {
@@ -25,6 +26,7 @@ _HOMES = {
     "from_pretrained": "metalearn.api.load",
     "load": "metalearn.api.load",
     "named": "metalearn.config.plain",
+    "prior": "metalearn.app.prior_check",
     "push_to_hub": "metalearn.api.export",
     "train": "metalearn.api.train",
 }

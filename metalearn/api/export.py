@@ -176,7 +176,7 @@ def export_task(
         raise ConfigError(f"format={file_format}: only learners of pictures become programs, and this one takes arrays")
     if learner.device.type != "cpu":
         raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
-    if learner._taught.algorithm.transductive:
+    if learner.taught.algorithm.transductive:
         raise ConfigError(
             f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
             "answers; take a learner of another algorithm, such as protonet"

@@ -150,10 +150,10 @@ class Learner:
     """What a run has learned, or `metalearn.train`.
 
     `name` is its algorithm. `ways` is the number of classes of every task; None if any number will do, or if it learns
-    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on; a range
-    of shots is a list. `form` is the form of its
-    pictures; None if it takes arrays. If it is `transductive`, all inputs of a call of `predict` are normalised, or
-    predicted, together. `validation` has the figures of its best validation. `params` are the meta-parameters.
+    real numbers. `trained_ways` and `shots` are sizes of the tasks that it was tested on; a range of shots is a list.
+    `form` is the form of its pictures; None if it takes arrays. If it is `transductive`, all inputs of a call of
+    `predict` are normalised, or predicted, together. `validation` has the figures of its best validation. `params` are
+    the meta-parameters. `taught` has the parts that it is made of, as pure functions and its config.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Learner:
     form: PictureForm | None
     validation: dict[str, Any] = field(repr=False)
     params: Params = field(repr=False)
-    _taught: Taught = field(repr=False)
+    taught: Taught = field(repr=False)
 
     def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> Classification | Regression:
         """Adapts to one task: its support set.
@@ -181,7 +181,7 @@ class Learner:
             ValueError: it learns no tasks; not as many targets as inputs, inputs that cannot be read or do not fit, too
                 few of them, or a number of classes that this learner does not take.
         """
-        if self._taught.algorithm.evaluated_on != "tasks":
+        if self.taught.algorithm.evaluated_on != "tasks":
             raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
         if steps is not None:
             whole_number("steps", steps, at_least=0)
@@ -221,7 +221,7 @@ class Learner:
         one_of("seen_classes", seen_classes, (REFUSE, REPORT))
         if count is not None:
             whole_number("count", count, at_least=2)
-        config, source, model, algorithm, seen = self._taught
+        config, source, model, algorithm, seen = self.taught
         if tasks is not None:
             check_tasks(tasks)
             source = _source_of(config, tasks)
@@ -242,36 +242,36 @@ class Learner:
         Raises:
             ValueError: there is something at `path`, it cannot be written, or the learner learns no tasks.
         """
-        if self._taught.algorithm.evaluated_on != "tasks":
+        if self.taught.algorithm.evaluated_on != "tasks":
             raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
-        config = to_container(self._taught.config)
-        meta = {"step": self.validation.get("step", 0), "config": config, KEY: to_meta(self._taught.seen)}
+        config = to_container(self.taught.config)
+        meta = {"step": self.validation.get("step", 0), "config": config, KEY: to_meta(self.taught.seen)}
         facts = {
             "preprocessing": described(self.form), "validation": self.validation, "probe": self.probe().tolist(),
-            "queries_together": self._taught.model.transductive,
+            "queries_together": self.taught.model.transductive,
         }  # fmt: skip
         write("path", Path(path), Snapshot(self.params, {}, meta), facts, weights=carried_weights(config))
 
     def probe(self, shape: Sequence[int] | None = None) -> NDArray[np.float64]:
         """The outputs for two inputs of this shape that are always the same; by default of that which the model notes,
         and empty if it notes none."""
-        shape = shape or self._taught.config.model.get("shape")
+        shape = shape or self.taught.config.model.get("shape")
         if shape is None:
             return np.empty(0)
         x = self.on_device(self._filled(torch.rand(1, 2, *shape, generator=torch.Generator().manual_seed(0))))
         y = x.new_zeros(1, 2, 1) if self.trained_ways is None else torch.tensor([[0, 1]], device=self.device)
         with self.computing():
-            outputs = self._taught.algorithm.adapt(self.params, Batch(x, y), 0)(x)
+            outputs = self.taught.algorithm.adapt(self.params, Batch(x, y), 0)(x)
         return outputs.double().flatten().cpu().numpy()
 
     def _filled(self, x: Tensor) -> Tensor:
         """Inputs [1, n, …] to try the network with."""
-        inputs = noted_inputs(self._taught.config)
+        inputs = noted_inputs(self.taught.config)
         return x if inputs is None else filled(inputs, x[0]).unsqueeze(0)
 
     def _numbered(self, labels: list[Label]) -> dict[Label, int]:
         """The classes of labels: numbers in the order of their first examples, unless the loss has weights for them."""
-        loss = self._taught.algorithm.computes
+        loss = self.taught.algorithm.computes
         if loss is None or loss.weights is None:
             return {label: number for number, label in enumerate(dict.fromkeys(labels))}
         own: dict[Label, int] = {number: number for number in range(loss.weights)}
@@ -285,11 +285,11 @@ class Learner:
 
     def _has_several_labels(self) -> bool:
         """Whether a sample of its tasks may have several labels."""
-        loss = self._taught.algorithm.computes
+        loss = self.taught.algorithm.computes
         if loss is None or "labels" not in loss.allows:
             return False
         only = loss.allows == ("labels",)
-        return only or self._taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
+        return only or self.taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
 
     def _check_classes(self, wanted: int | None, classes: int) -> None:
         """Raises ValueError for a number of classes that the learner does not take."""
@@ -328,7 +328,7 @@ class Learner:
 
     def _adapted(self, support: Batch, steps: int | None) -> Callable[[Tensor], Tensor]:
         with self.computing():
-            return self._taught.algorithm.adapt(self.params, support, steps)
+            return self.taught.algorithm.adapt(self.params, support, steps)
 
     @property
     def device(self) -> torch.device:
@@ -344,7 +344,7 @@ class Learner:
     def computing(self) -> Iterator[None]:
         """Within it, products have the precision of the training, whatever was trained since, and tensors can have
         gradients, whatever mode the caller is in."""
-        with torch.inference_mode(False), computing_with(self._taught.config.precision):
+        with torch.inference_mode(False), computing_with(self.taught.config.precision):
             yield
 
     def read(self, inputs: Any) -> Any:
@@ -355,7 +355,7 @@ class Learner:
         """
         if self.form:
             return listed(inputs, "images")
-        several = noted_inputs(self._taught.config)
+        several = noted_inputs(self.taught.config)
         return _parts(inputs, several) if several and len(several) > 1 else _numbers(inputs, "x")[0]
 
     def shown(self, given: Any) -> Tensor:
@@ -373,7 +373,7 @@ class Learner:
     def try_on(self, support: Batch) -> int:
         """The number of outputs for a support set, without an inner step."""
         with self.computing():
-            return self._taught.algorithm.adapt(self.params, support, 0)(support.x).shape[2]
+            return self.taught.algorithm.adapt(self.params, support, 0)(support.x).shape[2]
 
 
 def learner_of(
@@ -394,7 +394,7 @@ def learner_of(
     learner = Learner(
         name=name, ways=None, trained_ways=source.classes("test"), shots=_plain(config.dataset.get("shots")),
         transductive=model.transductive or algorithm.transductive, form=form, validation=validation, params=params,
-        _taught=taught,
+        taught=taught,
     )  # fmt: skip
     if learner.trained_ways is None or shape is None or algorithm.evaluated_on != "tasks":
         return learner

@@ -4,7 +4,8 @@ more. Needs scikit-learn: pip install 'metalearn-train[tables]'."""
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from metalearn.api.learner import Learner
 from metalearn.api.load import load
 from metalearn.checks import fraction
 from metalearn.errors import ConfigError
-from metalearn.types import Batch, ComesInGroups, InContext
+from metalearn.storage.files import whole_folder
+from metalearn.tasks.priors.source import PriorTasks
+from metalearn.types import Batch, InContext
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -31,8 +34,14 @@ except ImportError as error:
 
 Array = NDArray[Any]
 
-GROUPS = 64
-"""How many groups of the training tasks are looked at, to see what sizes of tables the network was trained on."""
+GROUPS, TASKS = 1000, 64
+"""How many groups of a prior's tasks, or other tasks, say what sizes of tables a network was trained on."""
+
+MOST_TEXTS = 20
+"""A column of so many different texts may hold categories, however few the rows are."""
+
+KNOWN, TARGETS, NETWORK = "known.parquet", "targets.parquet", "network"
+"""What a folder of a fitted estimator holds."""
 
 log = logging.getLogger("metalearn")
 
@@ -42,6 +51,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def __init__(self, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
         self.path, self.plugins, self.device = path, plugins, device
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        raise NotImplementedError
 
     def _show(self, X: Any, y: Tensor) -> None:  # noqa: N803 (scikit-learn's name)
         """Remembers the known rows: their numbers, and the keys and values that queries read."""
@@ -59,6 +71,51 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
             self._known = self._reads().remember(learner.params, support)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, a Parquet
+        file of one's data.
+
+        Raises:
+            ValueError: it is not fitted, there is something at `path`, it cannot be written, or the known rows are
+                nothing that Parquet has types for.
+        """
+        check_is_fitted(self)
+        import pyarrow
+        from pyarrow import parquet
+
+        x, y = self._table
+        columns = x if _is_frame(x) else {f"{number}": column for number, column in enumerate(x.T)}
+        try:
+            tables = {KNOWN: pyarrow.table(columns), TARGETS: pyarrow.table({"target": y})}
+        except pyarrow.ArrowException as error:
+            raise ConfigError(f"X, y: Parquet has no type for a column ({error}); give it numbers or texts") from error
+        with whole_folder("path", Path(path)) as folder:
+            for name, table in tables.items():
+                parquet.write_table(table, folder / name)
+            self._opened().save(folder / NETWORK)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
+        """What `save` has saved, fitted.
+
+        Args:
+            path: the folder.
+            plugins, device: as for the class.
+
+        Raises:
+            ValueError: there is no such folder, it holds something else, or a file is damaged.
+        """
+        from pyarrow import parquet
+
+        folder = Path(path)
+        if not (folder / KNOWN).exists():
+            raise ConfigError(f"path={folder}: holds no {KNOWN}; give a folder that PFNClassifier.save has made")
+        table, y = (parquet.read_table(folder / name) for name in (KNOWN, TARGETS))
+        was_frame = b"pandas" in (table.schema.metadata or {})
+        x = table.to_pandas() if was_frame else np.column_stack([column.to_numpy() for column in table.columns])
+        made: Self = cls(folder / NETWORK, plugins=plugins, device=device).fit(x, y["target"].to_numpy())
+        return made
+
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
         """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
         check_is_fitted(self)
@@ -74,7 +131,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return self._learner
 
     def _reads(self) -> InContext:
-        reads = self._opened()._taught.model.in_context
+        reads = self._opened().taught.model.in_context
         if reads is None or (reads.predictive is None) is not isinstance(self, ClassifierMixin):
             other = "a network that reads labels" if reads is None else "a network for this kind of target"
             wanted = "classes" if isinstance(self, ClassifierMixin) else "gaussian"
@@ -110,7 +167,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         classes_: the labels, sorted.
     """
 
-    def fit(self, X: Any, y: Any) -> "PFNClassifier":  # noqa: N803
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Shows the known rows and their labels to the network.
 
         Raises:
@@ -120,6 +177,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         self._reads()
+        self._table = X, y
         self._show(X, torch.from_numpy(numbers))
         return self
 
@@ -141,7 +199,7 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
     X and the arguments are those of `PFNClassifier`.
     """
 
-    def fit(self, X: Any, y: Any) -> "PFNRegressor":  # noqa: N803
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Shows the known rows and their targets to the network.
 
         Raises:
@@ -149,6 +207,7 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         """
         X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         self._reads()
+        self._table = X, y
         self._show(X, torch.from_numpy(y.astype(np.float32))[:, None])
         return self
 
@@ -172,10 +231,21 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         return self._reads().predictive
 
 
-def _checked(estimator: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
+def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+    """The estimator for what a run predicts, classes or real numbers; the arguments are those of both.
+
+    Raises:
+        ValueError: what `metalearn.load` refuses, or no run of algorithm=pfn.
+    """
+    reads = load(path, plugins=plugins).taught.model.in_context
+    kind = PFNClassifier if reads is None or reads.predictive is None else PFNRegressor
+    return kind(path, plugins=plugins)
+
+
+def _checked(model: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
     """X and y as scikit-learn checks them; a data frame stays one."""
     checked: Array
-    given, checked = validate_data(estimator, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)
+    given, checked = validate_data(model, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)
     return (X if _is_frame(X) else given), checked
 
 
@@ -185,8 +255,16 @@ def _is_frame(X: Any) -> bool:  # noqa: N803
 
 def _encoder(X: Any) -> Any:  # noqa: N803
     """From the columns of X to numbers, with NaN for what is missing or new."""
-    columns = [X[name] for name in X.columns] if _is_frame(X) else list(X.T)
+    names = list(X.columns) if _is_frame(X) else range(X.shape[1])
+    columns = [X[name] for name in names] if _is_frame(X) else list(X.T)
     texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
+    for number in texts:
+        different = len(set(map(str, columns[number])))
+        if different > max(MOST_TEXTS, len(X) / 2):
+            log.warning(
+                "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give what "
+                "they mean as numbers", names[number], different, len(X),
+            )  # fmt: skip
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan, encoded_missing_value=np.nan)
     return ColumnTransformer([("codes", codes, texts)], remainder="passthrough")
 
@@ -212,8 +290,10 @@ def _numbers(cells: Any) -> Tensor:
 
 
 def _trained_on(learner: Learner) -> tuple[int, int]:
-    """The most known rows, and the most features, of `GROUPS` groups of the training tasks."""
-    source = learner._taught.source
-    group = source.group("train") if isinstance(source, ComesInGroups) else 1
-    tasks = [source.episodes("train", torch.tensor([number * group])).support.x for number in range(GROUPS)]
+    """The most known rows, and the most features, of some training tasks."""
+    source = learner.taught.source
+    if isinstance(source, PriorTasks):  # which tells the shapes of its tables without drawing them
+        shapes = [source.shape("train", group) for group in range(GROUPS)]
+        return max(shape.support for shape in shapes), max(shape.features for shape in shapes)
+    tasks = [source.episodes("train", torch.tensor([number])).support.x for number in range(TASKS)]
     return max(x.shape[1] for x in tasks), max(x.shape[2:].numel() for x in tasks)

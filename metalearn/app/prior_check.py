@@ -16,7 +16,7 @@ from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.page import card, facts, grid, note, page, provenance, section, table, text
 from metalearn.reporting.provenance import made_with
 from metalearn.reporting.svg import Line, chart
-from metalearn.tasks.priors.source import PriorTasks, Shape, is_constant
+from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, is_constant
 from metalearn.training.chunks import digests
 from metalearn.types import Episode
 
@@ -79,6 +79,16 @@ def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) ->
         priors = ", ".join(known.removesuffix("_prior") for known in options if known.endswith("_prior"))
         raise ConfigError(f"NAME={name}: is no prior; type {priors}, or the name of a module of your own")
     return source
+
+
+def prior(name: str, /, **settings: Any) -> Prior:
+    """A prior of ours by its name, `gp`, `sine` or `table`, as a part of `metalearn.tasks.priors.mixture`. Keys that
+    are not in `settings` have the values of `conf/dataset/`.
+
+    Raises:
+        ConfigError: there is no such prior, or a setting is not allowed.
+    """
+    return source_of(name, settings, []).prior
 
 
 def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mapping[str, float]] | None) -> PriorFigures:

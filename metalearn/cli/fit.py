@@ -8,6 +8,11 @@ chooses the head, and says what to expect of new pictures. `metalearn predict` a
   metalearn predict classifier new_pictures --out answers.csv
   metalearn add classifier more_animals
   metalearn remove classifier cat dog
+
+Or reads a table: a network that was trained on tables of a prior (algorithm=pfn) predicts a column, without training.
+
+  metalearn fit houses.csv --target price --network outputs/pfn_own/mine --out prices
+  metalearn predict prices new_houses.csv --out answers.csv
 """
 
 import argparse
@@ -17,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name, real, typed, whole
+from metalearn.cli import fit_table
+from metalearn.cli.arguments import command_name, names, real, typed, whole
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import refuse_used
@@ -31,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         command_name("fit"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="has a folder of pictures for each class")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER|TABLE", help="has a folder of pictures for each class; or .csv, .parquet"
+    )
     parser.add_argument(
         "--out", required=True, type=Path, metavar="CLASSIFIER", help="the output folder; new, or empty"
     )
@@ -47,7 +55,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--steps", type=whole(1), help="tune for at most so many steps (default: 100)")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    of_table = parser.add_argument_group("of a table")
+    of_table.add_argument("--target", metavar="COLUMN", help="the column to predict")
+    of_table.add_argument("--network", metavar="RUN", help="a run of algorithm=pfn, or what is published of one")
+    of_table.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="packages of yours, whose code may run")
     options = parser.parse_args(arguments)
+    if options.folder.suffix in fit_table.SUFFIXES:
+        for_pictures = ("backbone", "weights", "head", "strict", "minutes", "steps")
+        others = [f"--{name}" for name in for_pictures if getattr(options, name) != parser.get_default(name)]
+        return ended(lambda: fit_table.fit(options, others))
+    others = [f"--{name}" for name in ("target", "network", "plugins") if getattr(options, name) is not None]
+    if others:
+        parser.error(f"{', '.join(others)}: of a table; type a file that ends in .csv or .parquet, or leave it out")
     return ended(lambda: fit(options, arguments))
 
 

@@ -4,6 +4,7 @@ Prints a table, or writes CSV (columns file, label, probability, and one for eac
 
   metalearn predict classifier photo.jpg another.jpg
   metalearn predict classifier new_pictures --out answers.csv
+  metalearn predict prices new_houses.csv --out answers.csv       what metalearn fit has made of a table
 """
 
 import argparse
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING
 from metalearn.app.outcome import FAILED, OK
 from metalearn.app.process import set_up_process
 from metalearn.app.streams import print_all
-from metalearn.cli.arguments import command_name, whole
+from metalearn.cli import fit_table
+from metalearn.cli.arguments import command_name, names, whole
 from metalearn.cli.fit import ended
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log, log_to_stderr
@@ -36,14 +38,17 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
     parser.add_argument(
-        "pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth"
+        "pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth; or a table"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed"
     )
     parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
     options = parser.parse_args(arguments)
+    if fit_table.is_fitted(options.classifier):
+        return ended(lambda: fit_table.predict(options))
     return ended(lambda: predict(options))
 
 

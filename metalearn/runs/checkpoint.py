@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from metalearn.checks import whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, DiskError, RunError
-from metalearn.runs.metrics import better, main_metric
+from metalearn.runs.metrics import better, deciding
 from metalearn.runs.state import is_validation, load_state
 from metalearn.storage import locks
 from metalearn.storage.files import (
@@ -461,7 +461,7 @@ def _ranked(paths: list[Path]) -> list[Path]:
     for path in paths:
         value = _validation(path)
         if value is not None:
-            metric = main_metric(value)
+            metric = deciding(value)
             behind = (n for n, (other, _) in enumerate(ranked) if better(metric, value[metric], other.get(metric)))
             ranked.insert(next(behind, len(ranked)), (value, path))
     return [path for _, path in ranked]

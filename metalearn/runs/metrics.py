@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ METRIC_NAMES = {
 }  # fmt: skip
 """The metrics that decide which of two learners is better, and their names in words."""
 
-ERRORS = ("mse", "mae")
-"""Metrics of which less is better."""
+ERRORS = ("mse", "mae", "loss")
+"""Figures of which less is better."""
+
+BEST_BY = "best_by"
+"""The key of a validation whose loss, not its metric, says how good it is. Its value is `loss`."""
 
 PARTS = ("accuracy", "top_k", "exact_match", "f1")
 """Metrics that are parts of 1, and shown in percent."""
@@ -26,6 +29,11 @@ PARTS = ("accuracy", "top_k", "exact_match", "f1")
 def main_metric(values: Collection[str]) -> str:
     """The metric among values."""
     return next((name for name in METRIC_NAMES if name in values), "mse")
+
+
+def deciding(values: Mapping[str, Any]) -> str:
+    """The figure of a validation that says how good it is."""
+    return "loss" if BEST_BY in values else main_metric(values)
 
 
 def better(metric: str, new: float, old: float | None) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metalearn.checks import first_line
-from metalearn.runs.metrics import main_metric
+from metalearn.runs.metrics import deciding, main_metric
 from metalearn.storage.torch_files import check_torch_file
 
 
@@ -68,7 +68,8 @@ def is_validation(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether this is the outcome of a validation: its step, its loss, and a number for the metric that decides."""
     if not isinstance(value, dict) or not _is_count(value.get("step")):
         return False
-    return _is_number(value.get("loss", 0.0)) and _is_number(value.get(main_metric(value)))
+    needed = {main_metric(value), deciding(value)}
+    return _is_number(value.get("loss", 0.0)) and all(_is_number(value.get(name)) for name in needed)
 
 
 def _is_sum(value: object) -> bool:

@@ -11,7 +11,7 @@ from metalearn.checks import whole_number
 from metalearn.errors import DivergedError, RunError
 from metalearn.reporting.logging import RunLog
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
-from metalearn.runs.metrics import better, main_metric, summary
+from metalearn.runs.metrics import BEST_BY, better, deciding, summary
 from metalearn.runs.signals import Interrupted, Stops
 from metalearn.training.averaging import Average
 from metalearn.training.chunks import DATA_SECONDS
@@ -325,12 +325,14 @@ def validate(run: Run, learner: TrainState, progress: Progress) -> tuple[Progres
     """
     began = time.perf_counter()
     result = summary(evaluate(run, learner.evaluated, "val", run.settings.val_tasks), run.evaluation.unit)
-    metric, best = main_metric(result), progress.best
+    run.log.evaluation(progress.step, "val", result | {"elapsed_seconds": progress.seconds})
+    if run.settings.best_by == "loss":
+        result[BEST_BY] = "loss"
+    metric, best = deciding(result), progress.best
     if best is None or not _counts(run.settings, best["step"]):
         improved = True
     else:
         improved = _counts(run.settings, progress.step) and better(metric, result[metric], best.get(metric))
-    run.log.evaluation(progress.step, "val", result | {"elapsed_seconds": progress.seconds})
     latest = result | {"step": progress.step}
     seconds = progress.seconds + time.perf_counter() - began
     return progress._replace(seconds=seconds, best=latest if improved else progress.best, latest=latest), improved

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from metalearn.checks import Invalid, fraction, whole_number
+from metalearn.checks import Invalid, fraction, one_of, whole_number
 from metalearn.types import ComesInGroups, Model
 
 Chunk = int | Callable[[str, int], int]
@@ -27,6 +27,10 @@ PAIR_FLOATS = 80_000_000
 """Chunks of two tasks may use 80M floats, so that two threads have a task each."""
 
 
+BEST_BY = ("metric", "loss")
+"""What decides which validation is the best."""
+
+
 class TrainerSettings(NamedTuple):
     """The settings of the loop; see `trainer`."""
 
@@ -38,6 +42,7 @@ class TrainerSettings(NamedTuple):
     test_tasks: int
     ema_decay: float | None = None
     patience: int | None = None
+    best_by: str = BEST_BY[0]
 
 
 def trainer(
@@ -51,6 +56,7 @@ def trainer(
     eval_seed: int,
     ema_decay: float | None = None,
     patience: int | None = None,
+    best_by: str = BEST_BY[0],
 ) -> TrainerSettings:
     """Checks the settings of the loop.
 
@@ -64,9 +70,10 @@ def trainer(
         ema_decay: decay of the average of the meta-parameters that is validated and saved, see
             `metalearn.training.averaging`; None: the latest are.
         patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
+        best_by: one of `BEST_BY`.
 
     Raises:
-        ValueError: a number out of range, or a patience that can end nothing.
+        ValueError: a number out of range, a patience that can end nothing, or an unknown `best_by`.
     """
     whole_number("steps", steps, at_least=0)
     whole_number("meta_batch_size", meta_batch_size, at_least=1)
@@ -83,9 +90,12 @@ def trainer(
             allowed = f"has no effect, since the {steps} steps end before so many validations without a better one"
             advice = f"type KEY={most} or less, " if most > 0 else "type "
             raise Invalid("patience", patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
+    one_of("best_by", best_by, BEST_BY)
     if task_chunk != "auto":
         whole_number("task_chunk", task_chunk, at_least=1)
-    return TrainerSettings(steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay, patience)
+    return TrainerSettings(
+        steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay, patience, best_by
+    )
 
 
 EVEN = 1.15

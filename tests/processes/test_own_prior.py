@@ -19,21 +19,25 @@ def test_the_prior_of_the_page_is_checked_and_learned(
 ) -> None:
     """Its kinds lie 2√2 · |z| apart: the best guess is right in about nine of ten rows, and chance in five."""
     blocks = BLOCK.findall((ROOT / "docs/how-to/prior.md").read_text())
-    assert [language for language, _ in blocks] == ["python", "bash", "bash"]
+    assert [language for language, _ in blocks] == ["python", "bash", "bash", "python"]
     (tmp_path / "my_prior.py").write_text(blocks[0][1])
     assert len(blocks[0][1].splitlines()) <= 30
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("metalearn.app.prior_check.SECONDS", 0.01)
-    looked, trained = (block.replace("\\\n", "").replace("'", "").split() for _, block in blocks[1:])
+    looked, trained = (block.replace("\\\n", "").replace("'", "").split() for _, block in blocks[1:3])
     assert prior.main([word if word != "20" else "3" for word in looked[2:]]) == 0
     assert "prior my_prior: 3 tasks" in capsys.readouterr().out and (tmp_path / "my_prior.html").exists()
     assert train.main([
-        *trained[2:], "hydra.run.dir=run", "optimizer.lr=0.003", "optimizer.warmup=20", "algorithm.width=32",
-        "algorithm.layers=2", "trainer.val_every=200", "trainer.val_tasks=64", "trainer.test_tasks=128",
+        *trained[2:], "hydra.run.dir=run", "trainer.meta_batch_size=16", "optimizer.warmup=20", "model.width=32",
+        "model.layers=2", "trainer.val_every=200", "trainer.val_tasks=64", "trainer.test_tasks=128",
         "logger.plots=false", "logger.report=false", "logger.tensorboard=false",
     ]) == 0  # fmt: skip
     assert json.loads((tmp_path / "run" / "result.json").read_text())["test"]["accuracy"] > 0.8
+    tables = "import numpy as np\nx, y = np.arange(120.0).reshape(60, 2), np.arange(60) % 2\n"
+    (tmp_path / "mixed.py").write_text(tables + blocks[3][1])
+    assert prior.main(["check", "mixed", "--tasks", "3"]) == 0
+    assert "prior mixed: 3 tasks" in capsys.readouterr().out
 
 
 RUN = (

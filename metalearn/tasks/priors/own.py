@@ -1,4 +1,4 @@
-"""A prior of the user's own: a module with two functions, `shape(rng)` and `table(rng, shape)`."""
+"""A prior of the user's own: a module with two functions, `shape(rng)` and `table(rng, shape)`, or with a `prior`."""
 
 from types import ModuleType
 from typing import Any
@@ -14,13 +14,17 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
     Args:
         prior: the module. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays x
             [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of
-            several generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it.
+            several generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the
+            module has a `prior`, such as `metalearn.tasks.priors.mixture` makes it.
         classes: the most classes of a task; None: the targets are real numbers.
         group: how many tasks share a shape.
 
     Raises:
         ValueError: the module has no such functions, or a number is out of range.
     """
+    made = getattr(prior, "prior", None)
+    if isinstance(made, Prior):
+        return tasks_of(made, classes=classes, group=group, seeds=seeds)
     found: dict[str, Any] = {name: getattr(prior, name, None) for name in ("shape", "table", "tables")}
     if not callable(found["shape"]) or not (callable(found["table"]) or callable(found["tables"])):
         missing = "shape(rng)" if not callable(found["shape"]) else "table(rng, shape)"

@@ -29,7 +29,8 @@ class Shape(NamedTuple):
     """The shape of the tables of a group.
 
     `rows` rows, of which the first are `known`: a whole number of them, or the part of all. `features` columns. The
-    targets are one of `classes` classes, or real numbers if that is None. `missing`: cells may be NaN.
+    targets are one of `classes` classes, or real numbers if that is None. `missing`: cells may be NaN. `part` is the
+    number of the rule that draws the tables, where there are several.
     """
 
     rows: int
@@ -37,6 +38,7 @@ class Shape(NamedTuple):
     features: int
     classes: int | None = None
     missing: bool = False
+    part: int = 0
 
     @property
     def support(self) -> int:

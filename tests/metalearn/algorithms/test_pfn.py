@@ -1,5 +1,6 @@
 """Prior-fitted networks: they approach an exact posterior, through the trainer's own computation of chunks."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -90,3 +91,17 @@ def test_a_shared_prior_is_learned_in_a_minute(tmp_path: Path) -> None:
     keys = ("trainer.steps=400", "trainer.val_every=400", "trainer.val_tasks=64", "trainer.test_tasks=64")
     assert train.main(["experiment=pfn_gp", *keys, "logger.plots=false", "logger.report=false", run]) == 0
     assert gaps(f"{tmp_path}/r", 100)["gap"]["exact"] < 0.1
+
+
+def test_the_best_validation_is_that_of_the_least_loss(tmp_path: Path) -> None:
+    assert train.main([
+        *SMALL[1:], "experiment=pfn_own", "dataset.prior=tests.own_prior", "plugins=[tests]", "trainer.steps=8",
+        "trainer.val_every=1", "checkpoint.keep_best=2", "optimizer.warmup=0", "optimizer.lr=0.01", "logger.every=1",
+        f"hydra.run.dir={tmp_path}/r",
+    ]) == 0  # fmt: skip
+    rows = [row for row in metrics(tmp_path / "r") if row["split"] == "val"]
+    by_loss = sorted(rows, key=lambda row: row["loss"])
+    assert max(rows, key=lambda row: row["accuracy"])["step"] != by_loss[0]["step"], "else nothing is shown"
+    assert json.loads((tmp_path / "r/result.json").read_text())["val"]["step"] == by_loss[0]["step"]
+    kept = [(tmp_path / "r/checkpoints" / name).resolve().name for name in ("best", "best_2")]
+    assert [int(name.partition("_")[2]) for name in kept] == [row["step"] for row in by_loss[:2]]

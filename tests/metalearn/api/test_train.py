@@ -153,7 +153,7 @@ def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(si
     in_bf16 = outputs(rounded)
     with computing_with("bf16"):
         assert outputs(sinusoid) == before and outputs(rounded) == in_bf16
-    assert outputs(replace(rounded, _taught=sinusoid._taught)) != in_bf16
+    assert outputs(replace(rounded, taught=sinusoid.taught)) != in_bf16
 
 
 def test_labels_are_those_that_were_given() -> None:

@@ -349,7 +349,7 @@ def test_what_the_library_has_trained_refuses_them_too(omniglot_root: Path) -> N
         learned.evaluate(tasks["vinyals"])
     counted = learned.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]
     assert counted["trained_on"] == 294 and counted["complete"]
-    pretrained = replace(learned, _taught=learned._taught._replace(seen=Seen(complete=False)))
+    pretrained = replace(learned, taught=learned.taught._replace(seen=Seen(complete=False)))
     assert not pretrained.evaluate(seen_classes="report")["seen_classes"]["complete"]
     untrained = metalearn.train("scratch", network, tasks["paper"], steps=0, progress=False, **sizes)
     assert untrained.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 0

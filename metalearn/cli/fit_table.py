@@ -1,0 +1,130 @@
+"""`metalearn fit` and `metalearn predict` of a table, by a prior-fitted network."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metalearn.app.process import set_up_process
+from metalearn.app.streams import print_all
+from metalearn.errors import ConfigError, nearest, printable
+from metalearn.reporting.to_stderr import log_to_stderr
+from metalearn.storage.files import creating, refuse_used
+
+SUFFIXES = (".csv", ".parquet")
+
+_KNOWN = "known.parquet"  # as in metalearn.api.tables, which imports torch
+
+LEVELS = (0.05, 0.95)
+"""The quantiles of a real number that are written."""
+
+
+def is_fitted(folder: Path) -> bool:
+    """Whether `fit` has made this folder."""
+    return (folder / _KNOWN).exists()
+
+
+def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
+    """Fits a table, and says what cross-validation finds; returns the exit code. `others` are options of pictures."""
+    if others:
+        raise ConfigError(f"{', '.join(others)}: of pictures; a table has no use for it, leave it out")
+    for name, example in (("target", "price"), ("network", "outputs/pfn_tables/seed0")):
+        if getattr(options, name) is None:
+            raise ConfigError(f"--{name}: missing; a table needs it, type --{name} {example}")
+    refuse_used("--out", options.out)
+    set_up_process(options.threads)
+    log_to_stderr()
+    frame, target = read(options.folder), options.target
+    if target not in frame:
+        raise ConfigError(f"--target={target}: {options.folder} has no such column{nearest(target, list(frame))}")
+    without = frame[target].isna()
+    x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
+    from metalearn.api.tables import estimator
+
+    model = estimator(options.network, plugins=options.plugins or ())
+    model.fit(x, y).save(options.out)
+    lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
+    if without.any():
+        lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
+    return print_all(printable("\n".join([*lines, f"all in {options.out}"])))
+
+
+def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
+    """What is predicted of rows that were not known, in lines."""
+    from sklearn.base import is_classifier
+    from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
+
+    from metalearn.api.results import wilson
+
+    most = int(np.unique(y, return_counts=True)[1].min()) if is_classifier(model) else len(y)
+    if most < 2:
+        return ["accuracy: not known: a class has one row"]
+    cut = (StratifiedKFold if is_classifier(model) else KFold)(min(folds, most), shuffle=True, random_state=0)
+    found = cross_val_predict(model, x, y, cv=cut)
+    if not is_classifier(model):
+        explained = 1 - float(((found - y) ** 2).mean() / y.var()) if y.var() else 0.0
+        return [f"explains {explained:.1%} of the variance of rows not known (R²)"]
+    right, guess = int((found == y).sum()), np.unique(y, return_counts=True)[1].max() / len(y)
+    low, high = wilson(right, len(y))
+    return [
+        f"accuracy {right / len(y):.1%} of rows not known (95% interval {low:.1%} to {high:.1%}; always the most "
+        f"frequent class: {guess:.1%})"
+    ]
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Answers for the rows of a table; returns the exit code."""
+    if len(options.pictures) != 1 or options.pictures[0].suffix not in SUFFIXES:
+        given = ", ".join(map(str, options.pictures))
+        raise ConfigError(f"TABLE={given}: must be one .csv or .parquet; {options.classifier} was made of a table")
+    out: Path | None = options.out
+    if out is not None and (out.suffix not in SUFFIXES or out.exists()):
+        reason = "is there already" if out.exists() else "must end in .csv or .parquet"
+        raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
+    set_up_process(options.threads)
+    log_to_stderr()
+    frame = read(options.pictures[0])
+    import pandas as pd
+
+    from metalearn.api.tables import PFNClassifier, estimator
+
+    model = estimator(options.classifier / "network", plugins=options.plugins or ())
+    model = type(model).load(options.classifier, plugins=options.plugins or ())
+    columns = list(getattr(model, "feature_names_in_", frame.columns))  # those of an array have no names
+    missing = [name for name in columns if name not in frame]
+    if missing:
+        raise ConfigError(f"TABLE={options.pictures[0]}: has no column {missing[0]}, which the network was shown")
+    x = frame[columns] if hasattr(model, "feature_names_in_") else frame.to_numpy()
+    if isinstance(model, PFNClassifier):
+        votes = model.predict_proba(x)
+        answers = pd.DataFrame(votes, columns=[f"probability of {name}" for name in model.classes_])
+        answers.insert(0, "label", model.classes_[votes.argmax(axis=1)])
+    else:
+        answers = pd.DataFrame(model.predict_quantiles(x, LEVELS), columns=[f"quantile {level:g}" for level in LEVELS])
+        answers.insert(0, "mean", model.predict(x))
+    if out is None:
+        return print_all(printable(answers.to_string(float_format="{:.4g}".format)))
+    with creating("--out", out):
+        answers.to_csv(out, index=False) if out.suffix == ".csv" else answers.to_parquet(out, index=False)
+    return print_all(printable(f"{len(answers)} rows: {out}"))
+
+
+def read(path: Path) -> Any:
+    """The data frame of a file.
+
+    Raises:
+        ValueError: it cannot be read, or has no rows.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ConfigError("TABLE: needs pandas and more; type pip install 'metalearn-train[tables]'") from error
+    try:
+        frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"TABLE={path}: cannot be read ({error})") from error
+    if not len(frame):
+        raise ConfigError(f"TABLE={path}: has no rows")
+    return frame

@@ -1,0 +1,20 @@
+"""The figures of the comparison on real tables, by hand."""
+
+import numpy as np
+
+from benchmarks.pfn_tables import ranks, report, with_interval
+
+AREAS = np.array([[0.9, 0.8, 0.8], [0.5, 0.7, 0.6]])
+
+
+def test_the_best_has_rank_one_and_equal_ones_share_theirs() -> None:
+    np.testing.assert_array_equal(ranks(AREAS), [[1, 2.5, 2.5], [3, 1, 2]])
+
+
+def test_the_report_has_the_learners_by_their_means_and_all_tables() -> None:
+    figures = np.stack([AREAS, AREAS - 0.1, AREAS], axis=2)
+    assert with_interval(AREAS[:, 0]) == "0.700 ± 0.392"  # 1.96 · 0.283 / √2
+    lines = list(report(["a", "b", "ours"], ["one", "two"], figures))
+    assert [line.split(" | ")[0] for line in lines[2:5]] == ["| b", "| a", "| ours"]
+    assert lines[2] == "| b | 0.750 ± 0.098 | 1.75 ± 1.47 | 0.050 ± 0.098 | 65.0% | 0.75 |"
+    assert lines[-2:] == ["| one | 0.900 | 0.800 | 0.800 |", "| two | 0.500 | 0.700 | 0.600 |"]
