@@ -113,7 +113,8 @@ def _folded(program: torch.export.ExportedProgram) -> nn.Module:
 
 
 def _run_as_torch(program: torch.export.ExportedProgram, path: Path, x: Tensor) -> list[Tensor]:
-    torch.export.save(program, path)
+    with warnings.catch_warnings(action="ignore"):  # of torch, about groups of constants
+        torch.export.save(program, path)
     run = torch.export.load(path).module()
     return [torch.cat(parts) for parts in zip(*map(run, in_batches(x)), strict=True)]
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metalearn.app import fit_table
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
-from metalearn.cli import fit_table
 from metalearn.cli.arguments import command_name, names, real, typed, whole
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr

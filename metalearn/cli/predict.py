@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metalearn.app import fit_table
 from metalearn.app.outcome import FAILED, OK
 from metalearn.app.process import set_up_process
 from metalearn.app.streams import print_all
-from metalearn.cli import fit_table
 from metalearn.cli.arguments import command_name, names, whole
 from metalearn.cli.fit import ended
 from metalearn.errors import ConfigError, printable

@@ -18,7 +18,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What each block said that failed; None for those that have run."""
     home = tmp_path_factory.mktemp("blocks")
     program = Program([sys.executable, "-m", "tests.docs.blocks", str(home)], home, {"PYTHONPATH": str(ROOT)})
-    ended = program.wait()
+    ended = program.wait(900)
     assert ended.code == 0, ended.text
     found: dict[str, str | None] = json.loads((home / "outcomes.json").read_text())
     return found

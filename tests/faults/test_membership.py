@@ -234,6 +234,7 @@ def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
         time.sleep(0.1)
+    until(lambda: program.said().count("was killed by SIGKILL") == len(killed), "a line about each of them")
     text = paused_alike(program, tmp_path)
     assert len(killed) >= 20 and text.count("was killed by SIGKILL; the others go on") == len(killed)
     print(f"{len(killed)} kills, {text.count('compute from now on')} times joined")

@@ -149,7 +149,7 @@ def test_log_memory_keeps_no_step_for_the_derivative() -> None:
         (lambda: descent(inner, START, OUTER, steps=-1, rate=0.1), "steps=-1: must be a whole number"),
         (lambda: descent(inner, START, OUTER, steps=2, rate=0.0), "rate=0.0: must be a finite number above 0"),
         (lambda: descent(inner, START, OUTER, steps=2, rate=0.1, last=3), "last=3: must be a whole number"),
-        (lambda: descent(inner, START, OUTER, steps=2, rate=0.1, memory="some"), "must be one of all, log"),
+        (lambda: descent(inner, START, OUTER, steps=2, rate=0.1, memory="some"), "must be one of all, points, log"),
         (lambda: implicit(inner, objective, START, OUTER, solver="lu"), "must be one of cg, neumann"),
         (lambda: implicit(inner, objective, START, OUTER, solver="neumann"), "rate=None: belongs to solver='neumann'"),
         (lambda: implicit(inner, objective, START, OUTER, rate=0.1), "rate=0.1: belongs to solver='neumann'"),

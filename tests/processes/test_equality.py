@@ -185,17 +185,17 @@ def test_more_workers_than_chunks(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "strategy", "workers"),
     [
-        ("dictionary", "rpc_autograd", 2),
-        pytest.param("dictionary", "rpc", 4, marks=slow),
-        pytest.param("ids", "ddp", 2, marks=slow),
-        pytest.param("ids", "rpc", 4, marks=slow),
+        ("TextsInParts", "rpc_autograd", 2),
+        pytest.param("TextsInParts", "rpc", 4, marks=slow),
+        pytest.param("Texts", "ddp", 2, marks=slow),
+        pytest.param("Texts", "rpc", 4, marks=slow),
     ],
 )
 def test_token_ids_and_several_inputs_have_the_bits_of_one_process(
     form: str, strategy: str, workers: int, start: Start, tmp_path: Path
 ) -> None:
     texts = (
-        "plugins=[tests]", "dataset=sinusoid", "dataset._target_=tests.own_functions.Texts", f"+dataset.form={form}",
+        "plugins=[tests]", "dataset=sinusoid", f"dataset._target_=tests.own_functions.{form}",
         "model=module", "model.network._target_=tests.own_functions.Reads", "model.network.num_classes=2",
         "model.inputs=tasks", "model.channels=1", "algorithm=maml", "algorithm.inner_lr=0.1", *TASKS,
         *(part for part in SHORT if not part.startswith("model.")), "trainer.steps=4", "trainer.val_every=4",

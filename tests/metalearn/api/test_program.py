@@ -49,11 +49,7 @@ def answers(folder: Path, file_format: str, x: torch.Tensor) -> np.ndarray:  # t
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        pytest.param(name, marks=() if name in ("maml", "r2d2") else slow)
-        for name in ALGORITHMS
-        if name not in WITHOUT_PROGRAM
-    ],
+    [pytest.param(name, marks=() if name == "maml" else slow) for name in ALGORITHMS if name not in WITHOUT_PROGRAM],
 )
 @pytest.mark.parametrize("file_format", [pytest.param(ONNX, marks=needs_onnx), TORCH])
 def test_the_program_of_an_adapted_task_answers_as_ours(file_format: str, algorithm: str, tmp_path: Path) -> None:
