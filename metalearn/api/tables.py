@@ -105,16 +105,18 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         Raises:
             ValueError: there is no such folder, it holds something else, or a file is damaged.
         """
+        return cls(Path(path) / NETWORK, plugins=plugins, device=device)._show_again(Path(path))
+
+    def _show_again(self, folder: Path) -> Self:
+        """Fits to the known rows that `save` has put into a folder."""
         from pyarrow import parquet
 
-        folder = Path(path)
         if not (folder / KNOWN).exists():
             raise ConfigError(f"path={folder}: holds no {KNOWN}; give a folder that PFNClassifier.save has made")
         table, y = (parquet.read_table(folder / name) for name in (KNOWN, TARGETS))
         was_frame = b"pandas" in (table.schema.metadata or {})
         x = table.to_pandas() if was_frame else np.column_stack([column.to_numpy() for column in table.columns])
-        made: Self = cls(folder / NETWORK, plugins=plugins, device=device).fit(x, y["target"].to_numpy())
-        return made
+        return self.fit(x, y["target"].to_numpy())
 
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
         """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
@@ -237,9 +239,21 @@ def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> P
     Raises:
         ValueError: what `metalearn.load` refuses, or no run of algorithm=pfn.
     """
-    reads = load(path, plugins=plugins).taught.model.in_context
+    learner = load(path, plugins=plugins)
+    reads = learner.taught.model.in_context
     kind = PFNClassifier if reads is None or reads.predictive is None else PFNRegressor
-    return kind(path, plugins=plugins)
+    made = kind(path, plugins=plugins)
+    made._learner = learner  # so that it is not read again
+    return made
+
+
+def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+    """The estimator, of either kind, that `save` has put into a folder.
+
+    Raises:
+        ValueError: as `PFNClassifier.load`.
+    """
+    return estimator(Path(path) / NETWORK, plugins=plugins)._show_again(Path(path))
 
 
 def _checked(model: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803

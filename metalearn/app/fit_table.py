@@ -88,10 +88,9 @@ def predict(options: argparse.Namespace) -> int:
     frame = read(options.pictures[0])
     import pandas as pd
 
-    from metalearn.api.tables import PFNClassifier, estimator
+    from metalearn.api.tables import PFNClassifier, fitted
 
-    model = estimator(options.classifier / "network", plugins=options.plugins or ())
-    model = type(model).load(options.classifier, plugins=options.plugins or ())
+    model = fitted(options.classifier, plugins=options.plugins or ())
     columns = list(getattr(model, "feature_names_in_", frame.columns))  # those of an array have no names
     missing = [name for name in columns if name not in frame]
     if missing:
