@@ -112,7 +112,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
 
             return {split: part(chosen) for split, chosen in classes.items()}
 
-        return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)
+        return picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds)
 
     return source
 

@@ -127,7 +127,7 @@ def glyphs(
 
         return {split: part(split) for split in CLASSES}
 
-    return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)
+    return picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds)
 
 
 def glyph_characters(

@@ -218,15 +218,16 @@ def image_folder(
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
         refuse_training_shape(episode)
         if evaluated_on == "tasks":
-            return pretraining_on(tasks, seeds)
+            return pretraining_on(tasks, seeds, episode.augment)
         if rotations:
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
         identities, names, divided = _classified(Path(root), split, image_size, channels)
         how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
         counts = ", ".join(f"{part} {size}" for part, size in _sizes(divided).items())
-        return _samples(identities, names, divided, seeds), f"the pictures of all {len(names)} classes, {how}: {counts}"
+        plain = _samples(identities, names, divided, episode.augment, seeds)
+        return plain, f"the pictures of all {len(names)} classes, {how}: {counts}"
 
-    tasks = picture_tasks(load, shapes, rotations=rotations, seeds=seeds, samples=plain)
+    tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
     return tasks
 
 
@@ -331,10 +332,12 @@ def _by_table(root: Path, given: str) -> dict[str, tuple[str, str]]:
 
 
 def _samples(
-    identities: Sequence[str], names: Sequence[str], divided: Mapping[str, Chosen], seeds: Seeds
+    identities: Sequence[str], names: Sequence[str], divided: Mapping[str, Chosen], augment: Sequence[str], seeds: Seeds
 ) -> TaskSource:
     sizes = _sizes(divided)
-    return samples(lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names)
+    return samples(
+        lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names, augment=augment
+    )
 
 
 def _sizes(divided: Mapping[str, Chosen]) -> dict[str, int]:

@@ -227,4 +227,4 @@ def mini_imagenet(
         }
         return decoded_classes(NAME, where, splits, shapes, image_size=image_size, channels=channels)
 
-    return picture_tasks(load, shapes, rotations=rotations, seeds=seeds)
+    return picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds)

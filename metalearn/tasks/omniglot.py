@@ -220,7 +220,7 @@ def omniglot(
         return {name: part(chosen) for name, chosen in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
-    return picture_tasks(load, shapes, rotations=turning, seeds=seeds)
+    return picture_tasks(load, shapes, rotations=turning, augment=episode.augment, seeds=seeds)
 
 
 def omniglot_drawers(

@@ -98,9 +98,9 @@ def drawn_tasks(
                 "dataset: this one has tasks of classes, and algorithm=supervised wants one problem with the same "
                 "classes in training and test; type dataset=omniglot_characters or dataset=image_folder"
             )
-        return pretraining_on(tasks, seeds)
+        return pretraining_on(tasks, seeds, episode.augment)
 
-    tasks = picture_tasks(chosen, shapes, rotations=rotations, seeds=seeds, samples=plain)
+    tasks = picture_tasks(chosen, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
     return tasks
 
 

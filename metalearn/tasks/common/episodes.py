@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, enough_classes, true_or_false, whole_number
+from metalearn.tasks.common.augmenting import augmented, check_augmentations
 from metalearn.tasks.common.draws import TaskDraws, draw_many
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
@@ -39,8 +40,9 @@ META_DATASET = "meta_dataset"
 FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
 """Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures."""
 
-_SHOTS = 3
-"""The last number of the seed of a task's number of shots. Those of other generators differ from it."""
+_SHOTS, _AUGMENT = 3, 4
+"""The last numbers of the seeds of a task's number of shots, and of the changes of its pictures. Those of other
+generators differ from them."""
 
 
 class EpisodeShape(NamedTuple):
@@ -60,7 +62,7 @@ class EpisodeSpec(NamedTuple):
     """The episodes of a dataset: `ways`, `shots` and `queries` as in `EpisodeShape`.
 
     A training episode has `train_ways` classes and `train_queries` query pictures of each class; None means the same
-    number as in validation and test.
+    number as in validation and test. `augment` names the changes of its pictures, see `AUGMENTATIONS`.
     """
 
     ways: int
@@ -68,6 +70,7 @@ class EpisodeSpec(NamedTuple):
     queries: int
     train_ways: int | None = None
     train_queries: int | None = None
+    augment: Sequence[str] = ()
 
 
 class Classes(NamedTuple):
@@ -146,7 +149,8 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
     Raises:
         ValueError: a number out of range.
     """
-    ways, shots, queries, train_ways, train_queries = episode
+    ways, shots, queries, train_ways, train_queries, augment = episode
+    check_augmentations(augment)
     whole_number("ways", ways, at_least=2)
     if shots != META_DATASET:
         check_shots(shots)
@@ -275,8 +279,9 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 class _PictureTasks:
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        seeds: Seeds, samples: Samples | None,
+        augment: Sequence[str], seeds: Seeds, samples: Samples | None,
     ) -> None:  # fmt: skip
+        self._augment = augment
         if samples is not None:
             self.samples = samples
         self._load, self._shapes, self._rotations, self._seeds = load, shapes, rotations, seeds
@@ -331,7 +336,18 @@ class _PictureTasks:
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         shots = self.shots_of(split)
-        return image_episode(np.stack([self._drawn(split, index, shots) for index in indices.tolist()]), shots=shots)
+        drawn = [self._drawn(split, index, shots) for index in indices.tolist()]
+        if split != "train" or not self._augment:
+            return image_episode(np.stack(drawn), shots=shots)
+        pairs = zip(indices.tolist(), drawn, strict=True)
+        tasks = [self._augmented(split, index, image_episode(one[None], shots=shots)) for index, one in pairs]
+        return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
+
+    def _augmented(self, split: str, index: int, task: Episode) -> Episode:
+        """The episode of a task, in training with other pictures if so wanted."""
+        if split != "train" or not self._augment:
+            return task
+        return augmented(task, self._augment, np.random.default_rng((self._seeds.seed, SPLITS[split], index, _AUGMENT)))
 
     def _drawn(self, split: str, index: int, shots: int) -> Images:
         shape, classes = self._shapes[split], self.classes_of(split)
@@ -351,7 +367,7 @@ class _VaryingPictureTasks(_PictureTasks):
     def _task(self, split: str, index: int) -> Episode:
         shape = self._shapes[split]
         shots = shots_of_task(shape.shots, self._seeds, split, index)
-        return image_episode(self._drawn(split, index, shots)[None], shots=shots)
+        return self._augmented(split, index, image_episode(self._drawn(split, index, shots)[None], shots=shots))
 
 
 class _MetaDatasetTasks(_VaryingPictureTasks):
@@ -377,7 +393,8 @@ class _MetaDatasetTasks(_VaryingPictureTasks):
             drawn = turned(pictures[rng.permutation(len(pictures))[: count + queries]], turn)
             for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=count), strict=True):
                 part.append(Batch(batch.x, batch.y + label))
-        return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
+        whole = (Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts)
+        return self._augmented(split, index, Episode(*whole))
 
 
 def picture_tasks(
@@ -385,6 +402,7 @@ def picture_tasks(
     shapes: Mapping[str, EpisodeShape],
     *,
     rotations: bool,
+    augment: Sequence[str] = (),
     seeds: Seeds,
     samples: Samples | None = None,
 ) -> TaskSource:
@@ -394,6 +412,7 @@ def picture_tasks(
         load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
         shapes: the shape of each split's episodes.
         rotations: turn each drawn class by a random multiple of 90°, in every split.
+        augment: the changes of each training picture, names of `AUGMENTATIONS`.
         samples: that of `metalearn.types.GivesSamples`, if the source is one.
 
     Raises:
@@ -402,4 +421,4 @@ def picture_tasks(
     true_or_false("rotations", rotations)
     shots = shapes["test"].shots
     kind = _PictureTasks if isinstance(shots, int) else _VaryingPictureTasks
-    return (_MetaDatasetTasks if shots == META_DATASET else kind)(load, shapes, rotations, seeds, samples)
+    return (_MetaDatasetTasks if shots == META_DATASET else kind)(load, shapes, rotations, augment, seeds, samples)

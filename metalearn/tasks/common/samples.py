@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, whole_number
+from metalearn.tasks.common.augmenting import augmented_pictures
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, HoldsClasses, Images, Seeds, check_seeds
 from metalearn.tasks.common.identities import class_names_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
@@ -20,7 +21,7 @@ from metalearn.types import Batch, Episode, TaskSource, Unit
 KNOWN = 256
 """The most training samples whose statistics normalise validation and test samples, where a source has any number."""
 
-_ORDER, _KNOWN = 1, 2
+_ORDER, _KNOWN, _AUGMENT = 1, 2, 5
 """The last numbers of the generators' seeds. They differ from each other and from those of the tasks' generators."""
 
 
@@ -77,8 +78,10 @@ class _SampleSource:
         *,
         names: Sequence[str],
         known: int,
+        augment: Sequence[str],
         seeds: Seeds,
     ) -> None:
+        self._augment = augment
         self._identities, self._names = identities, names
         self._load, self._sizes = load, sizes
         self._known, self._seeds = known, seeds
@@ -103,7 +106,17 @@ class _SampleSource:
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         query = self._batch(split, [self._number(split, index) for index in indices.tolist()])
+        if split == "train" and self._augment:
+            query = self._augmented(query, indices)
         return Episode(self._empty(query) if split == "train" else self._known_samples(), query)
+
+    def _augmented(self, query: Batch, indices: Tensor) -> Batch:
+        """Each training sample changed by the generator of its number."""
+        changed = []
+        for place, index in enumerate(indices.tolist()):
+            rng = np.random.default_rng((self._seeds.seed, SPLITS["train"], index, _AUGMENT))
+            changed.append(augmented_pictures(query.x[0, place : place + 1], self._augment, rng))
+        return Batch(torch.cat(changed).unsqueeze(0), query.y)
 
     def _number(self, split: str, index: int) -> int:
         size = self._sizes[split]
@@ -145,6 +158,7 @@ def samples(
     known: int,
     seeds: Seeds,
     names: Sequence[str] = (),
+    augment: Sequence[str] = (),
 ) -> TaskSource:
     """A source of plain samples.
 
@@ -155,13 +169,14 @@ def samples(
         known: how many training samples are the support set in validation and test, for normalisation statistics.
         seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
         names: what people call the classes, if that is known.
+        augment: the changes of each training sample, names of `AUGMENTATIONS`.
 
     Raises:
         ValueError: a negative seed, or `known` is not between 1 and the number of training samples.
     """
     check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _SampleSource(load, sizes, identities, names=names, known=known, seeds=seeds)
+    return _SampleSource(load, sizes, identities, names=names, known=known, augment=augment, seeds=seeds)
 
 
 class _Pretraining:
@@ -203,7 +218,7 @@ def refuse_training_shape(episode: EpisodeSpec) -> None:
             raise Invalid(name, value, allowed, "type KEY=null")
 
 
-def pretraining_on(tasks: TaskSource, seeds: Seeds) -> tuple[TaskSource, str]:
+def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str] = ()) -> tuple[TaskSource, str]:
     """Trains on all pictures of the training classes of `tasks`, and evaluates on the tasks; and what there is, in
     words."""
     assert isinstance(tasks, HoldsClasses)
@@ -211,7 +226,7 @@ def pretraining_on(tasks: TaskSource, seeds: Seeds) -> tuple[TaskSource, str]:
     sizes = [len(pictures(label)) for label in range(len(own))]
     trained = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
     counts = {"train": sum(sizes), "val": 0, "test": 0}
-    plain = samples(lambda: trained, counts, own, known=min(KNOWN, sum(sizes)), seeds=seeds)
+    plain = samples(lambda: trained, counts, own, known=min(KNOWN, sum(sizes)), augment=augment, seeds=seeds)
     words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
     return pretraining(plain, tasks), words
 
