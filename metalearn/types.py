@@ -300,6 +300,15 @@ class TellsClasses(Protocol):
 
 
 @runtime_checkable
+class OfSets(Protocol):
+    """An optional part of a task source: its tasks are of several data sets."""
+
+    def set_of(self, split: str, index: int) -> str:
+        """The name of the set that task number `index` of a split is of."""
+        ...
+
+
+@runtime_checkable
 class GivesSamples(Protocol):
     """An optional part of a source of tasks: the same data for algorithms that are trained on plain samples.
 

@@ -29,7 +29,7 @@ from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
 from metalearn.nn.inputs import described as words_for
 from metalearn.nn.precision import computing_with
 from metalearn.runs.checkpoint import Snapshot
-from metalearn.runs.metrics import summary
+from metalearn.runs.metrics import figures_of
 from metalearn.runs.published import write
 from metalearn.runs.seen import KEY, Seen, to_meta
 from metalearn.tasks.common.pictures import PictureForm
@@ -233,7 +233,7 @@ class Learner:
             counted = check_unseen(seen, source, split, seen_classes)
             numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk, split)
             values = join([evaluate(self.params, split, some) for some in numbers])
-        return summary(values, algorithm.evaluated_on) | counted
+        return figures_of(values, source, split, algorithm.evaluated_on) | counted
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves it in a new folder, for `metalearn.load` in any process: `model.safetensors` has all parameters, and

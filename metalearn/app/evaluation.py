@@ -35,7 +35,7 @@ from metalearn.reporting.progress import RunProgress, unnoticed
 from metalearn.runs import published
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, write_result
-from metalearn.runs.metrics import summary, write_table
+from metalearn.runs.metrics import figures_of, write_table
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import creating, is_folder, refuse_links
 from metalearn.storage.torch_files import sha256_of
@@ -210,7 +210,9 @@ def lead(
         try:
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split, shown=True)
-            figures = summary(values, parts.algorithm.evaluated_on) | {"transductive": parts.transductive}
+            figures = figures_of(values, parts.source, request.split, parts.algorithm.evaluated_on) | {
+                "transductive": parts.transductive
+            }
             report(request, job, evaluated, values, figures | counted, time.perf_counter() - began)
         except BaseException as error:
             strategy.close(failure=error)

@@ -35,7 +35,7 @@ from metalearn.runs.folder import (
     report_if_done,
     write_result,
 )
-from metalearn.runs.metrics import main_metric, summary, write_table
+from metalearn.runs.metrics import figures_of, main_metric, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.storage.files import is_disk_fault, real
@@ -204,7 +204,9 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         tested = fitted("checkpoint", job.run_dir / "checkpoints/best", best.params, parts.start)
         values = evaluate_test(run, tested, progress)
         write_table(job.run_dir / "test.csv", values)
-        test = summary(values, run.evaluation.unit) | check_unseen(seen, parts.source, "test", job.config.seen_classes)
+        test = figures_of(values, parts.source, "test", run.evaluation.unit) | check_unseen(
+            seen, parts.source, "test", job.config.seen_classes
+        )
         run_log.evaluation(progress.step, "test", test)
         check_finite(job.config, "test", test, progress.step)
         result = result_of(job, "completed", progress) | {

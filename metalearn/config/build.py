@@ -7,13 +7,14 @@ import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metalearn.checks import Invalid
-from metalearn.config.options import CONF
+from metalearn.config.compose import composed_by_hydra
+from metalearn.config.options import CONF, groups
 from metalearn.errors import ConfigError, NotAdmittedError, nearest
 
 _TARGET = re.compile(r"^_target_: *(\S+)", re.MULTILINE)
@@ -48,6 +49,8 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     bundles = _bundles(factory, parameters.keys() - parts.keys())
     _check_keys(group, node, _accepted(parameters, bundles), parts)
     values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    for name in _several(factory) & values.keys():
+        values[name] = _beside_each_other(config, group, name, values)
     for name in _modules(factory) & values.keys():
         values[name] = _module(f"{group}.{name}", values[name], config.get("plugins") or ())
     try:
@@ -113,6 +116,42 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
     if target not in allowed and not _defines(str(admitting), factory):
         raise ConfigError(f"{key}: must be a function or class that {admitting} defines; type package.module.name")
     return factory
+
+
+def _several(factory: Callable[..., Any]) -> set[str]:
+    """The parameters of a factory that are several objects of the kind that it makes, by the names of their options."""
+    hints = get_type_hints(factory)
+    return {
+        name for name, hint in hints.items() if get_origin(hint) is Mapping and get_args(hint)[1] is hints["return"]
+    }
+
+
+def _beside_each_other(config: DictConfig, group: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects of the options that are listed under a key of a group. They have the group's keys, where they take
+    them, and for the others the defaults of their options.
+
+    Raises:
+        ConfigError: no list of different options; or as `build`.
+    """
+    options, allowed = values[name], [option for option in groups()[group] if option != "mixed"]
+    key = f"{group}.{name}={options}"
+    if not isinstance(options, list) or len(options) < 2 or len(set(options)) < len(options):
+        raise ConfigError(f"{key}: must be a list of different options of {group}; type {group}=[NAME,NAME]")
+    built: dict[str, Any] = {}
+    for option in options:
+        if option not in allowed:
+            hint = nearest(str(option), allowed)
+            raise ConfigError(f"{key}: {option} is no option of {group}{hint}; allowed: {', '.join(allowed)}")
+        own = composed_by_hydra(["~experiment", f"{group}={option}"])[group]
+        node = {inner: values.get(inner, own._get_node(inner)) for inner in own if inner != "_target_"}
+        beside = config.copy()
+        OmegaConf.set_struct(beside, False)
+        beside[group] = {"_target_": own._target_} | node
+        try:
+            built[option] = build(beside, group)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {option}: {error}") from error
+    return built
 
 
 def _modules(factory: Callable[..., Any]) -> set[str]:

@@ -91,6 +91,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         ConfigError: a key or a choice that does not exist, a value that cannot be read, or options of which one needs a
             key that another lacks.
     """
+    overrides = with_sets(overrides)
     all_overrides = parsed(overrides)
     for override in all_overrides:
         if override.is_sweep_override():
@@ -239,6 +240,16 @@ def as_path(override: str) -> str:
     except HydraException:
         value = quoted(value)
     return f"{key}={value}"
+
+
+def with_sets(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with `dataset=[A,B]` as `dataset=mixed dataset.sets=[A,B]`."""
+    written: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        several = key == "dataset" and value.startswith("[")
+        written += ["dataset=mixed", f"dataset.sets={value}"] if several else [override]
+    return written
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:

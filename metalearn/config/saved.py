@@ -10,7 +10,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.config.compose import check_choice, check_key, check_plugins, composed_by_hydra, parsed, sorted_out
+from metalearn.config.compose import (
+    check_choice,
+    check_key,
+    check_plugins,
+    composed_by_hydra,
+    parsed,
+    sorted_out,
+    with_sets,
+)
 from metalearn.config.foreign import check_saved
 from metalearn.config.values import keys_of, leaves
 from metalearn.errors import ConfigError
@@ -79,7 +87,7 @@ def changed_config(
     """
     plain = check_saved(saved)
     check_groups(plain, [name for name in ("algorithm", "model", "dataset") if name not in own])
-    all_overrides = parsed(overrides)
+    all_overrides = parsed(with_sets(overrides))
     for override in all_overrides:
         _check_part(override)
     choices, values = sorted_out(all_overrides)

@@ -20,7 +20,7 @@ from metalearn.config.saved import FORMER_KEYS, FORMERLY
 from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
-from metalearn.runs.metrics import PARTS, describe, from_json, jsonable, main_metric
+from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
     creating,
@@ -252,7 +252,8 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
     seen = _seen_report(figures.get("seen_classes"))
-    return f"{describe(figures)}, {kind}{seen}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "")
+    each = "".join(f"\nof {name}: {describe(own)}" for name, own in figures.get(BY_SET, {}).items())
+    return f"{describe(figures)}, {kind}{seen}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "") + each
 
 
 def _seen_report(seen: Mapping[str, Any] | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metalearn.storage.files import writing
-from metalearn.types import Metrics
+from metalearn.types import Metrics, OfSets, TaskSource
 
 METRIC_NAMES = {
     "accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error", "top_k": "top-k accuracy",
@@ -21,6 +21,9 @@ ERRORS = ("mse", "mae", "loss")
 
 BEST_BY = "best_by"
 """The key of a validation whose loss, not its metric, says how good it is. Its value is `loss`."""
+
+BY_SET = "by_set"
+"""The key of figures of each data set."""
 
 PARTS = ("accuracy", "top_k", "exact_match", "f1")
 """Metrics that are parts of 1, and shown in percent."""
@@ -82,6 +85,18 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
         "by_step": {str(step): value for step, value in enumerate(means)},
         "ci95_by_step": {str(step): value for step, value in enumerate(intervals)},
     }
+
+
+def figures_of(values: Metrics, source: TaskSource, split: str, unit: str = "tasks") -> dict[str, Any]:
+    """The `summary` of the first tasks of a split; where they are of several data sets, `by_set` has that of each."""
+    figures = summary(values, unit)
+    if not isinstance(source, OfSets):
+        return figures
+    places: dict[str, list[int]] = {}
+    for number in range(len(values["loss"])):
+        places.setdefault(source.set_of(split, number), []).append(number)
+    each = {name: summary({key: table[own] for key, table in values.items()}) for name, own in places.items()}
+    return figures | {BY_SET: each}
 
 
 LIST_VERSION = 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from metalearn.checks import only, whole_number
+from metalearn.checks import one_of, whole_number
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.drawn_set import INDEX, DrawnSet, read_pictures, read_set
@@ -18,15 +18,15 @@ from metalearn.types import TaskSource
 log = logging.getLogger(__name__)
 
 
-def _drawn_set(name: str, side: int, channels_of: int, title: str) -> Callable[..., TaskSource]:
+def _drawn_set(name: str, side: int, title: str) -> Callable[..., TaskSource]:
     def source(
         *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, protocol: DrawerProtocol,
         seeds: Seeds,
     ) -> TaskSource:  # fmt: skip
         whole_number("image_size", image_size, at_least=8, at_most=side)
-        only("channels", channels, channels_of, title)
+        one_of("channels", channels, (1, 3))
         return drawn_tasks(
-            lambda: _load(name, Path(root), image_size), episode, protocol, rotations=rotations, seeds=seeds
+            lambda: _load(name, Path(root), image_size, channels), episode, protocol, rotations=rotations, seeds=seeds
         )
 
     source.__doc__ = f"""Few-shot classification of {title}.
@@ -34,7 +34,7 @@ def _drawn_set(name: str, side: int, channels_of: int, title: str) -> Callable[.
     Args:
         root: the folder in which `metalearn data {name}` has made the folder {name}; or that folder itself.
         image_size: height and width in pixels, at most {side}.
-        channels: must be {channels_of}.
+        channels: 1: grey, ink is the largest value, as in Omniglot; 3: red, green, blue, on white.
         rotations: turn each drawn class by a random multiple of 90°, in every split.
         protocol: who is held back, and what the test shows.
 
@@ -45,15 +45,15 @@ def _drawn_set(name: str, side: int, channels_of: int, title: str) -> Callable[.
     return source
 
 
-emoji = _drawn_set("emoji", 84, 3, "emoji, each by up to nine designers")
-kanji = _drawn_set("kanji", 56, 1, "kanji, each in the designs of up to 38 fonts")
+emoji = _drawn_set("emoji", 84, "emoji, each by up to nine designers")
+kanji = _drawn_set("kanji", 56, "kanji, each in the designs of up to 38 fonts")
 
 
-def _load(name: str, root: Path, size: int) -> DrawnClasses:
+def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:
     folder = root if not (root / name / INDEX).exists() and (root / INDEX).exists() else root / name
     advice = f"type metalearn data {name}, or dataset.root=/path of the folder that holds {name}"
     index = read_set(folder, advice)
-    pictures = _reduced(index, folder, size, advice)
+    pictures = _shown(index, folder, size, channels, advice)
     ends = np.cumsum([0, *(len(one.drawers) for one in index.classes)])
 
     def part(split: str) -> Drawn:
@@ -72,16 +72,26 @@ def _load(name: str, root: Path, size: int) -> DrawnClasses:
     return DrawnClasses({split: part(split) for split in SPLITS}, index.drawers, f"{name}-{index.digest[:16]}")
 
 
-def _reduced(index: DrawnSet, folder: Path, size: int, advice: str) -> Images:
-    """The pictures in this size: those of the set, or reduced from them and kept in the cache."""
-    if size == index.shape[0]:
+def _shown(index: DrawnSet, folder: Path, size: int, channels: int, advice: str) -> Images:
+    """The pictures in this size and form: those of the set, or made from them and kept in the cache."""
+    drawn_in = 3 if len(index.shape) == 3 else 1
+    if (size, channels) == (index.shape[0], drawn_in):
         return read_pictures(folder, index, advice)
+    mode = {1: "L", 3: "RGB"}[channels]
+
+    def shown(picture: Images) -> Images:
+        small = Image.fromarray(picture).convert(mode).resize((size, size), Image.Resampling.LANCZOS)
+        values = np.asarray(small)
+        return values if channels == drawn_in else 255 - values  # grey ones are ink, the others lie on white
 
     def make() -> Images:
         whole = read_pictures(folder, index, advice)
-        log.info("%s: %d pictures are reduced to %d pixels once; they are kept in the cache", folder, len(whole), size)
-        lanczos = Image.Resampling.LANCZOS
-        return np.stack([np.asarray(Image.fromarray(one).resize((size, size), lanczos)) for one in whole])
+        log.info(
+            "%s: %d pictures are reduced to %d pixels and %d channels once; they are kept in the cache",
+            folder, len(whole), size, channels,
+        )  # fmt: skip
+        return np.stack([shown(one) for one in whole])
 
-    shape = (index.total, size, size, *index.shape[2:])
-    return cached_array(f"{index.name}-{index.digest[:16]}-{size}", shape, make, title=index.name)
+    form = f"{size}" if channels == drawn_in else f"{size}-{mode}"
+    shape = (index.total, size, size, *([3] if channels == 3 else []))
+    return cached_array(f"{index.name}-{index.digest[:16]}-{form}", shape, make, title=index.name)

@@ -104,13 +104,23 @@ def test_small_classes_are_left_out_with_a_count_or_refused(root: Path, caplog: 
         (["dataset.test=held"], r"dataset\.test='held': no drawer is held back; type dataset\.held_drawers=\[NAME"),
         (["dataset.test=seen"], "must be one of all, held, cross"),
         (["dataset.held_drawers=ann"], r"dataset\.held_drawers='ann': must be a list of different names"),
-        (["dataset.channels=1"], "must be 3"),
+        (["dataset.channels=2"], "must be one of 1, 3"),
         (["dataset.image_size=85"], "at most 84"),
     ],
 )  # fmt: skip
 def test_wrong_keys_are_named(root: Path, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         source(root, *overrides)
+
+
+def test_grey_emoji_are_ink_on_paper(root: Path) -> None:
+    pixels = source(root, "dataset.channels=1").episodes("test", torch.arange(1)).support.x
+    assert pixels.shape == (1, 3, 1, 84, 84)
+    red, green = (
+        part * 255 for part in source(root).episodes("test", torch.arange(1)).support.x[0, :, :2, 0, 0].unbind(1)
+    )
+    luma = 0.299 * red + 0.587 * green  # ITU-R BT.601, as Pillow has it; nothing is blue
+    torch.testing.assert_close(pixels[0, :, 0, 0, 0] * 255, 255 - luma, atol=1, rtol=0)
 
 
 def test_unknown_drawers_and_missing_sets_are_named(root: Path, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Tasks of several data sets: training across them, and a test that shows each (Triantafillou et al. 2020, arXiv
+1903.03096, train on eight).
+
+A training task is of one of the sets, drawn by weights. Validation and test take the tasks of each set in turn, its own
+first ones: so the figures of a set are those of the same tasks as in a run on this set alone.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from metalearn.checks import Invalid, real_number
+from metalearn.errors import DataError
+from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, check_seeds, shapes_of
+from metalearn.tasks.common.identities import class_names_of, content_of, identities_of
+from metalearn.types import Batch, Episode, TaskSource, Unit
+
+_CHOICE = 6
+"""The last number of the seed of a training task's set. Those of other generators differ from it."""
+
+
+def mixed(
+    *, sets: Mapping[str, TaskSource], weights: list[float] | None, episode: EpisodeSpec, image_size: int,
+    channels: int, seeds: Seeds,
+) -> TaskSource:  # fmt: skip
+    """Few-shot classification of the classes of several sets.
+
+    Args:
+        sets: the sources of tasks, by the names of their options. Each has the same `episode`, `image_size`,
+            `channels` and `seeds`; their other keys are the defaults of their options.
+        weights: how often training takes a task of each set, in their order; None: alike.
+
+    Raises:
+        ValueError: weights that are no such numbers, sets without classes, or shots that differ from task to task.
+        DataError: when the first tasks are made: what the sets show does not fit together.
+    """
+    shapes_of(episode)
+    check_seeds(seeds)
+    if not isinstance(episode.shots, int):
+        raise Invalid("shots", episode.shots, "tasks of several sets have one number of shots", "type KEY=1")
+    for name, source in sets.items():
+        if source.unit("train") != "tasks" or source.classes("test") != episode.ways:
+            raise Invalid("sets", list(sets), f"{name} has no tasks of {episode.ways} classes", f"leave {name} out")
+    chosen = [1.0] * len(sets) if weights is None else weights
+    if not isinstance(chosen, list) or len(chosen) != len(sets):
+        example = ",".join("1" for _ in sets)
+        raise Invalid("weights", weights, f"must be {len(sets)} numbers, one of each set", f"type KEY=[{example}]")
+    for weight in chosen:
+        real_number("weights", weight, above=0)
+    return _Mixed(sets, np.cumsum(np.array(chosen, np.float64)), seeds)
+
+
+class _Mixed:
+    def __init__(
+        self, sets: Mapping[str, TaskSource], ends: "np.ndarray[tuple[int], np.dtype[np.float64]]", seeds: Seeds
+    ) -> None:
+        self._names, self._sources = list(sets), list(sets.values())
+        self._ends, self._seeds = ends, seeds
+
+    def classes(self, split: str) -> int | None:
+        return self._sources[0].classes(split)
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> None:
+        return None
+
+    def identities(self, split: str) -> Sequence[str]:
+        return sorted({one for source in self._sources for one in identities_of(source, split) or ()})
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        place, number = self._place(split, index)
+        return class_names_of(self._sources[place], split, number)
+
+    def set_of(self, split: str, index: int) -> str:
+        return self._names[self._place(split, index)[0]]
+
+    def digest_of_all(self) -> bytes:
+        return "".join(content_of(source).digest for source in self._sources).encode()
+
+    def _place(self, split: str, index: int) -> tuple[int, int]:
+        """The place of a task's set, and the task's number there."""
+        if split != "train":
+            number, place = divmod(index, len(self._sources))
+            return place, number
+        drawn = np.random.default_rng((self._seeds.seed, SPLITS[split], index, _CHOICE)).random()
+        return int(np.searchsorted(self._ends, drawn * self._ends[-1], side="right")), index
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        places = [self._place(split, index) for index in indices.tolist()]
+        tasks = [self._sources[place].episodes(split, torch.tensor([number])) for place, number in places]
+        shapes = [[tuple(values.shape) for values in pytree.tree_leaves(task)] for task in tasks]
+        if any(shape != shapes[0] for shape in shapes):
+            wrong = next(number for number, shape in enumerate(shapes) if shape != shapes[0])
+            pair = [f"{self._names[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
+            raise DataError(f"dataset.sets: tasks differ in shape: {' and '.join(pair)}; choose others")
+        return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
