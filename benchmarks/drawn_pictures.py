@@ -1,0 +1,139 @@
+"""What needs no training is worth on the drawn sets: class means of pixels, and of frozen features; a table in Markdown.
+
+    pip install 'metalearn-train[pictures]'
+    metalearn data emoji && metalearn data kanji
+    python -m benchmarks.drawn_pictures emoji kanji
+    python -m benchmarks.drawn_pictures kanji --tasks 100 --only pixels
+
+A query belongs to the class whose mean is nearest. The tasks are those of `metalearn train dataset=NAME` with the same
+keys: the rows of trained learners in RESULTS.md have the same test.
+"""
+
+import argparse
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metalearn.classifier.backbones import backbone_of
+from metalearn.cli.arguments import whole
+from metalearn.config.build import build
+from metalearn.config.compose import compose_config
+from metalearn.reporting.provenance import made_with
+from metalearn.types import TaskSource
+
+HELD = {
+    "emoji": "noto-v1,emojione-v1,fxemoji",
+    "kanji": "bizudgothic,cwfs,cwyen,dotum,ipaexm,kiloji,mona,reggaeone,setofont,trainone,vl-gothic",
+}
+"""Drawers that a test of unseen ones holds back: of emoji the older three designs; of kanji eleven fonts, chosen before
+anything was measured."""
+
+FULL = {"emoji": 84, "kanji": 56}
+"""The pictures' height and width, for the frozen network; pixels are compared in the size of the trained networks."""
+
+
+class Protocol(NamedTuple):
+    """A test: its ways, shots and queries, and what it shows, as `dataset.test` says."""
+
+    ways: int
+    shots: int
+    queries: int
+    test: str = "all"
+
+    @property
+    def title(self) -> str:
+        shown = "" if self.test == "all" else f" {self.test}"
+        return f"{self.ways}w{self.shots}s{shown}"
+
+    def keys(self, name: str) -> list[str]:
+        """The overrides of a test on the set called `name`."""
+        held = [] if self.test == "all" else [f"dataset.held_drawers=[{HELD[name]}]", f"dataset.test={self.test}"]
+        return [f"dataset.ways={self.ways}", f"dataset.shots={self.shots}", f"dataset.queries={self.queries}", *held]
+
+
+PROTOCOLS = {
+    "emoji": (
+        Protocol(5, 1, 3), Protocol(5, 5, 1), Protocol(20, 1, 3), Protocol(5, 1, 1, "held"), Protocol(5, 1, 1, "cross"),
+        Protocol(5, 5, 1, "cross"),
+    ),
+    "kanji": (
+        Protocol(5, 1, 5), Protocol(5, 5, 5), Protocol(20, 1, 5), Protocol(5, 1, 5, "held"), Protocol(5, 1, 5, "cross"),
+        Protocol(20, 1, 5, "held"), Protocol(20, 1, 5, "cross"),
+    ),
+}  # fmt: skip
+
+Features = Callable[[Tensor], Tensor]
+"""From pictures [n, c, h, w] in [0, 1] to features [n, d]."""
+
+
+def frozen_features() -> Features:
+    """Those of EfficientNet-Lite0. Each picture is computed once, whatever task it is in."""
+    backbone, known = backbone_of(), dict[bytes, Tensor]()
+
+    def features(pictures: Tensor) -> Tensor:
+        names = [hashlib.sha256(picture.numpy().tobytes()).digest() for picture in pictures.contiguous()]
+        fresh = {name: number for number, name in enumerate(names) if name not in known}
+        if fresh:
+            shown = pictures[list(fresh.values())].expand(-1, 3, -1, -1)
+            size = backbone.form.size
+            large = torch.nn.functional.interpolate(
+                shown, size=(size, size), mode="bicubic", align_corners=False, antialias=True
+            )
+            with torch.inference_mode():
+                found = backbone.network(large.clamp(0, 1))
+            known.update(zip(fresh, found.clone(), strict=True))
+        return torch.stack([known[name] for name in names])
+
+    return features
+
+
+def accuracy_of(source: TaskSource, features: Features, tasks: int) -> tuple[float, float]:
+    """Mean and 95% interval of the accuracy over test tasks."""
+    right = []
+    for number in range(tasks):
+        support, query = source.episodes("test", torch.tensor([number]))
+        known, asked = (features(batch.x[0]) for batch in (support, query))
+        ways = int(support.y.max()) + 1
+        means = torch.stack([known[support.y[0] == label].mean(0) for label in range(ways)])
+        right.append((torch.cdist(asked, means).argmin(1) == query.y[0]).double().mean())
+    values = torch.stack(right)
+    return values.mean().item(), 1.96 * values.std().item() / math.sqrt(tasks)
+
+
+def source_of(name: str, protocol: Protocol, *keys: str) -> TaskSource:
+    """The tasks of `metalearn train dataset=NAME` with the keys of a protocol."""
+    found: TaskSource = build(compose_config([f"dataset={name}", *protocol.keys(name), *keys]).config, "dataset")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", choices=sorted(PROTOCOLS))
+    parser.add_argument("--tasks", type=whole(2), default=600, help="test tasks of a figure")
+    parser.add_argument("--only", choices=["pixels", "frozen"], help="one of the two rows")
+    options = parser.parse_args(arguments)
+    frozen = frozen_features()
+    rows: dict[str, Features] = {"pixels": lambda pictures: pictures.flatten(1), "frozen": frozen}
+    for name in options.sets:
+        protocols = PROTOCOLS[name]
+        print(
+            f"\n| {name} | {' | '.join(one.title for one in protocols)} | minutes |\n|{' --- |' * (len(protocols) + 2)}"
+        )
+        for row in [options.only] if options.only else rows:
+            began = time.perf_counter()
+            size = [f"dataset.image_size={FULL[name]}"] if row == "frozen" else []
+            cells = [
+                "{:.2%} ± {:.2%}".format(*accuracy_of(source_of(name, one, *size), rows[row], options.tasks))
+                for one in protocols
+            ]
+            print(f"| {row} | {' | '.join(cells)} | {(time.perf_counter() - began) / 60:.1f} |", flush=True)
+    print("\n" + "; ".join(map(str, made_with().values())))
+
+
+if __name__ == "__main__":
+    main()
