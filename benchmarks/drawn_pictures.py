@@ -1,4 +1,4 @@
-"""What needs no training is worth on the drawn sets: class means of pixels, and of frozen features; a table in Markdown.
+"""What needs no training is worth on the drawn sets: class means of pixels, and of frozen features. Markdown tables.
 
     pip install 'metalearn-train[pictures]'
     metalearn data emoji && metalearn data kanji
