@@ -1,10 +1,10 @@
-"""Trains and evaluates rows of RESULTS.md anew, and draws its tables.
+"""Trains and evaluates rows of RESULTS.md and docs/results/drawn.md anew, and draws their tables.
 
     metalearn reproduce --only maml_5w1s --output again      one row, in the folder `again`
     metalearn reproduce --only maml_5w1s anil_5w1s --seeds 3
-    metalearn reproduce                                      every row that has no result yet, but for photographs
+    metalearn reproduce                                      every row without a result, but for those on other pictures
     metalearn reproduce --list                               the rows, and which have results
-    metalearn reproduce --render                             draw RESULTS.md from results/ alone
+    metalearn reproduce --render                             draw the pages from results/ alone
 
 It may be stopped at any time: the run under way saves, and the same command goes on with it. The rows are those of
 conf/reproduce/*.yaml; --tables FOLDER takes others. A row is one command for each seed: a training, or an evaluation of
@@ -44,6 +44,8 @@ from metalearn.storage.files import creating, read_json, read_object, write_atom
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = CONF / "reproduce"
+PAGES = {"results": "RESULTS.md", "drawn": "docs/results/drawn.md"}
+"""The files that tables are drawn in."""
 LAST = "last"
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
@@ -71,12 +73,13 @@ class ResultRow(NamedTuple):
 
 class ResultTable(NamedTuple):
     """Rows that are compared with each other. `by_shots`: its columns are numbers of shots. Rows of a table that is
-    `on_request` run only if they are named."""
+    `on_request` run only if they are named. `page` is one of `PAGES`."""
 
     title: str
     rows: list[ResultRow]
     by_shots: bool = False
     on_request: bool = False
+    page: str = "results"
 
 
 def read_tables(folder: Path) -> list[ResultTable]:
@@ -99,7 +102,10 @@ def _table(path: Path) -> ResultTable:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         metric, common = content.pop("metric", "accuracy"), content.pop("all", "").split()
         rows = [_row(name, metric, common, **fields) for name, fields in content.pop("rows").items()]
-        return ResultTable(rows=rows, **content)
+        table = ResultTable(rows=rows, **content)
+        if table.page not in PAGES:
+            raise ValueError(f"page: {table.page} is none of {', '.join(PAGES)}")
+        return table
     except (AttributeError, KeyError, TypeError, ValueError, OmegaConfBaseException, YAMLError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError(f"{path}: does not describe a table ({reason}); see the other files beside it") from error
@@ -333,6 +339,9 @@ def _reproduce(options: argparse.Namespace) -> int:
         if not is_done(run):
             reason = "its result was made by another command than that of its row, or from another training"
             print(f"{run.name}: {reason}; to run it again, remove {run.result} and {run.folder}", file=sys.stderr)
-    write_atomically(output / "RESULTS.md", page(tables, found))
-    print(output / "RESULTS.md")
+    for name in dict.fromkeys(table.page for table in tables):
+        path = output / PAGES[name]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, page([table for table in tables if table.page == name], found))
+        print(path)
     return code

@@ -1,10 +1,10 @@
-"""The text of RESULTS.md, from the rows of the tables and their results alone."""
+"""The text of a page of results, from the rows of the tables and their results alone."""
 
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from benchmarks.reproduce import LAST, Result, ResultRow, ResultTable
+from benchmarks.reproduce import LAST, PAGES, Result, ResultRow, ResultTable
 from metalearn.errors import ConfigError
 
 Results = Mapping[str, Sequence[Result]]
@@ -30,11 +30,15 @@ and machine of a figure are in `results/ROW_seedN.json`; `metalearn reproduce --
 files."""
 
 
+_TITLES = {"results": "Results", "drawn": "Results on drawn pictures"}
+
+
 def page(tables: Sequence[ResultTable], results: Results) -> str:
-    """The tables of the rows that have results; then the other rows, and the sources of the papers' figures."""
+    """The tables of a page: the rows that have results; then the other rows, and the sources of the papers' figures."""
+    name = tables[0].page
     rows = [row for table in tables for row in table.rows]
     sources = sorted({row.source for row in rows if row.source})
-    lines = ["# Results", "", " ".join(_HOW_TO_READ.split())]
+    lines = [f"# {_TITLES[name]}", "", " ".join(_HOW_TO_READ.split())]
     for table in tables:
         if shown := [row for row in table.rows if results[row.name]]:
             body = _by_shots if table.by_shots else _by_row
@@ -43,11 +47,13 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
         named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
         lines += [
             "",
-            f"Not run yet (photographs need a folder, see [Data and models](docs/how-to/data.md)): {'; '.join(named)}.",
+            "Not run yet (pictures are fetched or drawn first, see [Data and models](docs/how-to/data.md)): "
+            f"{'; '.join(named)}.",
         ]
     numbered = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
     lines += ["", f"Figures of the papers: {'; '.join(numbered)}."] if sources else []
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    return text.replace("](docs/", "](../") if PAGES[name].startswith("docs/") else text
 
 
 def _by_row(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:
