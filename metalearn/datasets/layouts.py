@@ -31,6 +31,7 @@ _FOLDERS_OF = {
     "val": ("val", "valid", "validation", "meta-val"),
     "test": ("test", "novel", "meta-test"),
 }
+_SPLIT_NAMES = frozenset(name for names in _FOLDERS_OF.values() for name in names)
 _PARTS_OF = {"train": ("train_phase_train", "train"), "val": ("val", "valid"), "test": ("test",)}
 """How names of files say the split. With several names, the first that is there."""
 _IGNORED = (".", "@eaDir", "__MACOSX", "segmentations")
@@ -51,7 +52,7 @@ class PublishedPictures(NamedTuple):
     split_of: Mapping[str, str]
     counts: Mapping[str, tuple[int, int]]
     totals: Mapping[str, int]
-    layouts: Sequence["Layout"]
+    layouts: Sequence["PictureLayout"]
     pickles: Sequence[str] = ()
     numbered: Sequence[str] = ()
 
@@ -60,21 +61,21 @@ class PublishedPictures(NamedTuple):
         return [name for name, part in self.split_of.items() if part == split]
 
 
-class Pictures(NamedTuple):
+class ClassPictures(NamedTuple):
     """The pictures of a class, where they lie: paths, or files' contents (bytes), or uint8 [n, h, w, 3]."""
 
-    count: int
+    total: int
     get: Callable[[], Sequence[Any]]
 
 
-class Found(NamedTuple):
+class FoundSet(NamedTuple):
     """A set that has been found in a `layout`. `classes` are the pictures by split and class. `words` are what people
     call classes whose published name is not known. `files` are those whose digest may be published. `wrong` says what
     is not as published, as far as the layout shows it."""
 
     layout: str
     place: Path
-    classes: Mapping[tuple[str, str], Pictures]
+    classes: Mapping[tuple[str, str], ClassPictures]
     files: Sequence[Path] = ()
     words: Mapping[str, str] = {}
     wrong: Sequence[str] = ()
@@ -90,16 +91,16 @@ class Listing(NamedTuple):
 Tree = Mapping[Path, Listing]
 
 
-class Layout(NamedTuple):
+class PictureLayout(NamedTuple):
     """A layout: `looks` says what it looks like, `score` how much of it there is in a folder (0: it is another one),
     and `read` reads it."""
 
     looks: str
     score: Callable[[Path, Tree, PublishedPictures], int]
-    read: Callable[[Path, Tree, PublishedPictures], Found]
+    read: Callable[[Path, Tree, PublishedPictures], FoundSet]
 
 
-def recognised(folder: Path, published: PublishedPictures) -> Found:
+def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
     """The set in a folder, or in one of those below it.
 
     Raises:
@@ -108,7 +109,7 @@ def recognised(folder: Path, published: PublishedPictures) -> Found:
     if not folder.is_dir():
         raise DataError(f"--from={folder}: there is no such folder; type --from=/path/to/{published.name}")
     tree = _tree(folder, published)
-    best: dict[Path, Layout] = {}
+    best: dict[Path, PictureLayout] = {}
     for layout in published.layouts:
         scores = {place: layout.score(place, tree, published) for place in tree}
         most = max(scores.values())
@@ -145,45 +146,57 @@ def _tree(root: Path, published: PublishedPictures) -> dict[Path, Listing]:
         folders[:] = sorted(name for name in folders if not name.startswith(_IGNORED))
         tree[here] = Listing(frozenset(folders), frozenset(files))
         deep = len(here.relative_to(root).parts) >= DEEPEST_FOLDER
-        folders[:] = [name for name in folders if not deep and name not in published.split_of]
+        folders[:] = [name for name in folders if not deep and (name not in published.split_of or name in _SPLIT_NAMES)]
     return tree
 
 
 # Class folders
 
 
-def _split_folders(place: Path, tree: Tree) -> dict[str, Path]:
-    """Split → its folder, if there are all three."""
-    names = tree[place].folders
-    found = {split: next((name for name in _FOLDERS_OF[split] if name in names), None) for split in SPLITS}
-    return {split: place / name for split, name in found.items() if name and place / name in tree}
+def _class_folders(place: Path, tree: Tree, published: PublishedPictures) -> set[str]:
+    """The folders of classes side by side. One that holds class folders is none: CIFAR-100 has a class `train`."""
+    known = published.split_of.keys()
+    return {
+        name for name in tree[place].folders & known
+        if place / name not in tree or not tree[place / name].folders & known
+    }  # fmt: skip
+
+
+def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dict[str, Path]:
+    """Split → its folder, if two or more have classes, and no class is in two: ImageNet's own train and val share all
+    classes."""
+    found: dict[str, Path] = {}
+    for split, names in _FOLDERS_OF.items():
+        paths = [place / name for name in names if place / name in tree]
+        if paths and _class_folders(paths[0], tree, published):
+            found[split] = paths[0]
+    inside = [name for path in found.values() for name in _class_folders(path, tree, published)]
+    return found if len(found) > 1 and len(set(inside)) == len(inside) else {}
 
 
 def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
-    known = published.split_of.keys()
-    below = _split_folders(place, tree)
-    inside = [len(tree[path].folders & known) for path in below.values()]
-    # ImageNet's own train, val and test have classes in train alone.
-    return sum(inside) if sum(map(bool, inside)) > 1 else len(tree[place].folders & known)
+    places = _split_folders(place, tree, published).values() or [place]
+    return sum(len(_class_folders(path, tree, published)) for path in places)
 
 
-def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> Found:
-    known = published.split_of
-    if tree[place].folders & known.keys():
-        classes = {(known[name], name): _in_folder(place / name) for name in sorted(tree[place].folders & known.keys())}
-        return Found("class folders side by side", place, classes)
+def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    known, splits = published.split_of, _split_folders(place, tree, published)
+    if not splits:
+        names = sorted(_class_folders(place, tree, published))
+        classes = {(known[name], name): _in_folder(place / name) for name in names}
+        return FoundSet("class folders side by side", place, classes)
     classes, wrong = {}, []
-    for split, path in _split_folders(place, tree).items():
+    for split, path in splits.items():
         for name in sorted(tree[path].folders):
             pictures = _in_folder(path / name)
             if known.get(name, split) != split:
                 wrong.append(f"{name} lies in {split}, and belongs to {known[name]}")
-            if pictures.count:
+            if pictures.total:
                 classes[known.get(name, split), name] = pictures
-    return Found("class folders in train, val and test", place, classes, wrong=wrong)
+    return FoundSet("class folders in train, val and test", place, classes, wrong=wrong)
 
 
-def _in_folder(folder: Path) -> Pictures:
+def _in_folder(folder: Path) -> ClassPictures:
     paths = [
         Path(path, name)
         for path, folders, files in os.walk(folder)
@@ -191,10 +204,10 @@ def _in_folder(folder: Path) -> Pictures:
         if is_picture(name) and not name.startswith(".") and not Path(path).name.startswith(_IGNORED)
     ]
     paths.sort()
-    return Pictures(len(paths), lambda: paths)
+    return ClassPictures(len(paths), lambda: paths)
 
 
-FOLDERS = Layout(
+FOLDERS = PictureLayout(
     "class folders by their published names, side by side or in train, val and test", _folders_score, _read_folders
 )
 
@@ -212,7 +225,7 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
     return {}
 
 
-def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> Found:
+def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     members: dict[tuple[str, str], list[Path]] = {}
     there, absent, wrong = tree[place / "images"].files, [], []
     for split, path in _lists(place, tree).items():
@@ -230,17 +243,17 @@ def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> Found:
                 members.setdefault((published.split_of.get(label, split), label), []).append(place / "images" / file)
     if absent:
         wrong.append(f"the lists name {len(absent)} pictures that images does not hold: {first_few(absent)}")
-    return Found("lists beside a folder images", place, _of_paths(members), wrong=wrong)
+    return FoundSet("lists beside a folder images", place, _of_paths(members), wrong=wrong)
 
 
-def _of_paths(members: Mapping[tuple[str, str], Iterable[Path]]) -> dict[tuple[str, str], Pictures]:
-    def pictures(paths: list[Path]) -> Pictures:
-        return Pictures(len(paths), lambda: paths)
+def _of_paths(members: Mapping[tuple[str, str], Iterable[Path]]) -> dict[tuple[str, str], ClassPictures]:
+    def pictures(paths: list[Path]) -> ClassPictures:
+        return ClassPictures(len(paths), lambda: paths)
 
     return {key: pictures(sorted(set(paths))) for key, paths in members.items()}
 
 
-LISTS = Layout(
+LISTS = PictureLayout(
     "train.csv, val.csv and test.csv (filename,label) beside a folder images, or in split",
     lambda place, tree, _: int(bool(_lists(place, tree))), _read_lists,
 )  # fmt: skip
@@ -270,8 +283,10 @@ def _plain(path: Path) -> Any:
         ) from error
 
 
-def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Found:
-    classes, words, files = {}, {}, _files_of(place, tree, published.pickles)
+def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    files = _files_of(place, tree, published.pickles)
+    classes: dict[tuple[str, str], ClassPictures] = {}
+    words: dict[str, str] = {}
     for split, path in files.items():
         content = _plain(path)
         fields = content if isinstance(content, dict) else {}
@@ -287,7 +302,7 @@ def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Foun
                 "image_data and class_dict, or data and labels, are read"
             )
         classes |= _parts(path, split, _array_of(path, images), places)
-    return Found("pickles of arrays", place, classes, list(files.values()), words)
+    return FoundSet("pickles of arrays", place, classes, list(files.values()), words)
 
 
 def _array_of(path: Path, images: Any) -> Any:
@@ -302,11 +317,11 @@ def _array_of(path: Path, images: Any) -> Any:
     raise DataError(f"{path}: its pictures are {what}, and uint8 [n, height, width, 3] is read")
 
 
-def _parts(path: Path, split: str, images: Any, places: Mapping[str, Any]) -> dict[tuple[str, str], Pictures]:
+def _parts(path: Path, split: str, images: Any, places: Mapping[str, Any]) -> dict[tuple[str, str], ClassPictures]:
     return {(split, name): _chosen(path, lambda: images, len(images), where) for name, where in places.items()}
 
 
-def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> Pictures:
+def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
     try:
         numbers = np.unique(np.asarray(where, np.int64))
         if numbers.ndim != 1 or not 0 <= numbers.min(initial=0) <= numbers.max(initial=0) < total:
@@ -316,9 +331,9 @@ def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> Pi
 
     def get() -> Sequence[Any]:
         every = images()
-        return [every[number] for number in numbers] if isinstance(every, list) else every[numbers]  # type: ignore[no-any-return]
+        return [every[number] for number in numbers] if isinstance(every, list) else every[numbers]
 
-    return Pictures(len(numbers), get)
+    return ClassPictures(len(numbers), get)
 
 
 def _names_of_labels(fields: Mapping[str, Any]) -> dict[Any, str]:
@@ -354,7 +369,7 @@ def unnamed(published: PublishedPictures, split: str, label: object) -> str:
     return f"{published.name}/{split}/{label}"
 
 
-PICKLES = Layout(
+PICKLES = PictureLayout(
     "the files {names} (SPLIT: train, val, test)",
     lambda place, tree, published: len(_files_of(place, tree, published.pickles)), _read_pickles,
 )  # fmt: skip
@@ -377,12 +392,12 @@ class _OneAtATime:
 
 def _beside_labels(
     layout: str, names: Sequence[str], read: Callable[[Path], Any]
-) -> Callable[[Path, Tree, PublishedPictures], Found]:
+) -> Callable[[Path, Tree, PublishedPictures], FoundSet]:
     """Reads tiered-ImageNet's files of pictures, with labels beside them."""
 
-    def found(place: Path, tree: Tree, published: PublishedPictures) -> Found:
+    def found(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
         files, labels = _files_of(place, tree, names), _files_of(place, tree, _LABELS)
-        classes: dict[tuple[str, str], Pictures] = {}
+        classes: dict[tuple[str, str], ClassPictures] = {}
         words: dict[str, str] = {}
         large, ids = _OneAtATime(), _wordnet_ids(place, tree)
         for split, path in files.items():
@@ -408,7 +423,7 @@ def _beside_labels(
 
             words |= more
             classes |= {(split, name): _chosen(path, images, total, where) for name, where in places.items()}
-        return Found(layout, place, classes, list(files.values()), words)
+        return FoundSet(layout, place, classes, list(files.values()), words)
 
     return found
 
@@ -455,12 +470,12 @@ _PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")
 _NPZ = ("{split}_images.npz",)
 _LABELS = ("{split}_labels.pkl", "tiered-imagenet-{split}_labels.pkl")
 
-ENCODED = Layout(
+ENCODED = PictureLayout(
     "the files SPLIT_images_png.pkl with SPLIT_labels.pkl",
     lambda place, tree, _: len(_files_of(place, tree, _PNGS)),
     _beside_labels("pickles of encoded pictures", _PNGS, _encoded_pictures),
 )
-ARRAYS = Layout(
+ARRAYS = PictureLayout(
     "the files SPLIT_images.npz with SPLIT_labels.pkl",
     lambda place, tree, _: len(_files_of(place, tree, _NPZ)),
     _beside_labels("npz files of arrays", _NPZ, _from_npz),
@@ -469,7 +484,7 @@ ARRAYS = Layout(
 # CIFAR-100's own files
 
 
-def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> Found:
+def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     files = [place / name for name in ("train", "test", "meta")]
     train, test, meta = (_plain(path) for path in files)
     try:
@@ -488,10 +503,10 @@ def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> Found:
         (published.split_of.get(name, "train"), name): _chosen(place, lambda: images, len(images), where)
         for name, where in places.items()
     }
-    return Found("CIFAR-100's own files", place, classes, files)
+    return FoundSet("CIFAR-100's own files", place, classes, files)
 
 
-CIFAR100 = Layout(
+CIFAR100 = PictureLayout(
     "the folder cifar-100-python with train, test and meta",
     lambda place, tree, _: int({"train", "test", "meta"} <= tree[place].files), _read_cifar,
 )  # fmt: skip

@@ -27,13 +27,14 @@ DEEPEST_VALUE = 8
 
 _DTYPE = re.compile(r"[<>|=]?(b1|u[1248]|i[1248]|f[248]|O8?|O|S\d{1,4}|U\d{1,4})")
 
-_ADMITTED = """
-PROTO FRAME STOP MARK POP POP_MARK MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET
-NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT
-STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8
-EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS
-GLOBAL STACK_GLOBAL
-""".split()
+_ADMITTED = (
+    "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET",
+    "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4",
+    "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "EMPTY_LIST", "LIST", "APPEND", "APPENDS",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "GLOBAL",
+    "STACK_GLOBAL",
+)  # fmt: skip
 """Operations that are left as they are; REDUCE, BUILD and BYTEARRAY8 are ours."""
 
 
@@ -46,7 +47,7 @@ def read_plain(path: Path) -> Any:
     """
     with open_regular(path, LARGEST_FILE) as file:
         try:
-            return _settled(_Plain(_Bounded(file)).load(), {}, 0)
+            return _settled(_PlainUnpickler(_Bounded(file)).load(), {}, 0)
         except ValueError:
             raise
         except MemoryError as error:
@@ -140,7 +141,7 @@ _NAMES: dict[str, Any] = {
     "_codecs encode": _Name(_encoded),
     "builtins bytes": _Name(lambda: b""),
     "__builtin__ bytes": _Name(lambda: b""),
-    "collections OrderedDict": _Name(lambda pairs=(): {key: value for key, value in pairs}),
+    "collections OrderedDict": _Name(lambda pairs=(): dict(pairs)),
     "numpy ndarray": None,  # only said to _reconstruct
     "numpy dtype": _Name(lambda code, *_: _Kind(code)),
 }
@@ -150,8 +151,11 @@ for _module in ("numpy.core", "numpy._core"):
     _NAMES[f"{_module}.numeric _frombuffer"] = _Name(_rebuilt)
 
 
-class _Plain(pickle._Unpickler):
+class _PlainUnpickler(pickle._Unpickler):
     """Python's own unpickler with fewer operations. That of C grows by a number that the file names."""
+
+    stack: list[Any]
+    read: Callable[[int], bytes]
 
     def __init__(self, file: _Bounded) -> None:
         super().__init__(file, encoding="latin1")
@@ -175,7 +179,7 @@ class _Plain(pickle._Unpickler):
         value.fill(state)
 
     def bytes_of_array(self) -> None:
-        self.append(self.read(int.from_bytes(self.read(8), "little")))
+        self.stack.append(self.read(int.from_bytes(self.read(8), "little")))
 
 
 def _counted(handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -192,8 +196,8 @@ def _refused(reader: Any) -> None:
     raise ValueError("it has an operation that no plain value needs")
 
 
-_OURS = {"REDUCE": _Plain.reduce, "BUILD": _Plain.build, "BYTEARRAY8": _Plain.bytes_of_array}
-_Plain.dispatch = {number: _refused for number in range(256)} | {
+_OURS = {"REDUCE": _PlainUnpickler.reduce, "BUILD": _PlainUnpickler.build, "BYTEARRAY8": _PlainUnpickler.bytes_of_array}
+_PlainUnpickler.dispatch = dict.fromkeys(range(256), _refused) | {
     getattr(pickle, name)[0]: _counted(_OURS.get(name) or pickle._Unpickler.dispatch[getattr(pickle, name)[0]])
     for name in (*_ADMITTED, *_OURS)
 }

@@ -1,21 +1,16 @@
 """Pictures that `metalearn data` has drawn: `emoji` by nine designers, `kanji` in the designs of many fonts."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from metalearn.checks import only, whole_number
-from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
-from metalearn.tasks.common.drawn_set import INDEX, DrawnSet, read_pictures, read_set
+from metalearn.tasks.common.drawn_set import INDEX, pictures_of_size, read_set
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Images, Seeds
 from metalearn.tasks.common.identities import identity
 from metalearn.types import TaskSource
-
-log = logging.getLogger(__name__)
 
 
 def _drawn_set(name: str, side: int, channels_of: int, title: str) -> Callable[..., TaskSource]:
@@ -53,7 +48,7 @@ def _load(name: str, root: Path, size: int) -> DrawnClasses:
     folder = root if not (root / name / INDEX).exists() and (root / INDEX).exists() else root / name
     advice = f"type metalearn data {name}, or dataset.root=/path of the folder that holds {name}"
     index = read_set(folder, advice)
-    pictures = _reduced(index, folder, size, advice)
+    pictures = pictures_of_size(folder, index, size, index.shape[2:], advice)
     ends = np.cumsum([0, *(len(one.drawers) for one in index.classes)])
 
     def part(split: str) -> Drawn:
@@ -70,18 +65,3 @@ def _load(name: str, root: Path, size: int) -> DrawnClasses:
         )  # fmt: skip
 
     return DrawnClasses({split: part(split) for split in SPLITS}, index.drawers, f"{name}-{index.digest[:16]}")
-
-
-def _reduced(index: DrawnSet, folder: Path, size: int, advice: str) -> Images:
-    """The pictures in this size: those of the set, or reduced from them and kept in the cache."""
-    if size == index.shape[0]:
-        return read_pictures(folder, index, advice)
-
-    def make() -> Images:
-        whole = read_pictures(folder, index, advice)
-        log.info("%s: %d pictures are reduced to %d pixels once; they are kept in the cache", folder, len(whole), size)
-        lanczos = Image.Resampling.LANCZOS
-        return np.stack([np.asarray(Image.fromarray(one).resize((size, size), lanczos)) for one in whole])
-
-    shape = (index.total, size, size, *index.shape[2:])
-    return cached_array(f"{index.name}-{index.digest[:16]}-{size}", shape, make, title=index.name)

@@ -2,25 +2,29 @@
 
 `pictures.npy` is an array uint8 [n, side, side] or [n, side, side, 3], class after class. `index.json` names the
 classes, and of each its split and who has drawn its pictures. It has the SHA-256 of the array and of itself, and is
-written last: a folder without it is not whole.
+written last: a folder without it is not whole. Of photographs, one "drawer" says where they come from.
 """
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from metalearn.errors import DataError
 from metalearn.storage.files import open_regular, read_object, write_atomically, writing
-from metalearn.tasks.common.cache import array_header
+from metalearn.tasks.common.cache import array_header, cached_array
 from metalearn.tasks.common.episodes import SPLITS, Images
 
 INDEX, PICTURES = "index.json", "pictures.npy"
 FORMAT = "metalearn drawn 1"
+
+log = logging.getLogger(__name__)
 
 _FIELDS = {"format": str, "name": str, "picture": list, "drawers": list, "classes": list, "array": str, "sha256": str}
 
@@ -141,3 +145,28 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: cannot be read ({error}); {advice}") from error
+
+
+def pictures_of_size(folder: Path, index: DrawnSet, size: int, colours: tuple[int, ...], advice: str) -> Images:
+    """The pictures in this size, and with these colours, (3,) or (): those of the set, or made from them once and kept
+    in the cache.
+
+    Raises:
+        DataError: as `read_pictures`; or no cache folder can be used.
+    """
+    if (size, size, *colours) == index.shape:
+        return read_pictures(folder, index, advice)
+
+    def make() -> Images:
+        whole = read_pictures(folder, index, advice)
+        log.info("%s: %d pictures are reduced to %d pixels once; they are kept in the cache", folder, len(whole), size)
+        lanczos, grey = Image.Resampling.LANCZOS, not colours and len(index.shape) == 3
+        made = np.empty(shape, np.uint8)
+        for number, one in enumerate(whole):
+            image = Image.fromarray(one).convert("L") if grey else Image.fromarray(one)
+            made[number] = np.asarray(image.resize((size, size), lanczos))
+        return made
+
+    shape = (index.total, size, size, *colours)
+    name = f"{index.name}-{index.digest[:16]}-{size}{'' if colours == index.shape[2:] else '-grey'}"
+    return cached_array(name, shape, make, title=index.name)
