@@ -25,8 +25,8 @@ from metalearn.datasets.layouts import (
     FOLDERS,
     LISTS,
     PICKLES,
-    FoundSet,
     ClassPictures,
+    FoundSet,
     PublishedPictures,
     recognised,
 )
