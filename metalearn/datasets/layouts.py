@@ -356,7 +356,7 @@ def _by_label(
     named = {label: names.get(label, label) for label in places}
     if all(name in published.split_of for name in named.values()):
         return {str(named[label]): where for label, where in places.items()}, {}
-    own = {number: name for number, name in enumerate(published.numbered) if published.split_of[name] == split}
+    own = {number: name for number, name in enumerate(published.numbered) if published.split_of.get(name) == split}
     if places.keys() <= own.keys():
         return {own[label]: where for label, where in places.items()}, {}
     keys = {label: unnamed(published, split, label) for label in places}
@@ -366,7 +366,7 @@ def _by_label(
 
 def unnamed(published: PublishedPictures, split: str, label: object) -> str:
     """The name of a class of which the file says a number only."""
-    return f"{published.name}/{split}/{label}"
+    return f"{published.name}/{split}/{label:04}" if isinstance(label, int) else f"{published.name}/{split}/{label}"
 
 
 PICKLES = PictureLayout(

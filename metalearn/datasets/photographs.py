@@ -276,12 +276,13 @@ def _written(
         DataError: pictures cannot be read.
     """
     waiting: list[tuple[tuple[str, str], ClassPictures]] = []
-    for place, (key, pictures) in enumerate(classes):
-        waiting.append((key, pictures))
-        last = place + 1 == len(classes) or classes[place + 1][0][0] != key[0]
-        if not last and sum(more.total for _, more in waiting) < _AT_ONCE:
+    for place, one in enumerate(classes):
+        waiting.append(one)
+        if place + 1 < len(classes) and sum(pictures.total for _, pictures in waiting) < _AT_ONCE:
             continue
-        whole = _formed([more.get() for _, more in waiting], [name for (_, name), _ in waiting], published.side, out)
+        whole = _formed(
+            [pictures.get() for _, pictures in waiting], [key[1] for key, _ in waiting], published.side, out
+        )
         for ((split, name), _), own in zip(waiting, whole, strict=True):
             order = sorted(range(len(own)), key=lambda number: hashlib.sha256(own[number].tobytes()).digest())
             words = found.words.get(name) or name.partition(".")[2] or name

@@ -26,7 +26,7 @@ from metalearn.datasets.photographs import SETS, Source, collect
 from metalearn.errors import DataError, DiskError
 from metalearn.storage.files import LARGEST_JSON
 from metalearn.tasks.cifar100 import cifar_fs, fc100
-from metalearn.tasks.common.drawn_set import PICTURES, read_pictures, read_set
+from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, read_pictures, read_set, write_set
 from metalearn.tasks.common.episodes import HoldsClasses
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.mini_imagenet import mini_imagenet
@@ -35,10 +35,12 @@ from metalearn.types import TaskSource
 from tests.metalearn.flat import Make, source_of
 
 SPLITS = ("train", "val", "test")
-SIZES = {"train": 4, "val": 2, "test": 3}
-PER_CLASS = 3
+SIZES = {"train": 3, "val": 2, "test": 2}
+PER_CLASS = 2
+SIDE = 20
 MAKERS: dict[str, Make] = {
-    "mini_imagenet": mini_imagenet, "tiered_imagenet": tiered_imagenet, "cifar_fs": cifar_fs, "fc100": fc100, "cub": cub,
+    "mini_imagenet": mini_imagenet, "tiered_imagenet": tiered_imagenet, "cifar_fs": cifar_fs, "fc100": fc100,
+    "cub": cub,
 }  # fmt: skip
 
 Array = NDArray[np.uint8]
@@ -47,11 +49,12 @@ Whole = Mapping[str, Mapping[str, Array]]
 
 
 def tiny(name: str) -> Source:
-    """The set as if the first classes of each split were all, with three pictures each."""
+    """The set as if the first classes of each split were all, with two small pictures each."""
     source = SETS[name]()
     classes = {one: split for split, size in SIZES.items() for one in source.published.of(split)[:size]}
     return source._replace(
         published=source.published._replace(
+            side=32 if source.published.numbered else SIDE,
             split_of=classes, counts=dict.fromkeys(classes, (PER_CLASS, PER_CLASS)),
             totals={split: size * PER_CLASS for split, size in SIZES.items()},
         )
@@ -159,7 +162,7 @@ def own_files(root: Path, whole: Whole) -> None:
     """CIFAR-100's own."""
     names = [row["class"] for row in rows("cifar100_classes.csv")]
     everyone = {name: pictures for classes in whole.values() for name, pictures in classes.items()}
-    for file, part in (("train", slice(0, 2)), ("test", slice(2, 3))):
+    for file, part in (("train", slice(0, 1)), ("test", slice(1, 2))):
         data = np.concatenate([pictures[part] for pictures in everyone.values()])
         labels = [names.index(name) for name, pictures in everyone.items() for _ in pictures[part]]
         content = {"data": data.transpose(0, 3, 1, 2).reshape(len(data), -1), "fine_labels": labels}
@@ -176,8 +179,10 @@ def encoded_pickles(root: Path, whole: Whole, *, npz: bool = False, words: bool 
         else:
             pngs = [np.frombuffer(png(image), np.uint8)[:, None] for image in images]
             put(root / f"{split}_images_png.pkl", pickle.dumps(pngs, 2))
-        content = {"label_specific": np.array(labels, np.int32), "label_general": np.zeros(len(labels), np.int32),
-                   "label_specific_str": [texts[name] for name in classes], "label_general_str": ["everything"]}  # fmt: skip
+        content = {
+            "label_specific": np.array(labels, np.int32), "label_general": np.zeros(len(labels), np.int32),
+            "label_specific_str": [texts[name] for name in classes], "label_general_str": ["everything"],
+        }  # fmt: skip
         put(root / f"{split}_labels.pkl", pickle.dumps(content if words else {"labels": labels}, 2))
     if words:
         put(root / "synsets.txt", "\n".join(texts).encode())
@@ -263,7 +268,7 @@ def classes_of(source: TaskSource, split: str) -> tuple[list[str], list[set[byte
 
 def tasks(name: str, root: Path, **given: Any) -> TaskSource:
     usual: dict[str, Any] = {
-        "ways": 2, "shots": 1, "queries": 2, "channels": 3, "rotations": False, "seed": 0, "eval_seed": 1,
+        "ways": 2, "shots": 1, "queries": 1, "channels": 3, "rotations": False, "seed": 0, "eval_seed": 1,
         "image_size": tiny(name).published.side,
     }  # fmt: skip
     more = {"download": False} if name in ("cifar_fs", "fc100") else {}
@@ -275,9 +280,14 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Whole:
     """A written set in the folder of its name."""
     source = tiny(request.param)
     whole = drawn(source.published)
-    flat_folders(tmp_path / "data", whole)
-    collect(source, tmp_path / "data", tmp_path / request.param, partly=False)
-    shutil.rmtree(tmp_path / "data")
+    side = source.published.side
+    classes = [
+        (DrawnClass(key, (key.partition(".")[2] or key).replace("_", " "), split, [0] * PER_CLASS), pictures)
+        for split, own in whole.items()
+        for key, pictures in own.items()
+    ]
+    (tmp_path / request.param).mkdir()
+    write_set(tmp_path / request.param, request.param, ["x"], (side, side, 3), classes, PER_CLASS * len(classes))
     return whole
 
 
@@ -293,30 +303,30 @@ def test_the_datasets_read_what_is_written(written: Whole, name: str, tmp_path: 
             assert pictures == [{picture.tobytes() for picture in written[split][key]} for key in keys]
     support, query = source.episodes("test", torch.arange(10))
     side = tiny(name).published.side
-    assert support.x.shape == (10, 2, 3, side, side) and query.x.shape == (10, 4, 3, side, side)
+    assert support.x.shape == (10, 2, 3, side, side) and query.x.shape == (10, 2, 3, side, side)
     everything = {picture.tobytes() for pictures in written["test"].values() for picture in pictures}
     for task in torch.cat([support.x, query.x], dim=1):
         shown = {bytes(one.mul(255).round().byte().permute(1, 2, 0).numpy().tobytes()) for one in task}
-        assert len(shown) == 6 and shown <= everything
+        assert len(shown) == 4 and shown <= everything
 
 
 @pytest.mark.parametrize(("written", "name"), [("mini_imagenet", "mini_imagenet")], indirect=["written"])
 def test_sizes_and_colours_are_made_from_the_written_set(written: Whole, name: str, tmp_path: Path) -> None:
-    small = tasks(name, tmp_path, image_size=20)
-    grey = tasks(name, tmp_path, image_size=20, channels=1)
+    small = tasks(name, tmp_path, image_size=10)
+    grey = tasks(name, tmp_path, image_size=10, channels=1)
     key = min(written["val"])
     for source, mode in ((small, "RGB"), (grey, "L")):
         wanted = {
-            Image.fromarray(one).convert(mode).resize((20, 20), Image.Resampling.LANCZOS).tobytes()
+            Image.fromarray(one).convert(mode).resize((10, 10), Image.Resampling.LANCZOS).tobytes()
             for one in written["val"][key]
         }
         assert classes_of(source, "val")[1][0] == wanted
     with pytest.raises(
-        DataError, match="dataset.image_size=96: the pictures in .* have 84 pixels; type dataset.image_"
+        DataError, match=r"dataset\.image_size=84: the pictures in .* have 20 pixels; type dataset\.image_"
     ):
-        tasks(name, tmp_path, image_size=96).episodes("train", torch.tensor([0]))
-    with pytest.raises(DataError, match="the split 'val' has classes of 3.* This is "):
-        tasks(name, tmp_path, queries=3).episodes("train", torch.tensor([0]))
+        tasks(name, tmp_path, image_size=84).episodes("train", torch.tensor([0]))
+    with pytest.raises(DataError, match=r"the split 'train' has classes of 2.* This is "):
+        tasks(name, tmp_path, queries=2).episodes("train", torch.tensor([0]))
 
 
 @pytest.mark.parametrize(("written", "name"), [("tiered_imagenet", "tiered_imagenet")], indirect=["written"])
@@ -346,7 +356,8 @@ def test_a_class_has_the_same_identity_as_in_folders(tmp_path: Path) -> None:
     split_folders(tmp_path / "data", drawn(source.published))
     collect(source, tmp_path / "data", tmp_path / "cub", partly=False)
     given: dict[str, Any] = {
-        "ways": 2, "shots": 1, "queries": 1, "image_size": 8, "channels": 3, "rotations": False, "seed": 0, "eval_seed": 1,
+        "ways": 2, "shots": 1, "queries": 1, "image_size": 8, "channels": 3, "rotations": False, "seed": 0,
+        "eval_seed": 1,
     }  # fmt: skip
     folders = source_of(image_folder, root=str(tmp_path / "data"), split="folders", **given)
     assert tasks("cub", tmp_path).identities("val") == folders.identities("val")  # type: ignore[attr-defined]
@@ -368,21 +379,21 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     split_folders(tmp_path / "data", whole)
     train, val = (list(whole[split]) for split in ("train", "val"))
     shutil.rmtree(tmp_path / "data" / "train" / train[1])
-    (tmp_path / "data" / "val" / val[0] / "2.png").unlink()
-    shutil.copy(tmp_path / "data" / "val" / val[1] / "2.png", tmp_path / "data" / "val" / val[1] / "3.png")
+    (tmp_path / "data" / "val" / val[0] / "1.png").unlink()
+    shutil.copy(tmp_path / "data" / "val" / val[1] / "1.png", tmp_path / "data" / "val" / val[1] / "2.png")
     put(tmp_path / "data" / "test" / "dogs" / "1.png", png(whole["val"][val[0]][0]))
     (tmp_path / "data" / "val" / val[1]).rename(tmp_path / "data" / "test" / val[1])
     message = refusal(source, tmp_path / "data", tmp_path / "out")
     for said in (
         f"--from={tmp_path / 'data'}: is not mini-ImageNet as published: {val[1]} lies in test, and belongs to val; ",
-        f"train: 1 of 4 classes are missing: {train[1]}; ", f"val: 1 classes have too few pictures: {val[0]} (2 of 3)",
-        f"val: 1 classes have too many pictures: {val[1]} (4 of 3)",
+        f"train: 1 of 3 classes are missing: {train[1]}; ", f"val: 1 classes have too few pictures: {val[0]} (1 of 2)",
+        f"val: 1 classes have too many pictures: {val[1]} (3 of 2)",
         "test: 1 classes do not belong there, and are left out: dogs. ", "or type --partial",
     ):  # fmt: skip
         assert said in message
     made = collect(source, tmp_path / "data", tmp_path / "out", partly=True)
-    assert "classes are missing" in caplog.text and (made.total, len(made.classes)) == (3 * 3 + 2 + 4 + 3 * 3, 8)
-    assert f"- train: 1 of 4 classes are missing: {train[1]}" in (tmp_path / "out" / "ATTRIBUTION.txt").read_text()
+    assert "classes are missing" in caplog.text and (made.total, len(made.classes)) == (2 * 2 + 1 + 3 + 2 * 2, 6)
+    assert f"- train: 1 of 3 classes are missing: {train[1]}" in (tmp_path / "out" / "ATTRIBUTION.txt").read_text()
 
 
 def test_a_missing_split_is_named(tmp_path: Path) -> None:
@@ -393,16 +404,16 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
     lists(tmp_path / "lists", whole)
     (tmp_path / "lists" / "images" / f"{next(iter(whole['val']))}00000001.jpg").unlink()
     message = refusal(source, tmp_path / "lists", tmp_path / "out")
-    assert "the lists name 1 pictures that images does not hold: " in message and "(2 of 3)" in message
+    assert "the lists name 1 pictures that images does not hold: " in message and "(1 of 2)" in message
 
 
 def test_totals_of_splits_are_compared(tmp_path: Path) -> None:
     source = tiny("tiered_imagenet")
     published = source.published
-    wide = published._replace(counts=dict.fromkeys(published.counts, (2, 5)), totals=published.totals | {"val": 7})
+    wide = published._replace(counts=dict.fromkeys(published.counts, (1, 5)), totals=published.totals | {"val": 7})
     flat_folders(tmp_path / "data", drawn(published))
     message = refusal(source._replace(published=wide), tmp_path / "data", tmp_path / "out")
-    assert "published: val: has 6 pictures, and 7 are published. " in message
+    assert "published: val: has 4 pictures, and 7 are published. " in message
 
 
 def test_classes_without_names_are_counted(tmp_path: Path) -> None:
@@ -410,11 +421,11 @@ def test_classes_without_names_are_counted(tmp_path: Path) -> None:
     whole = drawn(source.published)
     encoded_pickles(tmp_path, whole, words=False)
     made = collect(source, tmp_path, tmp_path / "tiered_imagenet", partly=False)
-    assert [one.key for one in made.classes[:2]] == ["tiered_imagenet/train/0", "tiered_imagenet/train/1"]
+    assert [one.key for one in made.classes[:2]] == ["tiered_imagenet/train/0000", "tiered_imagenet/train/0001"]
     names, pictures = classes_of(tasks("tiered_imagenet", tmp_path), "val")
     assert names == ["val 0", "val 1"]
     assert pictures == [{one.tobytes() for one in own} for own in whole["val"].values()]
-    encoded_pickles(tmp_path, whole | {"val": {"a": whole["val"][source.published.of("val")[0]]}}, words=False)
+    encoded_pickles(tmp_path, whole | {"val": dict([*whole["val"].items()][:1])}, words=False)
     assert "val: has 1 classes, and 2 are published" in refusal(source, tmp_path, tmp_path / "out")
 
 
@@ -464,7 +475,7 @@ def test_damaged_pictures_are_named(tmp_path: Path) -> None:
     whole = drawn(source.published)
     flat_folders(tmp_path / "data", whole)
     broken = tmp_path / "data" / source.published.of("val")[1] / "1.png"
-    broken.write_bytes(broken.read_bytes()[:2000])
+    broken.write_bytes(broken.read_bytes()[:800])
     message = refusal(source, tmp_path / "data", tmp_path / "out")
     assert message.startswith(f"1 pictures cannot be read: {broken} (")
     encoded_pickles(tmp_path / "more", whole)
@@ -525,7 +536,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
         with pytest.raises(DiskError, match="No space left on device"):
             collect(source, tmp_path / "data", tmp_path / "out", partly=False)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
-    assert collect(source, tmp_path / "data", tmp_path / "out", partly=False).total == 27
+    assert collect(source, tmp_path / "data", tmp_path / "out", partly=False).total == 14
 
 
 # The command
@@ -539,10 +550,10 @@ def test_the_command_writes_finds_and_refuses(
     command = ["cub", "--from", str(tmp_path / "data")]
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert "train: 96 of 100 classes are missing: 009.Brewer_Blackbird, " in said and "type --partial" in said
+    assert "train: 97 of 100 classes are missing: 007.Parakeet_Auklet, " in said and "type --partial" in said
     for _ in range(2):
         assert main([*command, "--partial"]) == 0
-        assert f"{tmp_path / 'sets' / 'cub'}: 9 classes, 27 pictures, SHA-256 " in capsys.readouterr().out
+        assert f"{tmp_path / 'sets' / 'cub'}: 7 classes, 14 pictures, SHA-256 " in capsys.readouterr().out
     assert main(["mini_imagenet", "--from", str(tmp_path / "data"), "--out", str(tmp_path / "sets" / "cub")]) == 2
     assert "holds cub; remove" in capsys.readouterr().err
     assert classes_of(tasks("cub", tmp_path / "sets"), "val")[0] == ["Laysan Albatross", "Least Auklet"]
