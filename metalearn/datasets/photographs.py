@@ -208,7 +208,7 @@ def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
         if row := known.get(path.name.lower()):
             with path.open("rb") as content:
                 own = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
-            said = "the one" if own == row["md5"] else f"another than {row['md5']},"
+            said = "the one" if own == row["md5"] else f"another than the {row['md5']}"
             lines.append(f"{path.name}: its MD5, {own}, is {said} that {row['published']} publishes")
     return lines
 

@@ -441,7 +441,7 @@ def test_digests_are_compared_with_those_that_are_published(
     with caplog.at_level(logging.INFO):
         collect(source, tmp_path / "data", tmp_path / "out", partly=False)
     assert f"mini-imagenet-cache-val.pkl: its MD5, {own}, is the one that PaddleFSL publishes" in caplog.text
-    assert "is another than 069993a77e65a83bbf8f8de4c9dcca68, that PaddleFSL publishes" in caplog.text
+    assert "is another than the 069993a77e65a83bbf8f8de4c9dcca68 that PaddleFSL publishes" in caplog.text
 
 
 # Bad input
