@@ -31,6 +31,8 @@ _FOLDERS_OF = {
     "val": ("val", "valid", "validation", "meta-val"),
     "test": ("test", "novel", "meta-test"),
 }
+_FEWEST_CLASSES = 3
+"""Class folders that make a set: one may be anything, as CIFAR-100 has a class `train`."""
 _SPLIT_NAMES = frozenset(name for names in _FOLDERS_OF.values() for name in names)
 _PARTS_OF = {"train": ("train_phase_train", "train"), "val": ("val", "valid"), "test": ("test",)}
 """How names of files say the split. With several names, the first that is there."""
@@ -127,7 +129,10 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
             f"--from={folder}: holds {published.title} several times: {places}; type --from={sorted(best)[0]}"
         )
     ((place, layout),) = best.items()
-    return layout.read(place, tree, published)
+    try:
+        return layout.read(place, tree, published)
+    except (TypeError, OverflowError) as error:  # a number where a list should be, a list that names a class, …
+        raise DataError(f"{place}: its files do not hold what {published.title}'s should ({error!s:.200})") from error
 
 
 def _names(published: PublishedPictures) -> str:
@@ -176,7 +181,8 @@ def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dic
 
 def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
     places = _split_folders(place, tree, published).values() or [place]
-    return sum(len(_class_folders(path, tree, published)) for path in places)
+    classes = sum(len(_class_folders(path, tree, published)) for path in places)
+    return classes if classes >= _FEWEST_CLASSES else 0
 
 
 def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
@@ -185,15 +191,19 @@ def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> Foun
         names = sorted(_class_folders(place, tree, published))
         classes = {(known[name], name): _in_folder(place / name) for name in names}
         return FoundSet("class folders side by side", place, classes)
-    classes, wrong = {}, []
+    classes, elsewhere = {}, []
     for split, path in splits.items():
         for name in sorted(tree[path].folders):
             pictures = _in_folder(path / name)
             if known.get(name, split) != split:
-                wrong.append(f"{name} lies in {split}, and belongs to {known[name]}")
+                elsewhere.append(f"{name} (in {split}, belongs to {known[name]})")
             if pictures.total:
                 classes[known.get(name, split), name] = pictures
-    return FoundSet("class folders in train, val and test", place, classes, wrong=wrong)
+    return FoundSet("class folders in train, val and test", place, classes, wrong=_misplaced(elsewhere))
+
+
+def _misplaced(classes: Sequence[str]) -> list[str]:
+    return [f"{len(classes)} classes are in another split: {first_few(classes)}"] if classes else []
 
 
 def _in_folder(folder: Path) -> ClassPictures:
@@ -227,7 +237,7 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
 
 def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     members: dict[tuple[str, str], list[Path]] = {}
-    there, absent, wrong = tree[place / "images"].files, [], []
+    there, absent, elsewhere = tree[place / "images"].files, [], []
     for split, path in _lists(place, tree).items():
         try:
             text = read_bounded(path, LARGEST_LIST).decode("utf-8-sig")
@@ -236,11 +246,12 @@ def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundS
             raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
         for name in sorted({label for _, label in rows}):
             if published.split_of.get(name, split) != split:
-                wrong.append(f"{path.name} lists {name}, which belongs to {published.split_of[name]}")
+                elsewhere.append(f"{name} (in {split}, belongs to {published.split_of[name]})")
         absent += [file for file, _ in rows if file not in there]
         for file, label in rows:
             if file in there:
                 members.setdefault((published.split_of.get(label, split), label), []).append(place / "images" / file)
+    wrong = _misplaced(elsewhere)
     if absent:
         wrong.append(f"the lists name {len(absent)} pictures that images does not hold: {first_few(absent)}")
     return FoundSet("lists beside a folder images", place, _of_paths(members), wrong=wrong)
@@ -323,9 +334,9 @@ def _parts(path: Path, split: str, images: Any, places: Mapping[str, Any]) -> di
 
 def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
     try:
-        numbers = np.unique(np.asarray(where, np.int64))
-        if numbers.ndim != 1 or not 0 <= numbers.min(initial=0) <= numbers.max(initial=0) < total:
-            raise ValueError(f"a number of a picture is not below {total}")
+        numbers = np.unique(where)
+        if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
+            raise ValueError(f"its pictures have no numbers from 0 to {total - 1}")
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: does not say which pictures belong to a class ({error})") from error
 

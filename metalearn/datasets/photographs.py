@@ -8,6 +8,7 @@ digests.
 import csv
 import hashlib
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,6 +43,9 @@ from metalearn.tasks.common.pictures import PictureForm, formed
 
 _AT_ONCE = 4096
 """ClassPictures, in whole classes, that are decoded at once: a start of the decoders takes half a second."""
+
+_UNPACKED = ".pictures-"
+"""The beginning of the names of folders for pictures on their way from a pickle to the decoders."""
 
 _SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
 """Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575)."""
@@ -159,6 +163,8 @@ def _there(published: PublishedPictures, out: Path) -> DrawnSet | None:
 
 def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSet:
     published = source.published
+    for left in out.glob(f"{_UNPACKED}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     found = recognised(folder, published)
     log.info("%s: %s in %s", published.title, found.layout, found.place)
     for line in digests(published, found):
@@ -294,7 +300,7 @@ def _formed(classes: Sequence[Any], names: Sequence[str], side: int, out: Path) 
     """The pictures of each class, uint8 [n, side, side, 3]."""
     if isinstance(classes[0], np.ndarray):
         return [_resized(np.asarray(pictures), side) for pictures in classes]
-    with tempfile.TemporaryDirectory(prefix=".pictures-", dir=out) as folder:
+    with tempfile.TemporaryDirectory(prefix=_UNPACKED, dir=out) as folder:
         paths: list[Path] = []
         for number, content in enumerate(content for pictures in classes for content in pictures):
             if isinstance(content, bytes):  # decoders take files; a picture may come from anybody

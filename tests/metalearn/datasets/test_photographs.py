@@ -385,13 +385,16 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     (tmp_path / "data" / "val" / val[1]).rename(tmp_path / "data" / "test" / val[1])
     message = refusal(source, tmp_path / "data", tmp_path / "out")
     for said in (
-        f"--from={tmp_path / 'data'}: is not mini-ImageNet as published: {val[1]} lies in test, and belongs to val; ",
+        f"--from={tmp_path / 'data'}: is not mini-ImageNet as published: 1 classes are in another split: {val[1]} "
+        "(in test, belongs to val); ",
         f"train: 1 of 3 classes are missing: {train[1]}; ", f"val: 1 classes have too few pictures: {val[0]} (1 of 2)",
         f"val: 1 classes have too many pictures: {val[1]} (3 of 2)",
         "test: 1 classes do not belong there, and are left out: dogs. ", "or type --partial",
     ):  # fmt: skip
         assert said in message
+    put(tmp_path / "out" / ".pictures-left" / "0", b"by a process that was killed")
     made = collect(source, tmp_path / "data", tmp_path / "out", partly=True)
+    assert not list((tmp_path / "out").glob(".pictures-*"))
     assert "classes are missing" in caplog.text and (made.total, len(made.classes)) == (2 * 2 + 1 + 3 + 2 * 2, 6)
     assert f"- train: 1 of 3 classes are missing: {train[1]}" in (tmp_path / "out" / "ATTRIBUTION.txt").read_text()
 
@@ -462,6 +465,15 @@ def test_an_unknown_layout_says_what_was_looked_for(tmp_path: Path) -> None:
     assert "there is no such folder" in refusal(SETS["cub"](), tmp_path / "nowhere", tmp_path / "out")
 
 
+def test_a_folder_of_the_name_of_a_class_is_no_set(tmp_path: Path) -> None:
+    """CIFAR-100 has a class train."""
+    source = tiny("cifar_fs")
+    numbered_pickles(tmp_path / "data", drawn(source.published), "CIFAR_FS")
+    for place in ("data", "other"):
+        (tmp_path / place / "train").mkdir(parents=True)
+    assert collect(source, tmp_path, tmp_path / "out", partly=False).total == 14
+
+
 def test_two_copies_of_a_set_are_refused(tmp_path: Path) -> None:
     source = tiny("fc100")
     split_folders(tmp_path / "a", drawn(source.published))
@@ -495,6 +507,7 @@ class Trap:
 
 
 NO_PICTURES = {"data": np.zeros((2, 9), np.uint8), "labels": [0, 1]}
+NO_LABELS = {"data": np.zeros((2, 84, 84, 3), np.uint8), "labels": [[0], [1]]}
 NO_PLACES = {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"n01532829": [5]}}
 
 
@@ -505,6 +518,7 @@ NO_PLACES = {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"n
         (lambda _: [1, 2], "has list; image_data and class_dict, or data and labels, are read"),
         (lambda _: {"x": 1}, "has x; image_data"),
         (lambda _: NO_PICTURES, r"its pictures are uint8 \[2, 9\], and uint8 \[n, height, width, 3\] is read"),
+        (lambda _: NO_LABELS, "its files do not hold what mini-ImageNet's should"),
         (lambda _: NO_PLACES, "does not say which pictures belong to a class"),
     ],
 )
