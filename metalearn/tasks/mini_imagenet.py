@@ -27,6 +27,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.picture_folders import (
     FAMILY,
     check_picture_shape,
@@ -132,7 +133,8 @@ def _in_folders(root: Path, of_class: Mapping[str, list[Path]]) -> Members:
             f"dataset.root={root}: mini-ImageNet is not there, and the program does not download it: image-net.org "
             "gives the pictures to those who accept its terms. Put the folder images, with train.csv, val.csv and "
             "test.csv beside it, or the 100 class folders named by WordNet id (n01532829, …), anywhere under it, or "
-            "name their folder: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
+            "name their folder: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data. Pickles and other layouts: "
+            "metalearn data mini_imagenet --from=/path"
         )
     if missing:
         raise DataError(
@@ -199,7 +201,7 @@ def mini_imagenet(
     Args:
         root: the folder that holds the pictures, at any depth up to 5. They lie either in `images`
             (n0153282900000005.jpg, …) with the published train.csv, val.csv and test.csv (filename,label) beside it, or
-            in class folders named by WordNet id.
+            in class folders named by WordNet id. The set that metalearn data has written goes before these.
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.picture`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
@@ -220,6 +222,9 @@ def mini_imagenet(
         if shards is not None:
             size = (image_size, image_size)
             return _from_shards(shards, shapes, size if channels == 1 else (*size, channels))
+        written = WrittenPhotographs.found(NAME, Path(root))
+        if written is not None:
+            return written.classes(shapes, FAMILY, decoder(NAME), image_size=image_size, channels=channels)
         where, members = _members(Path(root))
         splits = {
             part: {name: files for name, files in members.items() if published_splits()[name] == part}

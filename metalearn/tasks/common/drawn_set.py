@@ -2,25 +2,29 @@
 
 `pictures.npy` is an array uint8 [n, side, side] or [n, side, side, 3], class after class. `index.json` names the
 classes, and of each its split and who has drawn its pictures. It has the SHA-256 of the array and of itself, and is
-written last: a folder without it is not whole.
+written last: a folder without it is not whole. Of photographs, one "drawer" says where they come from.
 """
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from metalearn.errors import DataError
 from metalearn.storage.files import open_regular, read_object, write_atomically, writing
-from metalearn.tasks.common.cache import array_header
+from metalearn.tasks.common.cache import array_header, cached_array
 from metalearn.tasks.common.episodes import SPLITS, Images
 
 INDEX, PICTURES = "index.json", "pictures.npy"
 FORMAT = "metalearn drawn 1"
+
+log = logging.getLogger(__name__)
 
 _FIELDS = {"format": str, "name": str, "picture": list, "drawers": list, "classes": list, "array": str, "sha256": str}
 
@@ -141,3 +145,36 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: cannot be read ({error}); {advice}") from error
+
+
+def pictures_of_size(
+    folder: Path, index: DrawnSet, size: int, channels: int, advice: str, *, ink: bool = False
+) -> Images:
+    """The pictures in this size, grey or in colour: those of the set, or made from them once and kept in the cache.
+
+    Args:
+        channels: 1: grey, [n, size, size]; 3: [n, size, size, 3].
+        ink: grey pictures of the set are ink on paper, with ink as the largest value; those in colour lie on white.
+
+    Raises:
+        DataError: as `read_pictures`; or no cache folder can be used.
+    """
+    own = 3 if len(index.shape) == 3 else 1
+    if (size, channels) == (index.shape[0], own):
+        return read_pictures(folder, index, advice)
+    mode = {1: "L", 3: "RGB"}[channels]
+
+    def make() -> Images:
+        whole = read_pictures(folder, index, advice)
+        log.info(
+            "%s: %d pictures are brought to %d pixels and %d channels once; they are kept in the cache",
+            folder, len(whole), size, channels,
+        )  # fmt: skip
+        made = np.empty(shape, np.uint8)
+        for number, one in enumerate(whole):
+            made[number] = np.asarray(Image.fromarray(one).convert(mode).resize((size, size), Image.Resampling.LANCZOS))
+        return 255 - made if ink and channels != own else made
+
+    shape = (index.total, size, size, *([3] if channels == 3 else []))
+    form = f"{size}" if channels == own else f"{size}-{mode}{'-ink' if ink else ''}"
+    return cached_array(f"{index.name}-{index.digest[:16]}-{form}", shape, make, title=index.name)

@@ -1,0 +1,523 @@
+"""The layouts in which photographs for few-shot learning circulate: class folders, lists beside a flat folder, pickles.
+
+A layout is recognised by names alone. Nothing is decoded here, and pickles are read as plain values only.
+"""
+
+import csv
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from metalearn.errors import DataError
+from metalearn.storage.files import open_regular, read_bounded
+from metalearn.storage.plain_pickles import LARGEST_FILE, read_plain
+from metalearn.tasks.common.episodes import SPLITS
+from metalearn.tasks.common.picture_folders import first_few, is_picture
+
+DEEPEST_FOLDER = 4
+"""Folders below the one that is given, in which a layout is looked for."""
+LARGEST_LIST = 2**26
+"""The most bytes of a list of pictures or classes."""
+MOST_PACKED = 16
+"""How many times larger an array may become when it is unpacked; photographs hardly shrink."""
+
+_FOLDERS_OF = {
+    "train": ("train", "base", "meta-train"),
+    "val": ("val", "valid", "validation", "meta-val"),
+    "test": ("test", "novel", "meta-test"),
+}
+_FEWEST_CLASSES = 3
+"""Class folders that make a set: one may be anything, as CIFAR-100 has a class `train`."""
+_SPLIT_NAMES = frozenset(name for names in _FOLDERS_OF.values() for name in names)
+_PARTS_OF = {"train": ("train_phase_train", "train"), "val": ("val", "valid"), "test": ("test",)}
+"""How names of files say the split. With several names, the first that is there."""
+_IGNORED = (".", "@eaDir", "__MACOSX", "segmentations")
+"""Beginnings of the names of folders that hold no photographs: CUB's masks lie in folders of the same classes."""
+
+
+class PublishedPictures(NamedTuple):
+    """What is published of a set.
+
+    `split_of` and `counts` say the split of each class, and the fewest and the most pictures that it has; `totals` the
+    pictures of each split. `numbered` are the names of classes that files number, in that order. `pickles` are names of
+    files, with {split} in them.
+    """
+
+    name: str
+    title: str
+    side: int
+    split_of: Mapping[str, str]
+    counts: Mapping[str, tuple[int, int]]
+    totals: Mapping[str, int]
+    layouts: Sequence["PictureLayout"]
+    pickles: Sequence[str] = ()
+    numbered: Sequence[str] = ()
+
+    def of(self, split: str) -> list[str]:
+        """The classes of a split."""
+        return [name for name, part in self.split_of.items() if part == split]
+
+
+class ClassPictures(NamedTuple):
+    """The pictures of a class, where they lie: paths, or files' contents (bytes), or uint8 [n, h, w, 3]."""
+
+    total: int
+    get: Callable[[], Sequence[Any]]
+
+
+class FoundSet(NamedTuple):
+    """A set that has been found in a `layout`. `classes` are the pictures by split and class. `words` are what people
+    call classes whose published name is not known. `files` are those whose digest may be published. `wrong` says what
+    is not as published, as far as the layout shows it."""
+
+    layout: str
+    place: Path
+    classes: Mapping[tuple[str, str], ClassPictures]
+    files: Sequence[Path] = ()
+    words: Mapping[str, str] = {}
+    wrong: Sequence[str] = ()
+
+
+class Listing(NamedTuple):
+    """The names in a folder."""
+
+    folders: frozenset[str]
+    files: frozenset[str]
+
+
+Tree = Mapping[Path, Listing]
+
+
+class PictureLayout(NamedTuple):
+    """A layout: `looks` says what it looks like, `score` how much of it there is in a folder (0: it is another one),
+    and `read` reads it."""
+
+    looks: str
+    score: Callable[[Path, Tree, PublishedPictures], int]
+    read: Callable[[Path, Tree, PublishedPictures], FoundSet]
+
+
+def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
+    """The set in a folder, or in one of those below it.
+
+    Raises:
+        DataError: none is there, or several are; or a file of it cannot be read.
+    """
+    if not folder.is_dir():
+        raise DataError(f"--from={folder}: there is no such folder; type --from=/path/to/{published.name}")
+    tree = _tree(folder, published)
+    best: dict[Path, PictureLayout] = {}
+    for layout in published.layouts:
+        scores = {place: layout.score(place, tree, published) for place in tree}
+        most = max(scores.values())
+        for place in (place for place, score in scores.items() if score == most > 0):
+            best.setdefault(place, layout)
+    if not best:
+        looks = "; ".join(layout.looks.format(names=_names(published)) for layout in published.layouts)
+        raise DataError(
+            f"--from={folder}: holds {published.title} in no layout that is known. Looked for, there and up to "
+            f"{DEEPEST_FOLDER} folders below it: {looks}"
+        )
+    if len(best) > 1:
+        places = " and ".join(map(str, sorted(best)))
+        raise DataError(
+            f"--from={folder}: holds {published.title} several times: {places}; type --from={sorted(best)[0]}"
+        )
+    ((place, layout),) = best.items()
+    try:
+        return layout.read(place, tree, published)
+    except (TypeError, OverflowError) as error:  # a number where a list should be, a list that names a class, …
+        raise DataError(f"{place}: its files do not hold what {published.title}'s should ({error!s:.200})") from error
+
+
+def _names(published: PublishedPictures) -> str:
+    return ", ".join(name.replace("{split}", "SPLIT") for name in published.pickles)
+
+
+def _tree(root: Path, published: PublishedPictures) -> dict[Path, Listing]:
+    """The names in the folders that may hold a layout. Class folders are not entered."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"--from={root}: {error.filename} cannot be read: {error.strerror}") from error
+
+    tree: dict[Path, Listing] = {}
+    for path, folders, files in os.walk(root, followlinks=True, onerror=refuse):
+        here = Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith(_IGNORED))
+        tree[here] = Listing(frozenset(folders), frozenset(files))
+        deep = len(here.relative_to(root).parts) >= DEEPEST_FOLDER
+        folders[:] = [name for name in folders if not deep and (name not in published.split_of or name in _SPLIT_NAMES)]
+    return tree
+
+
+# Class folders
+
+
+def _class_folders(place: Path, tree: Tree, published: PublishedPictures) -> set[str]:
+    """The folders of classes side by side. One that holds class folders is none: CIFAR-100 has a class `train`."""
+    known = published.split_of.keys()
+    return {
+        name for name in tree[place].folders & known
+        if place / name not in tree or not tree[place / name].folders & known
+    }  # fmt: skip
+
+
+def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dict[str, Path]:
+    """Split → its folder, if two or more have classes, and no class is in two: ImageNet's own train and val share all
+    classes."""
+    found: dict[str, Path] = {}
+    for split, names in _FOLDERS_OF.items():
+        paths = [place / name for name in names if place / name in tree]
+        if paths and _class_folders(paths[0], tree, published):
+            found[split] = paths[0]
+    inside = [name for path in found.values() for name in _class_folders(path, tree, published)]
+    return found if len(found) > 1 and len(set(inside)) == len(inside) else {}
+
+
+def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
+    places = _split_folders(place, tree, published).values() or [place]
+    classes = sum(len(_class_folders(path, tree, published)) for path in places)
+    return classes if classes >= _FEWEST_CLASSES else 0
+
+
+def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    known, splits = published.split_of, _split_folders(place, tree, published)
+    if not splits:
+        names = sorted(_class_folders(place, tree, published))
+        classes = {(known[name], name): _in_folder(place / name) for name in names}
+        return FoundSet("class folders side by side", place, classes)
+    classes, elsewhere = {}, []
+    for split, path in splits.items():
+        for name in sorted(tree[path].folders):
+            pictures = _in_folder(path / name)
+            if known.get(name, split) != split:
+                elsewhere.append(f"{name} (in {split}, belongs to {known[name]})")
+            if pictures.total:
+                classes[known.get(name, split), name] = pictures
+    return FoundSet("class folders in train, val and test", place, classes, wrong=_misplaced(elsewhere))
+
+
+def _misplaced(classes: Sequence[str]) -> list[str]:
+    return [f"{len(classes)} classes are in another split: {first_few(classes)}"] if classes else []
+
+
+def _in_folder(folder: Path) -> ClassPictures:
+    paths = [
+        Path(path, name)
+        for path, folders, files in os.walk(folder)
+        for name in sorted(files)
+        if is_picture(name) and not name.startswith(".") and not Path(path).name.startswith(_IGNORED)
+    ]
+    paths.sort()
+    return ClassPictures(len(paths), lambda: paths)
+
+
+FOLDERS = PictureLayout(
+    "class folders by their published names, side by side or in train, val and test", _folders_score, _read_folders
+)
+
+# Lists
+
+
+def _lists(place: Path, tree: Tree) -> dict[str, Path]:
+    """Split → its list, if all three are there, and pictures beside them or above."""
+    images = tree.get(place / "images")
+    if images is None or not any(map(is_picture, images.files)):
+        return {}
+    for folder in (place, place / "split", place / "splits"):
+        if folder in tree and {f"{split}.csv" for split in SPLITS} <= tree[folder].files:
+            return {split: folder / f"{split}.csv" for split in SPLITS}
+    return {}
+
+
+def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    members: dict[tuple[str, str], list[Path]] = {}
+    there, absent, elsewhere = tree[place / "images"].files, [], []
+    for split, path in _lists(place, tree).items():
+        try:
+            text = read_bounded(path, LARGEST_LIST).decode("utf-8-sig")
+            rows = [(row["filename"], row["label"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
+        except (OSError, KeyError, csv.Error, ValueError) as error:
+            raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
+        for name in sorted({label for _, label in rows}):
+            if published.split_of.get(name, split) != split:
+                elsewhere.append(f"{name} (in {split}, belongs to {published.split_of[name]})")
+        absent += [file for file, _ in rows if file not in there]
+        for file, label in rows:
+            if file in there:
+                members.setdefault((published.split_of.get(label, split), label), []).append(place / "images" / file)
+    wrong = _misplaced(elsewhere)
+    if absent:
+        wrong.append(f"the lists name {len(absent)} pictures that images does not hold: {first_few(absent)}")
+    return FoundSet("lists beside a folder images", place, _of_paths(members), wrong=wrong)
+
+
+def _of_paths(members: Mapping[tuple[str, str], Iterable[Path]]) -> dict[tuple[str, str], ClassPictures]:
+    def pictures(paths: list[Path]) -> ClassPictures:
+        return ClassPictures(len(paths), lambda: paths)
+
+    return {key: pictures(sorted(set(paths))) for key, paths in members.items()}
+
+
+LISTS = PictureLayout(
+    "train.csv, val.csv and test.csv (filename,label) beside a folder images, or in split",
+    lambda place, tree, _: int(bool(_lists(place, tree))), _read_lists,
+)  # fmt: skip
+
+# Pickles and arrays
+
+
+def _files_of(place: Path, tree: Tree, names: Sequence[str]) -> dict[str, Path]:
+    """Split → its file, by the first of the names of which a file is there."""
+    own = {name.lower(): name for name in tree[place].files}
+    for name in names:
+        found = {
+            split: [own[file] for part in parts if (file := name.format(split=part).lower()) in own]
+            for split, parts in _PARTS_OF.items()
+        }
+        if any(found.values()):
+            return {split: place / files[0] for split, files in found.items() if files}
+    return {}
+
+
+def _plain(path: Path) -> Any:
+    try:
+        return read_plain(path)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path}: {error}; nothing in it was run. Fetch it anew, or another layout of these pictures"
+        ) from error
+
+
+def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    files = _files_of(place, tree, published.pickles)
+    classes: dict[tuple[str, str], ClassPictures] = {}
+    words: dict[str, str] = {}
+    for split, path in files.items():
+        content = _plain(path)
+        fields = content if isinstance(content, dict) else {}
+        if "image_data" in fields and isinstance(fields.get("class_dict"), dict):
+            images, places = fields["image_data"], {str(name): where for name, where in fields["class_dict"].items()}
+        elif "data" in fields and "labels" in fields:
+            images = fields["data"]
+            places, more = _by_label(published, split, fields["labels"], _names_of_labels(fields))
+            words |= more
+        else:
+            raise DataError(
+                f"{path}: has {first_few([str(key) for key in fields]) or type(content).__name__}; "
+                "image_data and class_dict, or data and labels, are read"
+            )
+        classes |= _parts(path, split, _array_of(path, images), places)
+    return FoundSet("pickles of arrays", place, classes, list(files.values()), words)
+
+
+def _array_of(path: Path, images: Any) -> Any:
+    """uint8 [n, h, w, 3]."""
+    try:
+        array = np.stack(images) if isinstance(images, list) else np.asarray(images)
+        if array.ndim == 4 and array.shape[3] == 3 and array.dtype == np.uint8:
+            return array
+        what = f"{array.dtype} {list(array.shape)}"
+    except (TypeError, ValueError) as error:
+        what = str(error)
+    raise DataError(f"{path}: its pictures are {what}, and uint8 [n, height, width, 3] is read")
+
+
+def _parts(path: Path, split: str, images: Any, places: Mapping[str, Any]) -> dict[tuple[str, str], ClassPictures]:
+    return {(split, name): _chosen(path, lambda: images, len(images), where) for name, where in places.items()}
+
+
+def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
+    try:
+        numbers = np.unique(where)
+        if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
+            raise ValueError(f"its pictures have no numbers from 0 to {total - 1}")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: does not say which pictures belong to a class ({error})") from error
+
+    def get() -> Sequence[Any]:
+        every = images()
+        return [every[number] for number in numbers] if isinstance(every, list) else every[numbers]
+
+    return ClassPictures(len(numbers), get)
+
+
+def _names_of_labels(fields: Mapping[str, Any]) -> dict[Any, str]:
+    names = fields.get("label2catname")
+    if isinstance(names, dict):
+        return {label: str(name) for label, name in names.items()}
+    if isinstance(names, list):
+        return {label: str(name) for label, name in enumerate(names)}
+    labels = fields.get("catname2label")
+    return {label: str(name) for name, label in labels.items()} if isinstance(labels, dict) else {}
+
+
+def _by_label(
+    published: PublishedPictures, split: str, labels: Any, names: Mapping[Any, str]
+) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Class → the numbers of its pictures; and what people call classes whose published name is not known."""
+    places: dict[Any, list[int]] = {}
+    for number, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
+        places.setdefault(label, []).append(number)
+    named = {label: names.get(label, label) for label in places}
+    if all(name in published.split_of for name in named.values()):
+        return {str(named[label]): where for label, where in places.items()}, {}
+    own = {number: name for number, name in enumerate(published.numbered) if published.split_of.get(name) == split}
+    if places.keys() <= own.keys():
+        return {own[label]: where for label, where in places.items()}, {}
+    keys = {label: unnamed(published, split, label) for label in places}
+    words = {keys[label]: names.get(label, f"{split} {label}") for label in places}
+    return {keys[label]: where for label, where in places.items()}, words
+
+
+def unnamed(published: PublishedPictures, split: str, label: object) -> str:
+    """The name of a class of which the file says a number only."""
+    return f"{published.name}/{split}/{label:04}" if isinstance(label, int) else f"{published.name}/{split}/{label}"
+
+
+PICKLES = PictureLayout(
+    "the files {names} (SPLIT: train, val, test)",
+    lambda place, tree, published: len(_files_of(place, tree, published.pickles)), _read_pickles,
+)  # fmt: skip
+
+
+class _OneAtATime:
+    """Reads large files, and keeps the last one only."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._content: Any = None
+
+    def get(self, path: Path, read: Callable[[Path], Any]) -> Any:
+        if path != self._path:
+            self._path = self._content = None
+            self._content = read(path)
+            self._path = path
+        return self._content
+
+
+def _beside_labels(
+    layout: str, names: Sequence[str], read: Callable[[Path], Any]
+) -> Callable[[Path, Tree, PublishedPictures], FoundSet]:
+    """Reads tiered-ImageNet's files of pictures, with labels beside them."""
+
+    def found(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+        files, labels = _files_of(place, tree, names), _files_of(place, tree, _LABELS)
+        classes: dict[tuple[str, str], ClassPictures] = {}
+        words: dict[str, str] = {}
+        large, ids = _OneAtATime(), _wordnet_ids(place, tree)
+        for split, path in files.items():
+            if split not in labels:
+                raise DataError(f"{place}: holds {path.name}, and no {_LABELS[0].format(split=split)}")
+            fields = _plain(labels[split])
+            numbers = fields.get("label_specific", fields.get("labels")) if isinstance(fields, dict) else None
+            if not isinstance(numbers, list | np.ndarray):
+                raise DataError(f"{labels[split]}: has no label_specific and no labels")
+            texts = [str(text) for text in fields.get("label_specific_str", [])]
+            own = {ids[text]: text for text in texts if published.split_of.get(ids.get(text, "")) == split}
+            by_text = {text: name for name, text in own.items()}
+            places, more = _by_label(
+                published, split, numbers, {label: by_text.get(text, text) for label, text in enumerate(texts)}
+            )
+            total = len(numbers)
+
+            def images(path: Path = path, total: int = total) -> Any:
+                every = large.get(path, read)
+                if len(every) != total:
+                    raise DataError(f"{path}: has {len(every)} pictures, and the labels beside it are {total}")
+                return every
+
+            words |= more
+            classes |= {(split, name): _chosen(path, images, total, where) for name, where in places.items()}
+        return FoundSet(layout, place, classes, list(files.values()), words)
+
+    return found
+
+
+def _wordnet_ids(place: Path, tree: Tree) -> dict[str, str]:
+    """What people call a class → its WordNet id, by the files that come with tiered-ImageNet; empty without them."""
+    if not {"class_names.txt", "synsets.txt"} <= tree[place].files:
+        return {}
+    try:
+        texts, ids = (
+            read_bounded(place / name, LARGEST_LIST).decode("utf-8", "replace").splitlines()
+            for name in ("class_names.txt", "synsets.txt")
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place}: class_names.txt or synsets.txt cannot be read ({error})") from error
+    return {text.strip(): name.strip() for text, name in zip(texts, ids, strict=False)}
+
+
+def _encoded_pictures(path: Path) -> list[bytes]:
+    content = _plain(path)
+    items = content if isinstance(content, list) else list(content) if isinstance(content, np.ndarray) else []
+    pictures = [item.tobytes() if isinstance(item, np.ndarray) else item for item in items]
+    if not pictures or not all(isinstance(picture, bytes) for picture in pictures):
+        raise DataError(f"{path}: is no list of encoded pictures")
+    return pictures
+
+
+def _from_npz(path: Path) -> Any:
+    """The array `images` of an npz file. The authors' program writes it by OpenCV: blue, green, red."""
+    try:
+        with open_regular(path, LARGEST_FILE) as file, zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.file_size > min(LARGEST_FILE, MOST_PACKED * member.compress_size + 2**10):
+                    raise ValueError(f"{member.filename:.40} would have {member.file_size:,} bytes when unpacked")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                images = arrays["images"]
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read ({error!s:.200}); fetch it anew") from error
+    return _array_of(path, images)[..., ::-1]
+
+
+_PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")
+_NPZ = ("{split}_images.npz",)
+_LABELS = ("{split}_labels.pkl", "tiered-imagenet-{split}_labels.pkl")
+
+ENCODED = PictureLayout(
+    "the files SPLIT_images_png.pkl with SPLIT_labels.pkl",
+    lambda place, tree, _: len(_files_of(place, tree, _PNGS)),
+    _beside_labels("pickles of encoded pictures", _PNGS, _encoded_pictures),
+)
+ARRAYS = PictureLayout(
+    "the files SPLIT_images.npz with SPLIT_labels.pkl",
+    lambda place, tree, _: len(_files_of(place, tree, _NPZ)),
+    _beside_labels("npz files of arrays", _NPZ, _from_npz),
+)
+
+# CIFAR-100's own files
+
+
+def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    files = [place / name for name in ("train", "test", "meta")]
+    train, test, meta = (_plain(path) for path in files)
+    try:
+        names = [str(name) for name in meta["fine_label_names"]]
+        labels = [int(label) for part in (train, test) for label in part["fine_labels"]]
+        rows = np.concatenate([part["data"] for part in (train, test)])
+        images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        places: dict[str, list[int]] = {}
+        for number, label in enumerate(labels):
+            places.setdefault(names[label], []).append(number)
+        if len(images) != len(labels) or rows.dtype != np.uint8:
+            raise ValueError(f"{len(images)} pictures of {rows.dtype} and {len(labels)} labels")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{place}: train, test and meta are not those of CIFAR-100 ({error!r})") from error
+    classes = {
+        (published.split_of.get(name, "train"), name): _chosen(place, lambda: images, len(images), where)
+        for name, where in places.items()
+    }
+    return FoundSet("CIFAR-100's own files", place, classes, files)
+
+
+CIFAR100 = PictureLayout(
+    "the folder cifar-100-python with train, test and meta",
+    lambda place, tree, _: int({"train", "test", "meta"} <= tree[place].files), _read_cifar,
+)  # fmt: skip

@@ -1,0 +1,328 @@
+"""Photographs for few-shot learning that people have on disk, in whatever layout: checked, and written as one set.
+
+What is published is compared with what is there: the classes of each split and the number of pictures of each class.
+The written set does not depend on the layout, as far as the pictures do not: a class's pictures are ordered by their
+digests.
+"""
+
+import csv
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from metalearn.datasets.drawing import ATTRIBUTION, HERE
+from metalearn.datasets.layouts import (
+    ARRAYS,
+    CIFAR100,
+    ENCODED,
+    FOLDERS,
+    LISTS,
+    PICKLES,
+    ClassPictures,
+    FoundSet,
+    PublishedPictures,
+    recognised,
+)
+from metalearn.errors import DataError
+from metalearn.storage import locks
+from metalearn.storage.files import write_atomically, writing
+from metalearn.tasks import cifar100, mini_imagenet, photographs
+from metalearn.tasks.common.decoding import decoded
+from metalearn.tasks.common.drawn_set import INDEX, PICTURES, DrawnClass, DrawnSet, read_pictures, read_set, write_set
+from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.picture_folders import first_few
+from metalearn.tasks.common.pictures import PictureForm, formed
+
+_AT_ONCE = 4096
+"""ClassPictures, in whole classes, that are decoded at once: a start of the decoders takes half a second."""
+
+_UNPACKED = ".pictures-"
+"""The beginning of the names of folders for pictures on their way from a pickle to the decoders."""
+
+_SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
+"""Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575)."""
+
+log = logging.getLogger("metalearn")
+
+
+class Source(NamedTuple):
+    """Who has published a set, and on what terms."""
+
+    published: PublishedPictures
+    paper: str
+    terms: str
+
+
+def _even(classes: Mapping[str, str], count: int) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+    splits = list(classes.values())
+    return dict.fromkeys(classes, (count, count)), {split: count * splits.count(split) for split in SPLITS}
+
+
+def _mini_imagenet() -> Source:
+    classes = mini_imagenet.published_splits()
+    return Source(
+        PublishedPictures(
+            "mini_imagenet", "mini-ImageNet", 84, classes, *_even(classes, 600), (LISTS, FOLDERS, PICKLES),
+            ("mini-imagenet-cache-{split}.pkl", "miniImageNet_category_split_{split}.pickle",
+             "mini_imagenet_{split}.pickle"),
+        ),
+        "Vinyals et al. 2016 (arXiv 1606.04080), divided by Ravi and Larochelle 2017 (ICLR)",
+        "ImageNet's terms of access: research and education, not commercial",
+    )  # fmt: skip
+
+
+def _tiered_imagenet() -> Source:
+    classes = photographs.tiered_splits()
+    return Source(
+        PublishedPictures(
+            "tiered_imagenet", "tiered-ImageNet", 84, classes,
+            dict.fromkeys(classes, (_SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET)),
+            {"train": 448_695, "val": 124_261, "test": 206_209}, (FOLDERS, ENCODED, ARRAYS),
+        ),
+        "Ren et al. 2018 (arXiv 1803.00676)", "ImageNet's terms of access: research and education, not commercial",
+    )  # fmt: skip
+
+
+def _cifar(name: str, title: str, stem: str, paper: str) -> Source:
+    names = cifar100.class_names()
+    classes = {names[number]: split for split in SPLITS for number in cifar100.classes_of(name, split)}
+    return Source(
+        PublishedPictures(
+            name, title, 32, classes, *_even(classes, cifar100.PICTURES), (FOLDERS, PICKLES, CIFAR100),
+            (stem + "_{split}.pickle",), names,
+        ),
+        paper, "none published (CIFAR-100, Krizhevsky 2009)",
+    )  # fmt: skip
+
+
+def _cub() -> Source:
+    rows = photographs.cub_rows()
+    classes = {row["class"]: row["split"] for row in rows}
+    counts = {row["class"]: int(row["pictures"]) for row in rows}
+    totals = {split: sum(counts[name] for name, part in classes.items() if part == split) for split in SPLITS}
+    return Source(
+        PublishedPictures(
+            "cub", "CUB-200-2011", 84, classes, {name: (count, count) for name, count in counts.items()}, totals,
+            (LISTS, FOLDERS),
+        ),
+        "Wah et al. 2011 (Caltech, CNS-TR-2011-001), divided by Chen et al. 2019 (arXiv 1904.04232)",
+        "research and education, not commercial; the pictures are those of their photographers",
+    )  # fmt: skip
+
+
+SETS: Mapping[str, Callable[[], Source]] = {
+    "mini_imagenet": _mini_imagenet,
+    "tiered_imagenet": _tiered_imagenet,
+    "cifar_fs": lambda: _cifar("cifar_fs", "CIFAR-FS", "CIFAR_FS", "Bertinetto et al. 2019 (arXiv 1805.08136)"),
+    "fc100": lambda: _cifar("fc100", "FC100", "FC100", "Oreshkin et al. 2018 (arXiv 1805.10123)"),
+    "cub": _cub,
+}
+
+
+def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSet:
+    """Writes the set that lies in `folder` into `out`, or finds it there; with `partly` also one that is not whole.
+
+    Raises:
+        DataError: it is not there, or not as published; a picture is damaged; `out` holds another set.
+        DiskError, RunError: `out` cannot be written.
+    """
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        lock = locks.held(out / ".lock", f"{out} is being made")
+    try:
+        with lock:
+            return _there(source.published, out) or _collected(source, folder, out, partly)
+    except TimeoutError as error:
+        raise DataError(str(error)) from error
+
+
+def _there(published: PublishedPictures, out: Path) -> DrawnSet | None:
+    """The set that is there already.
+
+    Raises:
+        DataError: it is another one, or damaged.
+    """
+    if not (out / INDEX).exists():
+        return None
+    advice = f"remove {out}, or type another --out"
+    found = read_set(out, advice)
+    if found.name != published.name:
+        raise DataError(f"--out={out}: holds {found.name}; {advice}")
+    read_pictures(out, found, advice)
+    log.info("%s is there already; to read it anew, remove it", out)
+    return found
+
+
+def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSet:
+    published = source.published
+    for left in out.glob(f"{_UNPACKED}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    found = recognised(folder, published)
+    log.info("%s: %s in %s", published.title, found.layout, found.place)
+    for line in digests(published, found):
+        log.info("%s", line)
+    wrong = deviations(published, found)
+    if wrong and not partly:
+        raise DataError(
+            f"--from={folder}: is not {published.title} as published: {'; '.join(wrong)}. Complete it, or type "
+            "--partial to write what is there; its results are none of the published set"
+        )
+    for line in wrong:
+        log.warning("%s: %s", published.title, line)
+    if not wrong:
+        log.info("%s: the classes and the numbers of pictures are the published ones", published.title)
+    classes = {key: pictures for key, pictures in found.classes.items() if pictures.total and _belongs(published, *key)}
+    order = sorted(classes, key=lambda key: (list(SPLITS).index(key[0]), key[1]))
+    total = sum(classes[key].total for key in order)
+    if not total:
+        raise DataError(f"--from={folder}: has no picture of {published.title}")
+    log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, published.side, published.side)
+    try:
+        made = write_set(
+            out, published.name, [found.layout], (published.side, published.side, 3),
+            _written(published, found, [(key, classes[key]) for key in order], out), total,
+        )  # fmt: skip
+    finally:
+        (out / f".{PICTURES}.tmp").unlink(missing_ok=True)  # many gigabytes, if it could not be completed
+    write_atomically(out / ATTRIBUTION, _attribution(source, found, made, wrong))
+    return made
+
+
+def _attribution(source: Source, found: FoundSet, made: DrawnSet, wrong: Sequence[str]) -> str:
+    lines = [f"# {source.published.title}", "", f"{source.paper}.", "", f"Terms: {source.terms}.", ""]
+    lines.append(f"{len(made.classes)} classes, {made.total} pictures, read from {found.layout}.")
+    return "\n".join([*lines, *(["", "Not as published:", *(f"- {line}" for line in wrong)] if wrong else []), ""])
+
+
+# Checks
+
+
+def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
+    """Lines that say whether the files are, byte for byte, those whose MD5 is published."""
+    with (HERE / "photograph_files.csv").open(encoding="utf-8", newline="") as file:
+        known = {row["file"].lower(): row for row in csv.DictReader(file) if row["set"] == published.name}
+    lines = []
+    for path in found.files:
+        if row := known.get(path.name.lower()):
+            with path.open("rb") as content:
+                own = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+            said = "the one" if own == row["md5"] else f"another than the {row['md5']}"
+            lines.append(f"{path.name}: its MD5, {own}, is {said} that {row['published']} publishes")
+    return lines
+
+
+def _is_named(published: PublishedPictures, split: str, name: str) -> bool:
+    return not name.startswith(f"{published.name}/{split}/")
+
+
+def _belongs(published: PublishedPictures, split: str, name: str) -> bool:
+    return published.split_of.get(name) == split or not _is_named(published, split, name)
+
+
+def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
+    """What is not as published, in words."""
+    lines = list(found.wrong)
+    for split in SPLITS:
+        wanted = published.of(split)
+        there = {name: pictures.total for (part, name), pictures in found.classes.items() if part == split}
+        if not sum(there.values()):
+            lines.append(f"{split}: there is nothing of its {len(wanted)} classes")
+            continue
+        if all(_is_named(published, split, name) for name in there):
+            missing = [name for name in wanted if not there.get(name)]
+            if missing:
+                lines.append(f"{split}: {len(missing)} of {len(wanted)} classes are missing: {first_few(missing)}")
+            more = sorted(set(there) - set(wanted))
+            if more:
+                lines.append(f"{split}: {len(more)} classes do not belong there, and are left out: {first_few(more)}")
+        elif len(there) != len(wanted):
+            lines.append(f"{split}: has {len(there)} classes, and {len(wanted)} are published")
+        lines += _counts(published, split, there)
+    return lines
+
+
+def _counts(published: PublishedPictures, split: str, there: Mapping[str, int]) -> list[str]:
+    """The classes of a split that have too few or too many pictures, or all of them."""
+    usual = published.counts[published.of(split)[0]]
+    own = {
+        name: (count, *published.counts.get(name, usual))
+        for name, count in there.items()
+        if count and _belongs(published, split, name)
+    }
+    few = [f"{name} ({count} of {fewest})" for name, (count, fewest, _) in own.items() if count < fewest]
+    many = [f"{name} ({count} of {most})" for name, (count, _, most) in own.items() if count > most]
+    lines = [
+        f"{split}: {len(classes)} classes have too {what} pictures: {first_few(classes)}"
+        for what, classes in (("few", few), ("many", many))
+        if classes
+    ]
+    total = sum(count for count, _, _ in own.values())
+    if not lines and len(own) == len(published.of(split)) and total != published.totals[split]:
+        lines.append(f"{split}: has {total:,} pictures, and {published.totals[split]:,} are published")
+    return lines
+
+
+# ClassPictures
+
+
+def _written(
+    published: PublishedPictures, found: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]], out: Path
+) -> Iterator[tuple[DrawnClass, Images]]:
+    """Each class with its pictures, in the order of their digests.
+
+    Raises:
+        DataError: pictures cannot be read.
+    """
+    waiting: list[tuple[tuple[str, str], ClassPictures]] = []
+    for place, one in enumerate(classes):
+        waiting.append(one)
+        if place + 1 < len(classes) and sum(pictures.total for _, pictures in waiting) < _AT_ONCE:
+            continue
+        whole = _formed(
+            [pictures.get() for _, pictures in waiting], [key[1] for key, _ in waiting], published.side, out
+        )
+        for ((split, name), _), own in zip(waiting, whole, strict=True):
+            order = sorted(range(len(own)), key=lambda number: hashlib.sha256(own[number].tobytes()).digest())
+            words = found.words.get(name) or name.partition(".")[2] or name
+            yield DrawnClass(name, words.replace("_", " "), split, [0] * len(own)), own[order]
+        waiting = []
+
+
+def _formed(classes: Sequence[Any], names: Sequence[str], side: int, out: Path) -> list[Images]:
+    """The pictures of each class, uint8 [n, side, side, 3]."""
+    if isinstance(classes[0], np.ndarray):
+        return [_resized(np.asarray(pictures), side) for pictures in classes]
+    with tempfile.TemporaryDirectory(prefix=_UNPACKED, dir=out) as folder:
+        paths: list[Path] = []
+        for number, content in enumerate(content for pictures in classes for content in pictures):
+            if isinstance(content, bytes):  # decoders take files; a picture may come from anybody
+                (path := Path(folder, str(number))).write_bytes(content)
+                paths.append(path)
+            else:
+                assert isinstance(content, Path)
+                paths.append(content)
+        whole = list(decoded(paths, PictureForm(side, 3)))
+    own = [name for name, pictures in zip(names, classes, strict=True) for _ in pictures]
+    broken = [
+        f"{path if path.parent != Path(folder) else f'one of {name}'} ({picture})"
+        for path, name, picture in zip(paths, own, whole, strict=True)
+        if isinstance(picture, str)
+    ]
+    if broken:
+        raise DataError(f"{len(broken)} pictures cannot be read: {first_few(broken)}; repair them, or fetch them anew")
+    ends = np.cumsum([len(pictures) for pictures in classes])[:-1]
+    return np.split(np.stack([picture for picture in whole if not isinstance(picture, str)]), ends)
+
+
+def _resized(pictures: Images, side: int) -> Images:
+    if pictures.shape[1:3] == (side, side):
+        return np.ascontiguousarray(pictures)
+    return np.stack([formed(Image.fromarray(np.ascontiguousarray(one)), PictureForm(side, 3)) for one in pictures])

@@ -1,0 +1,98 @@
+"""Few-shot classification of photographs that `metalearn data NAME --from FOLDER` has written.
+
+tiered-ImageNet, Ren et al. 2018 (arXiv 1803.00676): 608 classes of ImageNet, divided by whole categories; the classes
+are those of the authors' lists. CUB-200-2011, Wah et al. 2011: 200 kinds of birds, divided as Chen et al. 2019 (arXiv
+1904.04232) divide them: by their places in the alphabet, every second one to train, and of the others every second one
+each to validate and to test.
+"""
+
+import csv
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from metalearn.checks import true_or_false
+from metalearn.errors import DataError
+from metalearn.tasks.common.episodes import (
+    Classes,
+    EpisodeSpec,
+    Seeds,
+    check_filled,
+    picture_tasks,
+    shapes_of,
+)
+from metalearn.tasks.common.photograph_set import WrittenPhotographs
+from metalearn.tasks.common.picture_folders import FAMILY, check_picture_shape, decoder
+from metalearn.tasks.common.samples import pretraining_on, refuse_training_shape
+from metalearn.types import TaskSource, Unit
+
+
+def _listed(name: str) -> list[dict[str, str]]:
+    with (Path(__file__).parent / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def tiered_splits() -> Mapping[str, str]:
+    """Class of tiered-ImageNet (WordNet id) → its split."""
+    return {row["class"]: row["split"] for row in _listed("tiered_imagenet_classes.csv")}
+
+
+@cache
+def cub_rows() -> tuple[Mapping[str, str], ...]:
+    """The `class`, `split` and number of `pictures` of each class of CUB."""
+    return tuple(_listed("cub_classes.csv"))
+
+
+def _cub_splits() -> Mapping[str, str]:
+    return {row["class"]: row["split"] for row in cub_rows()}
+
+
+def _written(name: str, title: str, splits_of: Callable[[], Mapping[str, str]]) -> Callable[..., TaskSource]:
+    def source(
+        *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
+    ) -> TaskSource:
+        shapes = shapes_of(episode)
+        splits = list(splits_of().values())
+        check_filled(shapes, {split: (splits.count(split), shape.most) for split, shape in shapes.items()})
+        check_picture_shape(image_size, channels)
+        true_or_false("rotations", rotations)
+
+        def load() -> dict[str, Classes]:
+            written = WrittenPhotographs.found(name, Path(root))
+            if written is None:
+                raise DataError(
+                    f"dataset.root={root}: there is no folder {name} that metalearn data has written; type metalearn "
+                    f"data {name} --from=/path/to/what/you/have, or dataset.root=/path of the folder that holds {name}"
+                )
+            return written.classes(shapes, FAMILY, decoder(name), image_size=image_size, channels=channels)
+
+        def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
+            refuse_training_shape(episode)
+            if evaluated_on != "tasks":
+                raise DataError(
+                    f"dataset={name}: has tasks of classes, and algorithm=supervised wants one problem with the same "
+                    "classes in training and test; type dataset=cifar10 or dataset=image_folder"
+                )
+            return pretraining_on(tasks, seeds, episode.augment)
+
+        tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
+        return tasks
+
+    source.__doc__ = f"""{title}; algorithms that are trained on plain samples get the training classes.
+
+    Args:
+        root: the folder in which `metalearn data {name} --from=…` has written the folder {name}; or that folder itself.
+        image_size: height and width in pixels, at most those of the set: 84.
+        channels: 1 (grey) or 3 (red, green, blue).
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
+
+    Raises:
+        ValueError: an argument is not allowed.
+        DataError: when the first episode is made: the set is missing or damaged, or its classes are too small.
+    """
+    return source
+
+
+tiered_imagenet = _written("tiered_imagenet", "tiered-ImageNet: 351 / 97 / 160 classes of photographs", tiered_splits)
+cub = _written("cub", "CUB-200-2011: 100 / 50 / 50 kinds of birds", _cub_splits)
