@@ -1,4 +1,4 @@
-"""Pictures that `metalearn data` has drawn: `emoji` by nine designers, `kanji` in the designs of many fonts."""
+"""Pictures that `metalearn data` has drawn: `emoji` by designers, and characters by fonts: `kanji` and `scripts`."""
 
 import logging
 from collections.abc import Callable
@@ -47,6 +47,7 @@ def _drawn_set(name: str, side: int, channels_of: int, title: str) -> Callable[.
 
 emoji = _drawn_set("emoji", 84, 3, "emoji, each by up to nine designers")
 kanji = _drawn_set("kanji", 56, 1, "kanji, each in the designs of up to 38 fonts")
+scripts = _drawn_set("scripts", 56, 1, "letters of six scripts, each in the designs of up to 38 fonts")
 
 
 def _load(name: str, root: Path, size: int) -> DrawnClasses:
