@@ -1,9 +1,9 @@
 """Characters in the designs of many fonts: `fonts.csv` lists the fonts, and `NAME_classes.csv` the characters.
 
-`scripts` has letters of six scripts, and a split has whole scripts. Two letters are alike if their ink, stretched to one
-square and blurred, correlates (the median over the fonts that have both). A letter is no class if it is like an earlier
-one: by 0.9 in its own split, as o is like O; by 0.8 across splits, as the Latin A is like the Greek one. The splits are
-served in the order test, train (without Hangul), val, Hangul, and in each large letters come before small ones.
+`scripts` has letters of six scripts, and a split has whole scripts. Two letters are alike if their ink correlates after
+it is stretched to a square and blurred; the median over the fonts that have both counts. A letter is no class if it
+is like an earlier one: by 0.9 in its own split, as o is like O; by 0.8 across splits, as the Latin A is like Α.
+Greek comes first, then Cyrillic, Latin, hiragana, katakana and Hangul; in each, large letters come before small ones.
 
 `fonts_left_out.csv` names what a font shows wrongly: one picture for two characters is right for one of them at most.
 """
