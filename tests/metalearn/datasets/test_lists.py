@@ -72,7 +72,6 @@ def test_a_script_goes_to_a_split_as_a_whole_and_has_no_letter_twice() -> None:
         "OoΟοОо",
         "XxΧХх",
         "cCСс",
-        "Ss",
         "Uu",
         "ΓГг",
         "ΠПп",

@@ -165,7 +165,7 @@ def test_what_is_built_is_what_the_list_says(name: str) -> None:
     assert [one.digest for one in index.classes] == [row.digest for row in rows]
 
 
-NEAREST = {"emoji": 0.97, "kanji": 0.97, "scripts": 0.97}
+NEAREST = {"emoji": 0.97, "kanji": 0.97, "scripts": 0.95}
 """The worst 20 pairs have been looked at: those above were one picture, and the others differ in what they show."""
 
 SHOWN = {"emoji": (), "kanji": ("ipaexg",), "scripts": ("ipaexg", "kiloji", "batang", "wqy-microhei")}
