@@ -40,6 +40,7 @@ LICENCES = {
     "cub": "research and education, not commercial (Wah et al. 2011)",
     "emoji": "Apache-2.0, MIT, CC-BY-4.0 and CC-BY-SA-4.0, by design (its ATTRIBUTION.txt)",
     "kanji": "free licences of fonts, by design (its ATTRIBUTION.txt)",
+    "scripts": "free licences of fonts, by design (its ATTRIBUTION.txt)",
 }
 """Licences of the data behind the datasets of `conf/`."""
 

@@ -17,7 +17,9 @@ from metalearn.tasks.common.episodes import Images
 from metalearn.tasks.common.pictures import PictureForm, check_pixels, formed, of_8_bits, reason
 from metalearn.types import TaskSource
 
-DRAWINGS = ("omniglot", "omniglot_pretraining", "omniglot_drawers", "glyphs", "glyph_pretraining", "kanji")
+DRAWINGS = (
+    "omniglot", "omniglot_pretraining", "omniglot_drawers", "glyphs", "glyph_pretraining", "kanji", "scripts",
+)  # fmt: skip
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
 
 LARGEST_SIZE = 1024

@@ -2,11 +2,12 @@
 
     metalearn data emoji                     one idea, drawn by up to nine designers: npm packages
     metalearn data kanji                     characters in the designs of many fonts: Debian packages
+    metalearn data scripts                   letters of six scripts in the designs of the same fonts
     metalearn data emoji --classes 20 --out try/emoji      the first 20 classes of each split
     metalearn data mini_imagenet --from ~/downloads        photographs that you have, in any layout that circulates
     metalearn data cub --from CUB_200_2011 --partial       what there is of them, if it is not as published
 
-emoji and kanji are drawn here from the packages of public registries. Each package is checked against its SHA-256, and
+emoji, kanji and scripts are drawn here from the packages of public registries. Each package is checked against its SHA-256, and
 nothing in it is run. mini_imagenet, tiered_imagenet, cifar_fs, fc100 and cub are read from --from: class folders,
 lists, pickles or arrays. Their classes and numbers of pictures are compared with the published ones, and nothing in a
 pickle is run. The set lies in METALEARN_DATA/NAME (data/NAME) or in --out; ATTRIBUTION.txt beside the pictures says
@@ -23,7 +24,7 @@ from pathlib import Path
 from metalearn.app.outcome import OK, exit_code_of_process
 from metalearn.cli.arguments import command_name, whole
 
-DRAWN = ("emoji", "kanji")
+DRAWN = ("emoji", "kanji", "scripts")
 PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cifar_fs", "fc100", "cub")
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.name in PHOTOGRAPHS and options.source is None:
         parser.error(f"{options.name}: nothing is downloaded; type --from=/path/to/the/photographs")
     if options.name in PHOTOGRAPHS and options.classes:
-        parser.error(f"{options.name} is written whole: --classes is for {' and '.join(DRAWN)}")
+        parser.error(f"{options.name} is written whole: --classes is for {', '.join(DRAWN)}")
     return exit_code_of_process(lambda: make(options))
 
 
@@ -58,8 +59,9 @@ def make(options: argparse.Namespace) -> int:
     else:
         from metalearn.datasets.drawing import build
         from metalearn.datasets.emoji import emoji
-        from metalearn.datasets.fonts import kanji
+        from metalearn.datasets.fonts import kanji, scripts
 
-        made = build({"emoji": emoji, "kanji": kanji}[options.name](options.classes), out)
+        recipe = {"emoji": emoji, "kanji": kanji, "scripts": scripts}[options.name]
+        made = build(recipe(options.classes), out)
     print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
     return OK

@@ -167,7 +167,7 @@ def _part(recipe: SetRecipe, design: Design, package: Path, work: Path) -> tuple
     made_of = repr((recipe.name, recipe.version, recipe.shape, design, keys))
     path = work / f"{design.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npz"
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:  # numpy leaves half files open
             return saved["classes"], saved["pictures"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # not there, or not whole
@@ -191,8 +191,9 @@ def _placed(
         return places, 0
     before = sum(map(len, places))
     for number, chosen in enumerate(places):
-        drawn = np.stack([parts[design][1][place] for design, place in chosen]) if chosen else np.empty(0, np.uint8)
-        places[number] = [chosen[place] for place in first_of_copies(drawn)]
+        if chosen:
+            drawn = np.stack([parts[design][1][place] for design, place in chosen])
+            places[number] = [chosen[place] for place in first_of_copies(drawn)]
     return places, before - sum(map(len, places))
 
 

@@ -1,7 +1,8 @@
 """Emoji: one idea, drawn in colour by up to nine designers. The names of the drawings are `emoji_classes.csv`.
 
 A class is an emoji, or a family of emoji that differ in gender, hair or skin. A split has whole subgroups of Unicode's
-list. Where two classes of different splits share a drawing, one of them is without it.
+list. Where two classes of different splits share a drawing, one of them is without it, and so are both of two classes
+that one designer draws alike: `emoji_left_out.csv` gives the reasons. One class, the red square, is left out.
 """
 
 import io

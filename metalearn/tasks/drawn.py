@@ -1,4 +1,4 @@
-"""Pictures that `metalearn data` has drawn: `emoji` by nine designers, `kanji` in the designs of many fonts."""
+"""Pictures that `metalearn data` has drawn: `emoji` by designers, and characters by fonts: `kanji` and `scripts`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +42,7 @@ def _drawn_set(name: str, side: int, title: str) -> Callable[..., TaskSource]:
 
 emoji = _drawn_set("emoji", 84, "emoji, each by up to nine designers")
 kanji = _drawn_set("kanji", 56, "kanji, each in the designs of up to 38 fonts")
+scripts = _drawn_set("scripts", 56, "letters of six scripts, each in the designs of up to 38 fonts")
 
 
 def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import logging
+import os
 import shutil
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from metalearn.datasets import fonts, packages
+from metalearn.datasets import drawing, fonts, packages
 from metalearn.datasets.drawing import Design, Drawings, Listed, SetRecipe, build, few, first_of_copies
 from metalearn.datasets.packages import APT, NPM, Package, fetched, members
 from metalearn.errors import ConfigError, DataError, DiskError, RunError
@@ -216,6 +217,59 @@ def test_a_disk_without_room_is_named(
         with pytest.raises(DiskError, match=r"No space left on device .* the same command"):
             build(recipe(deb), tmp_path / "set")
     assert build(recipe(deb), tmp_path / "set").total == 24
+
+
+def test_a_disk_that_fills_while_the_set_is_put_together_draws_nothing_again(
+    deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    shutil.copy(deb, registry)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskError, match=r"pictures\.npy.* No space left on device"):
+            build(recipe(deb), tmp_path / "set")
+    assert not (tmp_path / "set" / "index.json").exists()
+    whole = recipe(deb)
+    assert build(whole._replace(draw=fonts.draw), tmp_path / "set") == build(whole, tmp_path / "other")
+
+
+def test_halves_of_files_that_a_killed_build_has_left_are_made_again(
+    deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(deb, registry)
+    made = build(recipe(deb), tmp_path / "whole")
+
+    def killed(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(drawing, "write_set", killed)
+        build(recipe(deb), tmp_path / "cut")
+    work = tmp_path / "cut" / ".work"
+    left = sorted([*work.glob("*.npz"), *work.glob("*.package")])
+    assert len(left) == 3
+    for path in left:
+        path.write_bytes(path.read_bytes()[:-100])
+    (tmp_path / "cut" / f".{PICTURES}.tmp").write_bytes(b"half")
+    assert build(recipe(deb), tmp_path / "cut") == made
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
+
+
+def test_a_font_without_the_characters_shows_those_that_it_has(
+    deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = recipe(deb, "a鬱bΩc가")
+    numbers, pictures = fonts.draw(whole.designs[0], deb, whole.classes)
+    assert list(numbers) == [0, 2, 3, 4] and pictures.shape == (4, fonts.SIDE, fonts.SIDE)
+    numbers, _ = fonts.draw(whole.designs[0]._replace(name="cwfs"), deb, recipe(deb, "afƒb").classes)
+    assert list(numbers) == [0, 3]  # f and ƒ are left out of this font
+    numbers, pictures = fonts.draw(whole.designs[0], deb, recipe(deb, "鬱가").classes)
+    assert not numbers and pictures.shape == (0, fonts.SIDE, fonts.SIDE)
+    shutil.copy(deb, registry)
+    with pytest.raises(DataError, match="letters: 0 drawings of 鬱, and 2 are needed"):
+        build(whole, tmp_path / "set")
 
 
 def test_copies_are_found_by_their_ink() -> None:

@@ -1,19 +1,14 @@
-"""The committed lists, and the sets that were built of them: whole families and subgroups, nothing shared."""
+"""The committed lists: whole families, subgroups and scripts go to a split; every package is pinned."""
 
-import os
+import csv
 import re
+import unicodedata
 from collections import Counter, defaultdict
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
 from metalearn.datasets.drawing import HERE, designs_of, listed
-from metalearn.tasks.common.drawn_set import INDEX, DrawnSet, read_pictures, read_set
-from tests.runs import slow
+from metalearn.datasets.fonts import left_out
 
 MODIFIERS = re.compile(r"-?\b(200d|fe0f|2640|2642|1f3f[b-f]|1f9b[0-3]|27a1)\b")
 PERSONS = {"1f468": "1f9d1", "1f469": "1f9d1", "1f466": "1f9d2", "1f467": "1f9d2", "1f474": "1f9d3", "1f475": "1f9d3"}
@@ -44,70 +39,64 @@ def test_the_flag_is_no_map_of_japan() -> None:
     assert rows["1f5fe"]["name"] == "map of Japan" and not rows["1f5fe"]["streamline-emojis"]
 
 
+def test_a_drawing_that_is_left_out_has_a_reason_and_stays_out() -> None:
+    rows = {one.one.key: one.row for one in listed(HERE / "emoji_classes.csv")}
+    with (HERE / "emoji_left_out.csv").open(encoding="utf-8", newline="") as file:
+        out = list(csv.DictReader(file))
+    assert len({(row["key"], row["design"]) for row in out}) == len(out)
+    assert [row for row in out if rows[row["key"]][row["design"]] or not row["icon"] or not row["reason"]] == []
+    for row in out:
+        for other in re.findall(r"\b[0-9a-f]{4,5}\b", row["reason"].removeprefix(f"one picture for {row['key']}")):
+            assert other in rows, row
+            assert "another split" not in row["reason"] or rows[other]["split"] != rows[row["key"]]["split"], row
+
+
+def test_a_script_goes_to_a_split_as_a_whole_and_has_no_letter_twice() -> None:
+    rows = listed(HERE / "scripts_classes.csv")
+    splits = {
+        "latin": "train",
+        "hiragana": "train",
+        "hangul": "train",
+        "katakana": "val",
+        "greek": "test",
+        "cyrillic": "test",
+    }
+    assert {(one.row["script"], one.one.split) for one in rows} == set(splits.items())
+    for one in rows:
+        assert unicodedata.name(one.one.key).split()[0].lower() == one.row["script"]
+        assert one.one.name == f"{one.one.key} {one.row['script']}"
+    letters = "".join(one.one.key for one in rows)
+    for group in (
+        "AΑА",
+        "BΒВвß",
+        "OoΟοОо",
+        "XxΧХх",
+        "cCСс",
+        "Uu",
+        "ΓГг",
+        "ΠПп",
+        "ケヶ",
+        "アァ",
+        "へヘ",
+        "つっ",
+    ):
+        assert sum(letters.count(letter) for letter in group) == 1, group
+
+
+def test_what_a_font_shows_wrongly_is_a_character_of_the_lists() -> None:
+    keys = {one.one.key for name in ("kanji", "scripts") for one in listed(HERE / f"{name}_classes.csv")}
+    fonts = {design.name for design in designs_of(HERE / "fonts.csv")}
+    with (HERE / "fonts_left_out.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            assert row["font"] in fonts and row["reason"], row
+            assert any(left_out(row["font"]).match(key) for key in keys), row
+            if "-" not in row["characters"]:
+                assert set(row["characters"]) <= keys, row
+
+
 @pytest.mark.parametrize("name", ["emoji_designs", "fonts"])
 def test_every_package_is_pinned_and_has_a_licence(name: str) -> None:
     designs = designs_of(HERE / f"{name}.csv")
     assert len({design.name for design in designs}) == len(designs)
     for design in designs:
         assert re.fullmatch("[0-9a-f]{64}", design.sha256) and design.version and design.licence and design.author
-
-
-def built(name: str) -> tuple[DrawnSet, NDArray[np.uint8]]:
-    folder = Path(os.environ.get("METALEARN_DATA", "data")) / name
-    if not (folder / INDEX).exists():
-        pytest.skip(f"{folder} is not built: metalearn data {name}")
-    index = read_set(folder, "")
-    return index, read_pictures(folder, index, "")
-
-
-def cropped(picture: NDArray[np.uint8]) -> NDArray[Any]:
-    """A picture's ink in a square of 32 pixels, as darkness: [32, 32] or [32, 32, 3]."""
-    dark = 255 - picture if picture.ndim == 3 else picture
-    rows, columns = np.nonzero((dark.max(2) if dark.ndim == 3 else dark) > 10)
-    ink = dark[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-    side = max(ink.shape[:2])
-    square = np.zeros((side, side, *dark.shape[2:]), np.uint8)
-    top, left = (side - ink.shape[0]) // 2, (side - ink.shape[1]) // 2
-    square[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
-    return np.asarray(Image.fromarray(square).resize((32, 32), Image.Resampling.BOX), np.int16)
-
-
-@slow
-@pytest.mark.parametrize("name", ["emoji", "kanji"])
-def test_no_picture_is_shown_in_two_splits(name: str) -> None:
-    """Of every pair of a split and another one whose ink correlates, how much of the ink differs."""
-    index, pictures = built(name)
-    sizes = [len(one.drawers) for one in index.classes]
-    label = np.repeat(np.arange(len(sizes)), sizes)
-    drawer = np.concatenate([one.drawers for one in index.classes])
-    split = np.array([one.split for one in index.classes])[label]
-    squares = np.stack([cropped(picture) for picture in pictures])
-    features = squares.reshape(len(squares), -1).astype(np.float32)
-    features -= features.mean(1, keepdims=True)
-    features[~features.any(1)] = 1  # full squares, which resemble each other
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    shared = []
-    # Emoji are compared across designs too. A font resembles itself most: kanji are compared within each.
-    groups = [np.arange(len(label))] if name == "emoji" else [np.flatnonzero(drawer == n) for n in set(drawer.tolist())]
-    for group in groups:
-        for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
-            a, b = group[split[group] == one], group[split[group] == other]
-            for i, j in zip(*np.nonzero(features[a] @ features[b].T > 0.9), strict=True):
-                x, y = squares[a[i]], squares[b[j]]
-                differ = np.abs(x - y) > 48
-                ink = np.maximum(x, y) > 10
-                if x.ndim == 3:
-                    differ, ink = differ.any(2), ink.any(2)
-                if differ.sum() < 0.04 * ink.sum():
-                    names = [f"{index.classes[label[k]].name} by {index.drawers[drawer[k]]}" for k in (a[i], b[j])]
-                    shared.append(" = ".join(names))
-    assert not shared
-
-
-@slow
-@pytest.mark.parametrize("name", ["emoji", "kanji"])
-def test_what_is_built_is_what_the_list_says(name: str) -> None:
-    index, _ = built(name)
-    rows = listed(HERE / f"{name}_classes.csv")
-    assert [(one.key, one.split) for one in index.classes] == [(row.one.key, row.one.split) for row in rows]
-    assert [one.digest for one in index.classes] == [row.digest for row in rows]
