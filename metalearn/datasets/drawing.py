@@ -167,7 +167,7 @@ def _part(recipe: SetRecipe, design: Design, package: Path, work: Path) -> tuple
     made_of = repr((recipe.name, recipe.version, recipe.shape, design, keys))
     path = work / f"{design.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npz"
     try:
-        with path.open("rb") as kept, np.load(kept, allow_pickle=False) as saved:  # numpy leaves half files open
+        with path.open("rb") as part, np.load(part, allow_pickle=False) as saved:  # numpy leaves half files open
             return saved["classes"], saved["pictures"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # not there, or not whole
