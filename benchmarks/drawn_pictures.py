@@ -4,26 +4,32 @@
     metalearn data emoji && metalearn data kanji
     python -m benchmarks.drawn_pictures emoji kanji
     python -m benchmarks.drawn_pictures kanji --tasks 100 --only pixels
+    python -m benchmarks.drawn_pictures --confusions outputs/protonet_emoji/seed0/checkpoints/best --tasks 2000
 
 A query belongs to the class whose mean is nearest. The tasks are those of `metalearn train dataset=NAME` with the same
-keys: the rows of trained learners in RESULTS.md have the same test.
+keys: the rows of trained learners in docs/results/drawn.md have the same test. With --confusions: a table of the pairs
+of classes that a trained learner confuses most in its own test tasks.
 """
 
 import argparse
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+import metalearn
+from metalearn.api.learner import Classification
 from metalearn.classifier.backbones import backbone_of
 from metalearn.cli.arguments import whole
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.reporting.provenance import made_with
+from metalearn.tasks.common.identities import class_names_of
 from metalearn.types import TaskSource
 
 HELD = {
@@ -111,12 +117,38 @@ def source_of(name: str, protocol: Protocol, *keys: str) -> TaskSource:
     return found
 
 
+def confusions(checkpoint: str, tasks: int) -> list[tuple[int, int, str, str]]:
+    """Of each pair of classes that were in a task together: how many queries were taken for one of the other class, and
+    of how many; and both names. The most frequent come first."""
+    learner = metalearn.load(checkpoint)
+    wrong, asked_of = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    for number in range(tasks):
+        names = class_names_of(learner.taught.source, "test", number)
+        support, query = learner.taught.source.episodes("test", torch.tensor([number]))
+        known, asked = ([*(batch.x[0] * 255).round().byte().movedim(1, -1).numpy()] for batch in (support, query))
+        adapted = learner.adapt(known, [names[label] for label in support.y[0].tolist()])
+        assert isinstance(adapted, Classification)
+        for found, label in zip(adapted.predict(asked), query.y[0].tolist(), strict=True):
+            pairs = [tuple(sorted((names[label], other))) for other in names if other != names[label]]
+            asked_of.update(pairs)
+            if found.label != names[label]:
+                wrong[tuple(sorted((names[label], str(found.label))))] += 1
+    return [(count, asked_of[pair], *pair) for pair, count in wrong.most_common()]  # type: ignore[misc]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", choices=sorted(PROTOCOLS))
+    parser.add_argument("sets", nargs="*", choices=[*sorted(PROTOCOLS), []])
+    parser.add_argument("--confusions", metavar="CHECKPOINT", help="the pairs of classes that this learner confuses")
     parser.add_argument("--tasks", type=whole(2), default=600, help="test tasks of a figure")
     parser.add_argument("--only", choices=["pixels", "frozen"], help="one of the two rows")
     options = parser.parse_args(arguments)
+    if options.confusions:
+        print("| taken for each other | queries | of |\n| --- | --- | --- |")
+        for count, of, one, other in confusions(options.confusions, options.tasks)[:20]:
+            print(f"| {one}, {other} | {count} | {of} |")
+        print("\n" + "; ".join(map(str, made_with().values())))
+        return
     frozen = frozen_features()
     rows: dict[str, Features] = {"pixels": lambda pictures: pictures.flatten(1), "frozen": frozen}
     for name in options.sets:
