@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sets", nargs="*", choices=[*sorted(PROTOCOLS), []])
     parser.add_argument("--confusions", metavar="CHECKPOINT", help="the pairs of classes that this learner confuses")
     parser.add_argument("--tasks", type=whole(2), default=600, help="test tasks of a figure")
-    parser.add_argument("--only", choices=["pixels", "frozen"], help="one of the two rows")
+    parser.add_argument("--only", choices=["pixels", "frozen", "frozen, of length 1"], help="one row")
     options = parser.parse_args(arguments)
     if options.confusions:
         print("| taken for each other | queries | of |\n| --- | --- | --- |")
@@ -150,7 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n" + "; ".join(map(str, made_with().values())))
         return
     frozen = frozen_features()
-    rows: dict[str, Features] = {"pixels": lambda pictures: pictures.flatten(1), "frozen": frozen}
+    rows: dict[str, Features] = {
+        "pixels": lambda pictures: pictures.flatten(1),
+        "frozen": frozen,
+        "frozen, of length 1": lambda pictures: torch.nn.functional.normalize(frozen(pictures)),
+    }
     for name in options.sets:
         protocols = PROTOCOLS[name]
         print(
@@ -158,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for row in [options.only] if options.only else rows:
             began = time.perf_counter()
-            size = [f"dataset.image_size={FULL[name]}"] if row == "frozen" else []
+            size = [f"dataset.image_size={FULL[name]}"] if row != "pixels" else []
             cells = [
                 "{:.2%} ± {:.2%}".format(*accuracy_of(source_of(name, one, *size), rows[row], options.tasks))
                 for one in protocols
