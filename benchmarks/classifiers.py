@@ -239,7 +239,7 @@ def promises(promised: Sequence[Promise]) -> Iterator[str]:
         yield f"| {seed} | {one.accuracy:.1%} | {interval} | {one.right / one.asked:.1%} | {words} |"
     within, covers = (sum(getattr(one, name) for one in promised) for name in ("within", "covers"))
     of = f"of {len(promised)} seeds"
-    yield f"\nWhat was reached lies within what was promised: {within} {of}. Within each other's intervals: {covers} {of}."
+    yield f"\nWhat was reached lies within what was promised: {within} {of}; within each other's intervals: {covers}."
 
 
 def main() -> None:
