@@ -126,18 +126,21 @@ def from_scratch(problem: Problem) -> Tensor:
     return answers
 
 
-def by_easyfsl(python: str, problem: Problem) -> dict[str, Tensor]:
-    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        np.savez(file, known=problem.z.numpy(), labels=problem.known.y.numpy(), asked=problem.q.numpy())
-        file.flush()
+def by_easyfsl(python: str, problems: Sequence[Problem]) -> list[dict[str, Tensor]]:
+    """For each problem the answers by method; in one process, whose start takes longer than the answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [f"{folder}/{number}.npz" for number in range(len(problems))]
+        for file, problem in zip(files, problems, strict=True):
+            np.savez(file, known=problem.z.numpy(), labels=problem.known.y.numpy(), asked=problem.q.numpy())
         done = subprocess.run(
-            [python, str(Path(__file__).with_name("with_easyfsl.py")), file.name], capture_output=True, text=True,
+            [python, str(Path(__file__).with_name("with_easyfsl.py")), *files], capture_output=True, text=True,
             timeout=_EASYFSL_SECONDS, check=False,
         )  # fmt: skip
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise SystemExit(f"error: --easyfsl={python}: {last[0]}; type a Python that has easyfsl")
-    return {name: torch.tensor(answers) for name, answers in json.loads(done.stdout.splitlines()[-1]).items()}
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [{name: torch.tensor(answers) for name, answers in each.items()} for each in found]
 
 
 class Measured(NamedTuple):
@@ -172,20 +175,28 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Measured], list[Prom
     """What each way has reached, and what ours has promised for each seed. Ctrl-C leaves out the seeds that are not
     complete."""
     found, promised = defaultdict[str, Measured](lambda: Measured([], [])), list[Promise]()
+    problems = list[Problem]()
     try:
         for seed in range(options.seeds):
-            of_seed, promise = measure_seed(options, seed)
+            of_seed, promise, problem = measure_seed(options, seed)
             promised.append(promise)
+            problems.append(problem)
             for name, (right, seconds) in of_seed.items():
                 found[name].right.append(right)
                 found[name].seconds.append(seconds)
             print(f"seed {seed}: {promise}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"interrupted: {len(promised)} of {options.seeds} seeds are complete", file=sys.stderr)
+    if options.easyfsl is not None and problems:
+        for problem, answers in zip(problems, by_easyfsl(options.easyfsl, problems), strict=True):
+            for name, given in answers.items():
+                of_method = found[f"easyfsl, {name}, the same features"]
+                of_method.right.append(int((given == problem.asked.y).sum()))
+                of_method.seconds.append(float("nan"))
     return found, promised
 
 
-def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], Promise]:
+def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], Promise, Problem]:
     """For each way the right answers and the seconds; the rest as of `measure`."""
     known, asked = drawn(seed) if options.folder is None else of_folder(options.folder, seed)
     began = time.process_time()
@@ -210,10 +221,7 @@ def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tupl
         began = time.process_time()
         answers = way(problem)
         found[name] = int((answers == asked.y).sum()), time.process_time() - began
-    if options.easyfsl is not None:
-        for name, answers in by_easyfsl(options.easyfsl, problem).items():
-            found[f"easyfsl, {name}, the same features"] = int((answers == asked.y).sum()), float("nan")
-    return found, Promise(ours.report_["accuracy"], (low, high), right, len(asked.y))
+    return found, Promise(ours.report_["accuracy"], (low, high), right, len(asked.y)), problem
 
 
 def _asked(ours: PictureClassifier, q: Tensor) -> Sequence[int]:
