@@ -1,6 +1,6 @@
 """Run by a Python that has easyfsl, which this program does not need: answers from features, by its methods.
 
-Each file of sys.argv has `known` [n, d], `labels` [n] and `asked` [m, d]. Prints JSON: for each file, a list of answers by
+Each file of sys.argv has `known` [n, d], `labels` [n] and `asked` [m, d]. Prints JSON: for each, answers by
 method.
 """
 

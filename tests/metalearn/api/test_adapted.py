@@ -1,4 +1,4 @@
-"""Adapted tasks, saved, loaded and pickled: what is loaded gives the bits of what was saved; nothing in a folder runs."""
+"""Adapted tasks, saved, loaded and pickled: what is loaded gives the same bits, and nothing in a folder runs."""
 
 import json
 import os
