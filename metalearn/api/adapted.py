@@ -113,6 +113,9 @@ def _read(folder: Path, learner: Learner) -> Given:
         raise ValueError(f"x must be finite {learner.dtype} of shape [1, n, …]")
     if x.shape[0] != 1 or y.shape[:2] != x.shape[:2]:
         raise ValueError("x and y must be of one task, and have as many examples")
+    form = learner.form
+    if form is not None and x.shape[2:] != (form.channels, form.size, form.size):
+        raise ValueError(f"x must be of pictures [{form.channels}, {form.size}, {form.size}]")
     labels, steps = content["labels"], content["steps"]
     true_or_false("flat", content["flat"])
     if steps is not None:

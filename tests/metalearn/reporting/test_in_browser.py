@@ -60,6 +60,15 @@ def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
         check_fits(page, 360, dark=False, home=tmp_path)
 
 
+def test_a_text_that_runs_into_the_next_cell_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "cells.html"
+    style = "td { max-width: 60px; white-space: nowrap }"
+    cells = "<table><tr><td>much longer than that<td>the next one</table>"
+    page.write_text(f'<!DOCTYPE html><meta name="color-scheme" content="light dark"><style>{style}</style>{cells}')
+    with pytest.raises(AssertionError, match="2 cells of tables run into their neighbours"):
+        check_fits(page, 800, dark=False, home=tmp_path)
+
+
 def test_a_browser_runs_the_script_of_a_page(tmp_path: Path) -> None:
     shown = tmp_path / "page.html"
     shown.write_text(page("p", ['<p id="x"></p>'], script='document.querySelector("#x").textContent = "run: é…";'))
