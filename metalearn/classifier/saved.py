@@ -22,7 +22,7 @@ from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
-from metalearn.storage.files import check_header, creating, read_json, read_object, refuse_used
+from metalearn.storage.files import check_header, creating, is_folder, read_json, read_object, refuse_used
 
 DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
 
@@ -159,6 +159,8 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
     Raises:
         ConfigError: it is damaged, or not one that `write` has written.
     """
+    if not is_folder(folder):
+        raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
     try:
         for name in FILES:
             # A folder from elsewhere must not lead to other files of this machine.
@@ -185,6 +187,8 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{Path(error.filename).name}: {error.strerror}"[:_LONGEST_NOTE]
     said = getattr(error, "strerror", None) or first_line(error)
     return str(said)[:_LONGEST_NOTE]
 
