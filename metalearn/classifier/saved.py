@@ -23,8 +23,12 @@ from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.storage.files import check_header, creating, is_folder, read_json, read_object, refuse_used
+from metalearn.storage.torch_files import sha256_of
 
 DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
+
+WEIGHTS_DIGEST = "weights_sha256"
+"""The field of the digest of `WEIGHTS`."""
 
 FORMAT, FORMAT_WITH_TUNED = FORMATS = 1, 2
 """Versions of the files. Programs that know the first one alone would pass over tuned weights."""
@@ -108,6 +112,7 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
             if weights is not None:
                 whole = {name: value.contiguous() for name, value in weights.state.items()}
                 save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
+                content[WEIGHTS_DIGEST] = sha256_of(fresh[WEIGHTS])
             save_file(tensors, fresh[TENSORS])
             content["sha256"] = _digest(content, fresh[TENSORS])
             written = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -171,6 +176,10 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
         signed = content.pop("sha256", None)
         if signed is not None and signed != _digest(content, folder / TENSORS):  # earlier versions wrote none
             raise ValueError("it was changed after it was saved (sha256)")
+        # The digest of the backbone is of what the network uses; this one also of their licence and names.
+        signed, weights = content.get(WEIGHTS_DIGEST), folder / WEIGHTS
+        if signed is not None and weights.exists() and signed != sha256_of(weights):
+            raise ValueError(f"{WEIGHTS} was changed after it was saved ({WEIGHTS_DIGEST})")
         content.setdefault("origin", {})
         tensors = load_file(folder / TENSORS)
         tuned = {name.removeprefix(_TUNED): value for name, value in tensors.items() if name.startswith(_TUNED)}
