@@ -7,7 +7,8 @@ folder may be of any origin.
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,23 +88,47 @@ def load_task(
             raise ConfigError(f"path={path}: {name} is a link; copy what it leads to")
     if not (folder / DESCRIPTION).is_file():
         raise ConfigError(f"path={path}: holds no {DESCRIPTION}; give a folder that task.save has written")
+    with _refusing(folder):
+        content = _description(folder)
     learner = load_as(
         "path", folder / LEARNER, network=network, algorithm=algorithm, loss=loss, plugins=plugins, device=device
     )
+    with _refusing(folder):
+        return learner.adapted_to(_given(folder, content, learner))
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """Makes whatever a folder of any origin raises a ConfigError of one line."""
     try:
-        return learner.adapted_to(_read(folder, learner))
+        yield
     except Exception as error:  # safetensors raises many types
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else first_line(error)
-        raise ConfigError(f"path={path}: is no task that can be used: {reason}; save it anew") from error
+        raise ConfigError(f"path={folder}: is no task that can be used: {reason}; save it anew") from error
 
 
-def _read(folder: Path, learner: Learner) -> Given:
+def _description(folder: Path) -> dict[str, Any]:
+    """The content of task.json, as far as it can be checked without the learner."""
     content = read_object(folder / DESCRIPTION)
     if content["format"] != FORMAT:
         raise ValueError(f"{DESCRIPTION}: format={str(content['format'])[:40]!r} is not {FORMAT!r}")
     for name, file in (("support", folder / TENSORS), ("learner", folder / LEARNER / OF_LEARNER)):
         if content[name] != sha256_of(file):
             raise ValueError(f"{file.name} differs from what was saved (sha256 in {DESCRIPTION})")
+    labels, steps = content["labels"], content["steps"]
+    true_or_false("flat", content["flat"])
+    if steps is not None:
+        whole_number("steps", steps, at_least=0, at_most=MOST_STEPS)
+    if labels is not None:
+        if not isinstance(labels, list) or not all(type(label) in _PLAIN for label in labels):
+            raise ValueError("labels must be a list of texts and numbers")
+        whole_number("labels", len(labels), at_least=2, at_most=MOST_WAYS)
+        if len(set(labels)) != len(labels):
+            raise ValueError("labels must be there once each")
+    return content
+
+
+def _given(folder: Path, content: Mapping[str, Any], learner: Learner) -> Given:
     check_header(folder / TENSORS)
     if (folder / TENSORS).stat().st_size > LARGEST_FILE:
         raise ValueError(f"{TENSORS} has more than {LARGEST_FILE:,} bytes")
@@ -113,31 +138,18 @@ def _read(folder: Path, learner: Learner) -> Given:
         raise ValueError(f"x must be finite {learner.dtype} of shape [1, n, …]")
     if x.shape[0] != 1 or y.shape[:2] != x.shape[:2]:
         raise ValueError("x and y must be of one task, and have as many examples")
-    form = learner.form
+    form, labels = learner.form, content["labels"]
     if form is not None and x.shape[2:] != (form.channels, form.size, form.size):
         raise ValueError(f"x must be of pictures [{form.channels}, {form.size}, {form.size}]")
-    labels, steps = content["labels"], content["steps"]
-    true_or_false("flat", content["flat"])
-    if steps is not None:
-        whole_number("steps", steps, at_least=0, at_most=MOST_STEPS)
     if labels is not None:
-        _check_labels(labels, y)
+        if y.dim() != 2 or y.dtype != torch.int64 or not bool(((y >= 0) & (y < len(labels))).all()):
+            raise ValueError("y must be the places of the labels, int64 [1, n]")
     elif y.dim() != 3 or y.dtype != learner.dtype or not bool(y.isfinite().all()):
         raise ValueError(f"y must be finite {learner.dtype} of shape [1, n, outputs]")
     elif learner.trained_ways is not None and bool(((y < 0) | (y > 1)).any()):
         raise ValueError("y must be from 0 to 1 for each class")
     support = Batch(learner.on_device(x), y.to(learner.device))
-    return Given(support, steps, None if labels is None else tuple(labels), content["flat"])
-
-
-def _check_labels(labels: object, y: Tensor) -> None:
-    if not isinstance(labels, list) or not all(type(label) in _PLAIN for label in labels):
-        raise ValueError("labels must be a list of texts and numbers")
-    whole_number("labels", len(labels), at_least=2, at_most=MOST_WAYS)
-    if len(set(labels)) != len(labels):
-        raise ValueError("labels must be there once each")
-    if y.dim() != 2 or y.dtype != torch.int64 or not bool(((y >= 0) & (y < len(labels))).all()):
-        raise ValueError("y must be the places of the labels, int64 [1, n]")
+    return Given(support, content["steps"], None if labels is None else tuple(labels), content["flat"])
 
 
 # Pickles. Who unpickles runs what a pickle says in any case; the files in it are checked as those of a folder.
