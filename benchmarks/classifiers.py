@@ -126,18 +126,21 @@ def from_scratch(problem: Problem) -> Tensor:
     return answers
 
 
-def by_easyfsl(python: str, problem: Problem) -> dict[str, Tensor]:
-    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        np.savez(file, known=problem.z.numpy(), labels=problem.known.y.numpy(), asked=problem.q.numpy())
-        file.flush()
+def by_easyfsl(python: str, problems: Sequence[Problem]) -> list[dict[str, Tensor]]:
+    """For each problem the answers by method; in one process, whose start takes longer than the answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [f"{folder}/{number}.npz" for number in range(len(problems))]
+        for file, problem in zip(files, problems, strict=True):
+            np.savez(file, known=problem.z.numpy(), labels=problem.known.y.numpy(), asked=problem.q.numpy())
         done = subprocess.run(
-            [python, str(Path(__file__).with_name("with_easyfsl.py")), file.name], capture_output=True, text=True,
+            [python, str(Path(__file__).with_name("with_easyfsl.py")), *files], capture_output=True, text=True,
             timeout=_EASYFSL_SECONDS, check=False,
         )  # fmt: skip
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise SystemExit(f"error: --easyfsl={python}: {last[0]}; type a Python that has easyfsl")
-    return {name: torch.tensor(answers) for name, answers in json.loads(done.stdout.splitlines()[-1]).items()}
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [{name: torch.tensor(answers) for name, answers in each.items()} for each in found]
 
 
 class Measured(NamedTuple):
@@ -147,27 +150,55 @@ class Measured(NamedTuple):
     seconds: list[float]
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, Measured], list[bool], int]:
-    """What each way has reached; whether the promised interval of each seed covers what ours has reached; and how many
-    pictures each seed asks. Ctrl-C leaves out the seeds that are not complete."""
-    found, covered, asked_count = defaultdict[str, Measured](lambda: Measured([], [])), list[bool](), 0
+class Promise(NamedTuple):
+    """What cross-validation of a seed has promised, with its interval of 95%, and how many of the pictures that were
+    asked are right."""
+
+    accuracy: float
+    interval: tuple[float, float]
+    right: int
+    asked: int
+
+    @property
+    def within(self) -> bool:
+        """Whether the promised interval has what was reached."""
+        return self.interval[0] <= self.right / self.asked <= self.interval[1]
+
+    @property
+    def covers(self) -> bool:
+        """Whether one of the two lies within the interval of the other: what was reached is a sample, too."""
+        low, high = wilson(self.right, self.asked)
+        return self.within or low <= self.accuracy <= high
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Measured], list[Promise]]:
+    """What each way has reached, and what ours has promised for each seed. Ctrl-C leaves out the seeds that are not
+    complete."""
+    found, promised = defaultdict[str, Measured](lambda: Measured([], [])), list[Promise]()
+    problems = list[Problem]()
     try:
         for seed in range(options.seeds):
-            of_seed, covers, asked_count = measure_seed(options, seed)
-            covered.append(covers)
+            of_seed, promise, problem = measure_seed(options, seed)
+            promised.append(promise)
+            problems.append(problem)
             for name, (right, seconds) in of_seed.items():
                 found[name].right.append(right)
                 found[name].seconds.append(seconds)
-            print(f"seed {seed}: {of_seed[OURS][0]} of {asked_count} right", file=sys.stderr, flush=True)
+            print(f"seed {seed}: {promise}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        print(f"interrupted: {len(covered)} of {options.seeds} seeds are complete", file=sys.stderr)
-    return found, covered, asked_count
+        print(f"interrupted: {len(promised)} of {options.seeds} seeds are complete", file=sys.stderr)
+    if options.easyfsl is not None and problems:
+        for problem, answers in zip(problems, by_easyfsl(options.easyfsl, problems), strict=True):
+            for name, given in answers.items():
+                of_method = found[f"easyfsl, {name}, the same features"]
+                of_method.right.append(int((given == problem.asked.y).sum()))
+                of_method.seconds.append(float("nan"))
+    return found, promised
 
 
-def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], bool, int]:
+def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], Promise, Problem]:
     """For each way the right answers and the seconds; the rest as of `measure`."""
     known, asked = drawn(seed) if options.folder is None else of_folder(options.folder, seed)
-    asked_count = len(asked.y)
     began = time.process_time()
     ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(known.images, known.y.tolist())
     seconds = time.process_time() - began
@@ -180,8 +211,6 @@ def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tupl
     right = int((torch.from_numpy(np.asarray(given)) == asked.y).sum())
     found = {OURS: (right, seconds)}
     low, high = ours.report_["interval95"]
-    reached = wilson(right, asked_count)
-    covers = low <= right / asked_count <= high or reached[0] <= ours.report_["accuracy"] <= reached[1]
     ways: dict[str, Callable[[Problem], Tensor]] = {
         "linear head, the same features": by_head("logistic 0.001"),
         "class means, the same features": by_head("class means"),
@@ -192,10 +221,7 @@ def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tupl
         began = time.process_time()
         answers = way(problem)
         found[name] = int((answers == asked.y).sum()), time.process_time() - began
-    if options.easyfsl is not None:
-        for name, answers in by_easyfsl(options.easyfsl, problem).items():
-            found[f"easyfsl, {name}, the same features"] = int((answers == asked.y).sum()), float("nan")
-    return found, covers, asked_count
+    return found, Promise(ours.report_["accuracy"], (low, high), right, len(asked.y)), problem
 
 
 def _asked(ours: PictureClassifier, q: Tensor) -> Sequence[int]:
@@ -212,6 +238,18 @@ def table(found: dict[str, Measured], asked: int) -> Iterator[str]:
         yield f"| {name} | {reached} | {min(right) / asked:.1%} | {time_of} |"
 
 
+def promises(promised: Sequence[Promise]) -> Iterator[str]:
+    yield "| seed | promised | its interval | reached | within | each other's |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for seed, one in enumerate(promised):
+        interval = f"{one.interval[0]:.1%} to {one.interval[1]:.1%}"
+        words = " | ".join("yes" if fulfilled else "no" for fulfilled in (one.within, one.covers))
+        yield f"| {seed} | {one.accuracy:.1%} | {interval} | {one.right / one.asked:.1%} | {words} |"
+    within, covers = (sum(getattr(one, name) for one in promised) for name in ("within", "covers"))
+    of = f"of {len(promised)} seeds"
+    yield f"\nWhat was reached lies within what was promised: {within} {of}; within each other's intervals: {covers}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=whole(1), default=3, help="how many times (default: 3)")
@@ -222,9 +260,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
-    found, covered, asked = measure(options)
-    print("\n".join(table(found, asked)))
-    print(f"\nThe promised interval covers what was reached: {sum(covered)} of {len(covered)} seeds.")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["METALEARN_CACHE"] = cache  # features of an earlier run would cost no seconds
+        found, promised = measure(options)
+    if not promised:
+        return
+    print("\n".join([*table(found, promised[0].asked), "", *promises(promised)]))
     if options.easyfsl is None:
         print("easyfsl: left out; type --easyfsl PYTHON.")
     origin = made_with()

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from metalearn.api.adapted import load_task
     from metalearn.api.export import push_to_hub
     from metalearn.api.load import from_pretrained, load
     from metalearn.api.tables import PFNClassifier, PFNRegressor
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from metalearn.tasks.table import arrays
 
 __all__ = [
-    "PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "from_pretrained", "load", "named", "prior",
-    "push_to_hub", "train",
+    "PFNClassifier", "PFNRegressor", "PictureClassifier", "arrays", "from_pretrained", "load", "load_task", "named",
+    "prior", "push_to_hub", "train",
 ]  # fmt: skip
 
 _HOMES = {
@@ -25,6 +26,7 @@ _HOMES = {
     "arrays": "metalearn.tasks.table",
     "from_pretrained": "metalearn.api.load",
     "load": "metalearn.api.load",
+    "load_task": "metalearn.api.adapted",
     "named": "metalearn.config.plain",
     "prior": "metalearn.app.prior_check",
     "push_to_hub": "metalearn.api.export",

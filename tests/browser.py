@@ -17,7 +17,10 @@ _FRAME = """<!DOCTYPE html><meta charset="utf-8">
 <iframe width="{width}" height="{height}" src="{address}"></iframe><p id="found"></p><script>
 onload = () => {{ const page = frames[0].document.documentElement;
   const theme = frames[0].matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  found.textContent = [page.scrollWidth, frames[0].innerWidth, theme, page.scrollHeight].join(" "); }}
+  const over = cell => cell.scrollWidth > cell.clientWidth + 1 &&
+    frames[0].getComputedStyle(cell).overflowX == "visible";
+  const cells = [...frames[0].document.querySelectorAll("td, th")].filter(over).length;
+  found.textContent = [page.scrollWidth, frames[0].innerWidth, theme, page.scrollHeight, cells].join(" "); }}
 </script>"""
 
 
@@ -33,7 +36,8 @@ def chromium(*options: str, dark: bool, home: Path) -> str:
 
 
 def check_fits(page: Path, width: int, *, dark: bool, home: Path, picture: Path | None = None) -> None:
-    """Checks that a page is not wider than a screen of this width, and is as dark as asked for.
+    """Checks that a page is not wider than a screen of this width, nor any text than its cell, and is as dark as asked
+    for.
 
     Args:
         home: a folder for the wrapper and for the browser's own files.
@@ -45,10 +49,11 @@ def check_fits(page: Path, width: int, *, dark: bool, home: Path, picture: Path 
     wrapper.write_text(_FRAME.format(width=width, height=900, address=page.as_uri()))
     window = f"--window-size={max(width, 500)},900"
     shown = chromium("--dump-dom", window, wrapper.as_uri(), dark=dark, home=home / "browser")
-    found = re.search(r'id="found">(\d+) (\d+) (\w+) (\d+)<', shown)
+    found = re.search(r'id="found">(\d+) (\d+) (\w+) (\d+) (\d+)<', shown)
     assert found is not None, shown
     assert int(found[1]) <= int(found[2]) == width, f"{page} at {width} px is {found[1]} px wide"
     assert found[3] == ("dark" if dark else "light")
+    assert found[5] == "0", f"{page} at {width} px: {found[5]} cells of tables run into their neighbours"
     if picture is not None:
         height = min(int(found[4]), 12_000)
         wrapper.write_text(_FRAME.format(width=width, height=height, address=page.as_uri()))

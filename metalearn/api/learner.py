@@ -56,12 +56,51 @@ class Prediction(NamedTuple):
     probabilities: dict[Label, float]
 
 
+class Given(NamedTuple):
+    """What a learner is adapted to.
+
+    Attributes:
+        support: as the network takes it; y [1, n] of the places in `labels`, or [1, n, outputs] of numbers.
+        steps: inner steps; None: as in the test.
+        labels: of the classes; None for a regression.
+        flat: whether the targets of a regression were [n].
+    """
+
+    support: Batch
+    steps: int | None
+    labels: tuple[Label, ...] | None = None
+    flat: bool = False
+
+
 @dataclass(frozen=True, eq=False)
-class Classification:
+class AdaptedTask:
+    """What a learner and its task have in common, of whatever kind."""
+
+    _learner: "Learner" = field(repr=False)
+    _given: Given = field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves it in a new folder, for `metalearn.load_task` in any process: the learner, as `Learner.save` does, and
+        the support set. The task is adapted anew from them, so no code is saved.
+
+        Raises:
+            ValueError: there is something at `path`, it cannot be written, or a label is neither a text nor a number.
+        """
+        from metalearn.api.adapted import save
+
+        save(self, "path", Path(path))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from metalearn.api.adapted import pickled
+
+        return pickled(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Classification(AdaptedTask):
     """A task of classes that a learner is adapted to. `labels` are in the order of their first examples."""
 
     labels: tuple[Label, ...]
-    _learner: "Learner" = field(repr=False)
     _logits: Callable[[Tensor], Tensor] = field(repr=False)
 
     def predict(self, inputs: Any) -> list[Prediction]:
@@ -115,12 +154,10 @@ class Classification:
 
 
 @dataclass(frozen=True, eq=False)
-class Regression:
+class Regression(AdaptedTask):
     """A task of real numbers, or of several labels of a sample, that a learner is adapted to."""
 
-    _learner: "Learner" = field(repr=False)
     _values: Callable[[Tensor], Tensor] = field(repr=False)
-    _flat: bool = field(repr=False)
 
     def predict(self, x: Any) -> NDArray[np.floating[Any]]:
         """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
@@ -132,7 +169,7 @@ class Regression:
         inputs = self._learner.shown(self._learner.read(x))
         with self._learner.computing():
             values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
-        return values[:, 0] if self._flat else values
+        return values[:, 0] if self._given.flat else values
 
 
 class Taught(NamedTuple):
@@ -197,9 +234,24 @@ class Learner:
         self._check_classes(self.ways, len(numbers))
         y = torch.tensor([[numbers[label] for label in labels]], device=self.device)
         support = Batch(self.shown(given), y)
+        return self.adapted_to(Given(support, steps, tuple(numbers)))
+
+    def adapted_to(self, given: Given) -> Classification | Regression:
+        """As `adapt`, from a support set as the network takes it.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        support, labels = given.support, given.labels
         outputs = _tried(lambda: self.try_on(support), support.x)
-        self._check_classes(outputs, len(numbers))
-        return Classification(tuple(numbers), self, self._adapted(support, steps))
+        if labels is not None:
+            self._check_classes(self.ways, len(labels))
+            self._check_classes(outputs, len(labels))
+            return Classification(self, given, labels, self._adapted(support, given.steps))
+        if outputs != support.y.shape[2]:
+            raise ValueError(f"y: has {support.y.shape[2]} numbers for each x, and this learner has {outputs} outputs")
+        adapted, several = self._adapted(support, given.steps), self.trained_ways is not None
+        return Regression(self, given, (lambda x: adapted(x).sigmoid()) if several else adapted)
 
     def evaluate(
         self,
@@ -304,27 +356,23 @@ class Learner:
                 f"labels: they name {classes} classes, and a task has at least 2; give examples of another class"
             )
 
-    def _adapt_to_numbers(self, x: Any, y: Any, steps: int | None) -> Regression:
+    def _adapt_to_numbers(self, x: Any, y: Any, steps: int | None) -> Classification | Regression:
         inputs, targets = self.read(x).unsqueeze(0), _numbers(y, "y").flatten(2)
         if inputs.shape[1] != targets.shape[1]:
             raise ValueError(f"y: has {targets.shape[1]} values for the {inputs.shape[1]} of x; give one for each")
         if not inputs.shape[1]:
             raise ValueError("x: is empty; give at least one point")
         support = Batch(self.on_device(inputs), self.on_device(targets))
-        outputs = _tried(lambda: self.try_on(support), inputs)
-        if outputs != targets.shape[2]:
-            raise ValueError(f"y: has {targets.shape[2]} numbers for each x, and this learner has {outputs} outputs")
-        return Regression(self, self._adapted(support, steps), np.ndim(y) == 1)
+        return self.adapted_to(Given(support, steps, flat=np.ndim(y) == 1))
 
-    def _adapt_to_several(self, inputs: Any, targets: Any, steps: int | None) -> Regression:
+    def _adapt_to_several(self, inputs: Any, targets: Any, steps: int | None) -> Classification | Regression:
         given, y = self.read(inputs), _numbers(targets, "targets")
         if y.shape[1:] != (len(given), self.trained_ways) or bool(((y < 0) | (y > 1)).any()):
             raise ValueError(
                 f"targets: must be 0 or 1 for each of {self.trained_ways} classes, [{len(given)}, "
                 f"{self.trained_ways}], and have the shape {list(y.shape[1:])}"
             )
-        adapted = self._adapted(Batch(self.shown(given), self.on_device(y)), steps)
-        return Regression(self, lambda x: adapted(x).sigmoid(), False)
+        return self.adapted_to(Given(Batch(self.shown(given), self.on_device(y)), steps))
 
     def _adapted(self, support: Batch, steps: int | None) -> Callable[[Tensor], Tensor]:
         with self.computing():

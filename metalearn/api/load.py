@@ -35,6 +35,9 @@ from metalearn.runs.seen import from_meta
 from metalearn.storage.files import is_folder
 from metalearn.types import Algorithm, Loss, Model, Params
 
+CLASSIFIER = "classifier.json"
+"""The file of what `metalearn fit` makes, which is no run."""
+
 
 def load(
     path: str | os.PathLike[str],
@@ -153,6 +156,11 @@ def found(key: str, path: Path) -> Path:
         raise ConfigError(
             f"{key}={path}: this run has not been validated yet, so it has no best checkpoint; type "
             f"{path}/checkpoints/last"
+        )
+    if (path / CLASSIFIER).exists():
+        raise ConfigError(
+            f"{key}={path}: is a classifier that metalearn fit has made; type metalearn predict {path} PICTURES, or in "
+            "Python metalearn.PictureClassifier.load"
         )
     raise ConfigError(
         f"{key}={path}: holds no run, no checkpoint and no published model; type the folder of a run (it holds "

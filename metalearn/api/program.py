@@ -86,7 +86,8 @@ def write_program(
         with computing_with("tf32"), torch.no_grad():
             program = _exported(network, x[:2])
             if folded:
-                program = _exported(_folded(program), x[:2])
+                # Without operations in place, which would change a folded value at every call.
+                program = _exported(_folded(program.run_decompositions({})), x[:2])
             theirs = _run_as_onnx(program, path, x, outputs) if file_format == ONNX else _run_as_torch(program, path, x)
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error

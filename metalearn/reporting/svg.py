@@ -118,7 +118,7 @@ def _logarithmic(low: float, high: float, first: float, last: float) -> _Axis:
             ticks = [tick for tick in ticks if bottom <= math.log10(tick) <= top]
     if len(ticks) < 2:
         ticks = [*_linear(low, high, 0, 1).ticks]
-    place = lambda value: first + (last - first) * (math.log10(max(value, low)) - bottom) / (top - bottom)  # noqa: E731
+    place = lambda value: first + (last - first) * (math.log10(max(value, 10**bottom)) - bottom) / (top - bottom)  # noqa: E731
     return _Axis(place, ticks)
 
 
@@ -162,6 +162,6 @@ def _drawn(line: Line, across: _Axis, up: _Axis, colour: str) -> list[str]:
         if half > 0:
             where, low, high = across.place(at), up.place(value - half), up.place(value + half)
             parts.append(f'<path class="{colour} bars" d="M{where:.1f} {low:.1f}V{high:.1f}"/>')
-    if line.style in ("dots", "points"):
+    if line.style in ("dots", "points") or len(places) == 1:  # a line of one point is nothing to see
         parts += [f'<circle class="{colour}" cx="{at:.1f}" cy="{height:.1f}" r="3"/>' for at, height in places]
     return parts

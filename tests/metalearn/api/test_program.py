@@ -13,6 +13,7 @@ from metalearn.api.learner import Classification
 from metalearn.api.program import FILES, ONNX, TORCH
 from metalearn.cli import adapt
 from metalearn.errors import ConfigError
+from tests import drawn_pictures
 from tests.metalearn.api.test_load import ALGORITHMS, TINY
 from tests.programs import needs_onnx, said_by_card
 from tests.runs import slow
@@ -66,7 +67,11 @@ def test_the_program_of_an_adapted_task_answers_as_ours(file_format: str, algori
 @pytest.mark.parametrize("network", ["resnet12", "torchvision"])
 @slow
 def test_other_networks_become_programs(network: str, tmp_path: Path) -> None:
-    options = ("dataset.channels=3", "dataset.image_size=32") if network == "torchvision" else ()
+    options = list[str]()
+    if network == "torchvision":  # takes pictures of three colours
+        root = drawn_pictures.put(tmp_path / "pictures", 2)
+        options = ["dataset=image_folder", f"dataset.root={root}", "dataset.image_size=32", "dataset.ways=2"]
+        options += ["dataset.shots=1", "dataset.queries=1"]
     saved_run(tmp_path / "run", "algorithm=protonet", f"model={network}", "model.transductive=false", *options)
     task = metalearn.load(tmp_path / "run").adapt(drawings(6), [*"ab"] * 3)
     assert isinstance(task, Classification)

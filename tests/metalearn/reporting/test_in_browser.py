@@ -1,5 +1,6 @@
 """Every page in headless Chromium: none is wider than the screen, and each is dark where the reader wants it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from tests.browser import CHROMIUM, WIDTHS, check_fits, chromium
 from tests.runs import slow, train_in
 
 pytestmark = [slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")]
+
+SHOWN = os.environ.get("METALEARN_SCREENSHOTS", "")
+"""A folder that gets a picture of each page, for people to look at."""
 
 LONG = "a_name_of_a_class_without_any_blank_that_is_longer_than_a_narrow_screen_" * 2
 
@@ -44,7 +48,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_page_is_wider_than_the_screen(name: str, dark: bool, pages: dict[str, Path], tmp_path: Path) -> None:
     for width in WIDTHS:
-        check_fits(pages[name], width, dark=dark, home=tmp_path)
+        picture = SHOWN and Path(SHOWN) / f"{name}_{width}_{'dark' if dark else 'light'}.png"
+        check_fits(pages[name], width, dark=dark, home=tmp_path, picture=picture or None)
 
 
 def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
@@ -53,6 +58,15 @@ def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
     check_fits(page, 800, dark=False, home=tmp_path)
     with pytest.raises(AssertionError, match="at 360 px is 4"):
         check_fits(page, 360, dark=False, home=tmp_path)
+
+
+def test_a_text_that_runs_into_the_next_cell_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "cells.html"
+    style = "td { max-width: 60px; white-space: nowrap }"
+    cells = "<table><tr><td>much longer than that<td>the next one</table>"
+    page.write_text(f'<!DOCTYPE html><meta name="color-scheme" content="light dark"><style>{style}</style>{cells}')
+    with pytest.raises(AssertionError, match="2 cells of tables run into their neighbours"):
+        check_fits(page, 800, dark=False, home=tmp_path)
 
 
 def test_a_browser_runs_the_script_of_a_page(tmp_path: Path) -> None:

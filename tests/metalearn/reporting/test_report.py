@@ -186,6 +186,13 @@ def test_a_chart_of_little_is_drawn_or_says_so(points: list[tuple[float, float]]
     assert ("nothing to draw" in drawn) != visible and "nan" not in drawn and "inf" not in drawn
 
 
+def test_a_line_of_one_point_is_seen_and_its_ticks_are_apart() -> None:
+    drawn = chart([Line("a", [(4, 1.8)])], x="x", y="y", logarithmic=True)
+    assert drawn.count("<circle") == 1
+    ticks = [float(y) for y in re.findall(r'y="([0-9.]+)" text-anchor="end"', drawn)]
+    assert len(ticks) > 1 and min(abs(a - b) for a in ticks for b in ticks if a is not b) > 10
+
+
 def test_a_long_line_shows_means_and_says_of_how_many() -> None:
     drawn = chart([Line("loss", [(step, step % 2) for step in range(2000)])], x="x", y="y")
     corners = points_of(drawn, "c1 line")

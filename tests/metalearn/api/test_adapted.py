@@ -1,0 +1,225 @@
+"""Adapted tasks, saved, loaded and pickled: what is loaded gives the same bits, and nothing in a folder runs."""
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import metalearn
+from metalearn.api.adapted import DESCRIPTION, LEARNER, TENSORS
+from metalearn.api.learner import Classification, Regression
+from metalearn.errors import ConfigError
+from metalearn.storage.torch_files import sha256_of
+from tests.metalearn.api.test_load import ALGORITHMS
+from tests.metalearn.api.test_program import drawings, task_of
+from tests.metalearn.api.test_train import INNER, STEPS, Lines
+from tests.runs import Program, slow
+from tests.saved import MARKER, saved_run
+
+pytestmark = pytest.mark.thorough
+
+XS = [-4.0, -2.5, -1.0, 0.5, 2.0, 3.5]
+
+
+def numbers(home: Path) -> Regression:
+    saved_run(home / "run", "experiment=maml_sinusoid")
+    task = metalearn.load(home / "run").adapt(XS, [2 * np.sin(x) for x in XS], steps=3)
+    assert isinstance(task, Regression)
+    return task
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Classification:
+    return task_of(tmp_path_factory.mktemp("task"), "maml")
+
+
+@pytest.fixture
+def folder(task: Classification, tmp_path: Path) -> Path:
+    task.save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=() if name in ("maml", "protonet") else slow) for name in ALGORITHMS]
+)
+def test_what_is_loaded_or_unpickled_answers_with_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+    task, asked = task_of(tmp_path, algorithm), drawings(7, 1)
+    expected = task.predict(asked)
+    task.save(tmp_path / "saved")
+    loaded = metalearn.load_task(tmp_path / "saved")
+    assert isinstance(loaded, Classification) and loaded.labels == task.labels == tuple("abcde")
+    assert loaded.predict(asked) == expected
+    again = pickle.loads(pickle.dumps(task))
+    assert again.predict(asked) == expected
+    assert pickle.loads(pickle.dumps(again)).predict(asked) == expected
+    loaded.save(tmp_path / "twice")
+    for name in (DESCRIPTION, TENSORS, f"{LEARNER}/model.safetensors"):
+        assert (tmp_path / "twice" / name).read_bytes() == (tmp_path / "saved" / name).read_bytes()
+
+
+def test_a_task_of_numbers_keeps_its_steps_and_its_form(tmp_path: Path) -> None:
+    task = numbers(tmp_path)
+    expected = task.predict([0.0, 1.0])
+    task.save(tmp_path / "saved")
+    for again in (metalearn.load_task(tmp_path / "saved"), pickle.loads(pickle.dumps(task))):
+        assert isinstance(again, Regression)
+        found = again.predict([0.0, 1.0])
+        np.testing.assert_array_equal(found, expected)
+        assert found.shape == (2,)
+    other = metalearn.load(tmp_path / "run").adapt(XS, [2 * np.sin(x) for x in XS], steps=0)
+    assert isinstance(other, Regression) and not np.array_equal(other.predict([0.0, 1.0]), expected)
+
+
+def test_another_process_gives_the_same_bits(task: Classification, folder: Path, tmp_path: Path) -> None:
+    for number, picture in enumerate(drawings(3, 1)):
+        picture.save(tmp_path / f"{number}.png")
+    (tmp_path / "task.pickle").write_bytes(pickle.dumps(task))
+    code = (
+        "import json, pickle, metalearn; from pathlib import Path\n"
+        "tasks = metalearn.load_task('saved'), pickle.loads(Path('task.pickle').read_bytes())\n"
+        "found = [task.predict(sorted(Path().glob('*.png'))) for task in tasks]\n"
+        "print(json.dumps([[list(one.probabilities.values()) for one in each] for each in found]))"
+    )
+    outcome = Program([sys.executable, "-c", code], tmp_path).wait(120)
+    expected = [list(one.probabilities.values()) for one in task.predict(drawings(3, 1))]
+    assert json.loads(outcome.text.splitlines()[-1]) == [expected, expected], outcome.text
+
+
+def test_labels_are_texts_and_numbers(task: Classification, tmp_path: Path) -> None:
+    learner = task._learner
+    labels: list[Any] = ["a", 1, 2.5, True, "é"]
+    labels[3] = False  # True is 1
+    made = learner.adapt(drawings(5), labels)
+    made.save(tmp_path / "saved")
+    loaded = metalearn.load_task(tmp_path / "saved")
+    assert isinstance(loaded, Classification) and repr(loaded.labels) == repr(tuple(labels))
+    other = learner.adapt(drawings(5), ["a", "b", "c", "d", ("e", 1)])
+    for keep in (lambda: other.save(tmp_path / "other"), lambda: pickle.dumps(other)):
+        with pytest.raises(ConfigError, match=r"labels: \('e', 1\) is neither a text nor a number"):
+            keep()
+    assert not (tmp_path / "other").exists()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def test_a_network_of_code_is_given_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    learner = metalearn.train(
+        metalearn.named("maml", **INNER), network, Lines(), progress=False, **(STEPS | {"steps": 2})
+    )
+    task = learner.adapt([0.0, 1.0], [1.0, 2.0])
+    task.save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"its model is an object .*give it again: network="):
+        metalearn.load_task(tmp_path / "saved")
+    loaded = metalearn.load_task(tmp_path / "saved", network=network)
+    np.testing.assert_array_equal(loaded.predict([0.5]), task.predict([0.5]))
+    with pytest.raises(ConfigError, match=r"keeps no code; save the task, and give the object to metalearn\.load"):
+        pickle.dumps(task)
+
+
+def forge(folder: Path, **values: Any) -> None:
+    """Changes fields of task.json; the digests are made anew, as who forges a folder would."""
+    content = json.loads((folder / DESCRIPTION).read_text())
+    content |= {"support": sha256_of(folder / TENSORS), "learner": sha256_of(folder / LEARNER / "model.json")} | values
+    (folder / DESCRIPTION).write_text(json.dumps(content))
+
+
+FORGED: list[Any] = [
+    None,
+    True,
+    -1,
+    10**30,
+    1e999,
+    "",
+    "x",
+    [],
+    [[]],
+    {},
+    ["a"],
+    {"a": None},
+    ["a"] * 5,
+    ["a", "b", [], 1, 2],
+]
+
+
+def test_a_forged_description_is_refused_in_one_line(folder: Path) -> None:
+    genuine, tried = json.loads((folder / DESCRIPTION).read_text()), 0
+    for name in genuine:
+        for value in FORGED:
+            if (name, value) in (("steps", None), ("flat", True)):
+                continue
+            forge(folder, **(genuine | {name: value}))
+            with pytest.raises(ConfigError, match="path=") as refused:
+                metalearn.load_task(folder)
+            assert "\n" not in str(refused.value)
+            tried += 1
+    assert tried == len(genuine) * len(FORGED) - 2
+    forge(folder, **genuine)
+    metalearn.load_task(folder)
+
+
+@pytest.mark.parametrize("change", [
+    lambda t: t | {"y": t["y"] + 1}, lambda t: t | {"y": t["y"] - 1}, lambda t: t | {"y": t["y"].float()},
+    lambda t: t | {"y": t["y"][:, :3].contiguous()}, lambda t: t | {"x": t["x"] / 0},
+    lambda t: t | {"x": t["x"].double()}, lambda t: t | {"x": t["x"][..., :-9].contiguous()}, lambda t: {"y": t["y"]},
+    lambda t: t | {"x": t["x"][:, :0]}, lambda t: t | {"x": t["x"].flatten()},
+    lambda t: {name: torch.cat([value, value]) for name, value in t.items()},
+])  # fmt: skip
+def test_other_tensors_are_refused(change: Callable[[Any], Any], folder: Path) -> None:
+    save_file(change(load_file(folder / TENSORS)), folder / TENSORS)
+    forge(folder)
+    with pytest.raises(ConfigError, match="is no task that can be used: "):
+        metalearn.load_task(folder)
+
+
+class Hostile:
+    """A pickle that makes a file where it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (MARKER,)
+
+
+def test_damage_and_hostile_files_are_refused_and_nothing_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (TENSORS, DESCRIPTION, f"{LEARNER}/model.safetensors", f"{LEARNER}/model.json"):
+        path = folder / name
+        genuine = path.read_bytes()
+        for content in (b"", genuine[:-5], genuine + b"x", b"\xff" * 64, pickle.dumps(Hostile()), None):
+            path.unlink()
+            if content is not None:
+                path.write_bytes(content)
+            with pytest.raises(ConfigError, match="path="):
+                metalearn.load_task(folder)
+            path.write_bytes(genuine)
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ConfigError, match="is a link"):
+            metalearn.load_task(folder)
+        path.unlink()
+        (tmp_path / "elsewhere").rename(path)
+    assert not list(tmp_path.rglob(MARKER))
+    metalearn.load_task(folder)
+
+
+def test_it_is_saved_in_a_new_folder_only(task: Classification, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is there already"):
+        task.save(folder)
+    (tmp_path / "empty").mkdir()
+    for path, message in (("nowhere", "holds no task.json"), ("empty", "holds no task.json")):
+        with pytest.raises(ConfigError, match=message):
+            metalearn.load_task(tmp_path / path)
+    with pytest.raises(ConfigError, match="must be the path of a folder"):
+        metalearn.load_task(3)  # type: ignore[arg-type]
