@@ -263,10 +263,13 @@ class PictureClassifier:
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
         self._check_fitted()
-        z = centred(features, self._centre)
-        scores = HEADS[self.report_["head"]].score(self._state, z)
-        probabilities = torch.softmax(scores * self.report_["sharpness"], dim=1).numpy()
-        return probabilities, (z @ self._means.T).amax(dim=1) if len(z) else z.new_empty(0)
+        found, near = [self._means.new_empty(0, len(self.classes_))], [self._means.new_empty(0)]
+        for row in features.split(1):  # a product of several rows may round otherwise
+            z = centred(row, self._centre)
+            scores = HEADS[self.report_["head"]].score(self._state, z)
+            found.append(torch.softmax(scores * self.report_["sharpness"], dim=1))
+            near.append((z @ self._means.T).amax(dim=1))
+        return torch.cat(found).numpy(), torch.cat(near)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_state"):

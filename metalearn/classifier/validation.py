@@ -289,10 +289,16 @@ def chosen_head(found: CrossValidation, y: Tensor, asked: Tensor) -> str:
 
 
 def calibrated(scores: Tensor, y: Tensor) -> Calibrated:
-    """The sharpness with the highest likelihood of the labels, by golden section over its logarithm."""
+    """The sharpness with the highest likelihood of the labels, by golden section over its logarithm.
+
+    Labels are smoothed as Platt 1999 ("Probabilistic outputs for support vector machines") does: where all n answers
+    are right, the mean probability of an answer is (n + 1) / (n + 2), and not 1.
+    """
+    n, k = scores.shape
+    smoothing = k / ((k - 1) * (n + 2))
 
     def loss(power: float) -> float:
-        return F.cross_entropy(scores * math.exp(power), y).item()
+        return F.cross_entropy(scores * math.exp(power), y, label_smoothing=smoothing).item()
 
     low, high, ratio = -math.log(SHARPEST), math.log(SHARPEST), (math.sqrt(5) - 1) / 2
     for _ in range(60):

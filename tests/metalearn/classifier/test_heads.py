@@ -91,8 +91,20 @@ def test_the_sharpness_is_that_of_the_highest_likelihood() -> None:
     y = torch.multinomial(torch.softmax(scores * 2.5, dim=1), 1, generator=generator).flatten()
     found = calibrated(scores, y).sharpness
     grid = [1.5 + 0.01 * i for i in range(200)]
-    assert found == pytest.approx(min(grid, key=lambda s: F.cross_entropy(scores * s, y).item()), abs=0.01)
+    smoothed = F.one_hot(y, 3) * (1 - 1.5 / 402) + 0.5 / 402  # a wrong label of 402, of one or the other class
+
+    def loss(sharpness: float) -> float:
+        return -(smoothed * torch.log_softmax(scores * sharpness, dim=1)).sum(dim=1).mean().item()
+
+    assert found == pytest.approx(min(grid, key=loss), abs=0.01)
     assert found == pytest.approx(2.5, rel=0.2)
+
+
+def test_answers_that_are_all_right_are_not_certain() -> None:
+    scores, y = torch.eye(12).double().repeat(8, 1), torch.arange(12).repeat(8)
+    found = calibrated(scores, y).sharpness
+    # exp(s) / (exp(s) + 11) is 97 / 98, by the rule of succession.
+    assert found == pytest.approx(math.log(97 * 11), rel=1e-4)
 
 
 def test_the_calibration_error_of_a_hand_count() -> None:
