@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from metalearn.checks import Invalid
 from metalearn.classifier.backbones import Backbone, backbone_of, features_of, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import all_seen
@@ -102,7 +103,7 @@ def test_a_network_of_timm(images: list[Image.Image], tmp_path: Path) -> None:
     assert "licence: not known" in backbone.note and backbone.form.crop == 0.95
     PictureClassifier("timm:test_resnet", weights=str(tmp_path / "w.pth")).fit(images, LABELS).save(tmp_path / "c")
     PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "w.pth"))
-    with pytest.raises(ConfigError, match="are not those of timm:test_vit"):
+    with pytest.raises(Invalid, match="are not those of timm:test_vit"):
         backbone_of("timm:test_vit", str(tmp_path / "w.pth"))
     with pytest.raises(ConfigError, match="nearest are resnet18"):
         backbone_of("timm:resnet1", str(tmp_path / "w.pth"))
