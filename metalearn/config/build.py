@@ -133,7 +133,7 @@ def _beside_each_other(config: DictConfig, group: str, name: str, values: Mappin
     Raises:
         ConfigError: no list of different options; or as `build`.
     """
-    options, allowed = values[name], [option for option in groups()[group] if option != "mixed"]
+    options, allowed = values[name], [option for option in groups()[group] if option != "several"]
     key = f"{group}.{name}={options}"
     if not isinstance(options, list) or len(options) < 2 or len(set(options)) < len(options):
         raise ConfigError(f"{key}: must be a list of different options of {group}; type {group}=[NAME,NAME]")

@@ -243,12 +243,12 @@ def as_path(override: str) -> str:
 
 
 def with_sets(overrides: Sequence[str]) -> list[str]:
-    """The overrides, with `dataset=[A,B]` as `dataset=mixed dataset.sets=[A,B]`."""
+    """The overrides, with `dataset=[A,B]` as `dataset=several dataset.sets=[A,B]`."""
     written: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
         several = key == "dataset" and value.startswith("[")
-        written += ["dataset=mixed", f"dataset.sets={value}"] if several else [override]
+        written += ["dataset=several", f"dataset.sets={value}"] if several else [override]
     return written
 
 

@@ -39,7 +39,7 @@ SUITABLE = {
     ("algorithm", "pfn"): ["model=table"],
     ("experiment", "pfn_own"): ["dataset.prior=tests.own_prior", "plugins=[tests]"],
     ("dataset", "table"): ["model=mlp", "dataset.file=t.csv", "dataset.task=who", "dataset.target=effect"],
-    ("dataset", "mixed"): ["dataset.sets=[omniglot,glyphs]"],
+    ("dataset", "several"): ["dataset.sets=[omniglot,glyphs]"],
     ("metric", "mse"): ["model=mlp", "dataset=sinusoid"],
     ("metric", "mae"): ["model=mlp", "dataset=sinusoid"],
     ("metric", "f1"): ["loss=binary"],

@@ -181,8 +181,9 @@ def test_batch_norm_is_the_formula(
 
     z = per_task(theirs)(x, *parameters).detach()
     kinks = slope != LINEAR and z.abs().min() < 1e-4  # float32 may take the other branch there
-    few = size == 1 and (known or images) < 4  # the variance may be tiny, and its root amplifies any rounding
-    if not kinks and not few:
+    variance = (x[:, :known] if known else x).detach().var(dim=(1, 2, 3), correction=0)
+    tiny = variance.min() < 0.02  # its root amplifies any rounding: up to 0.0103 the bound is missed
+    if not kinks and not tiny:
         assert_same(ours, per_task(theirs), [x, *parameters])
 
 

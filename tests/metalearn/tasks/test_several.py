@@ -114,7 +114,7 @@ def test_a_run_reports_each_set(root: Path, tmp_path: Path, start: Start) -> Non
         ("[emoji]", "seed=0", r"dataset\.sets=\['emoji'\]: must be a list of different options"),
         ("[emoji,emoji]", "seed=0", "must be a list of different options"),
         ("[emoji,kanjy]", "seed=0", "kanjy is no option of dataset; did you mean kanji"),
-        ("[emoji,mixed]", "seed=0", "mixed is no option"),
+        ("[emoji,several]", "seed=0", "several is no option"),
         ("[emoji,kanji]", "dataset.weights=[1]", r"dataset\.weights=\[1\]: must be 2 numbers"),
         ("[emoji,kanji]", "dataset.weights=[1,0]", r"dataset\.weights=0: must be"),
         ("[emoji,kanji]", "dataset.shots=[1,2]", "tasks of several sets have one number of shots"),
@@ -128,10 +128,10 @@ def test_sets_that_do_not_go_together_are_refused(root: Path, dataset: str, over
 
 def test_pictures_of_other_shapes_are_refused(root: Path) -> None:
     from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-    from metalearn.tasks.mixed import mixed
+    from metalearn.tasks.several import several
 
     small, large = source(root, "emoji"), source(root, "kanji", "dataset.image_size=20")
-    tasks = mixed(
+    tasks = several(
         sets={"emoji": small, "kanji": large}, weights=None, episode=EpisodeSpec(3, 1, 2), image_size=16, channels=1,
         seeds=Seeds(0, 1),
     )  # fmt: skip

@@ -22,7 +22,7 @@ _CHOICE = 6
 """The last number of the seed of a training task's set. Those of other generators differ from it."""
 
 
-def mixed(
+def several(
     *, sets: Mapping[str, TaskSource], weights: list[float] | None, episode: EpisodeSpec, image_size: int,
     channels: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
@@ -50,10 +50,10 @@ def mixed(
         raise Invalid("weights", weights, f"must be {len(sets)} numbers, one of each set", f"type KEY=[{example}]")
     for weight in chosen:
         real_number("weights", weight, above=0)
-    return _Mixed(sets, np.cumsum(np.array(chosen, np.float64)), seeds)
+    return _SeveralSets(sets, np.cumsum(np.array(chosen, np.float64)), seeds)
 
 
-class _Mixed:
+class _SeveralSets:
     def __init__(
         self, sets: Mapping[str, TaskSource], ends: "np.ndarray[tuple[int], np.dtype[np.float64]]", seeds: Seeds
     ) -> None:
