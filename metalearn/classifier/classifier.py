@@ -264,10 +264,10 @@ class PictureClassifier:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
         self._check_fitted()
         found, near = [self._means.new_empty(0, len(self.classes_))], [self._means.new_empty(0)]
+        score, sharpness = HEADS[self.report_["head"]].score, self.report_["sharpness"]
         for row in features.split(1):  # a product of several rows may round otherwise
             z = centred(row, self._centre)
-            scores = HEADS[self.report_["head"]].score(self._state, z)
-            found.append(torch.softmax(scores * self.report_["sharpness"], dim=1))
+            found.append(torch.softmax(score(self._state, z) * sharpness, dim=1))
             near.append((z @ self._means.T).amax(dim=1))
         return torch.cat(found).numpy(), torch.cat(near)
 

@@ -100,31 +100,41 @@ def build(recipe: SetRecipe, out: Path) -> DrawnSet:
     Raises:
         ConfigError, DataError, RunError: as `fetched`; or `out` holds another set, or cannot be written.
     """
+    wanted = [(listed.one.key, listed.one.split) for listed in recipe.classes]
+
+    def other(found: DrawnSet) -> str:
+        own = (found.name, [(one.key, one.split) for one in found.classes]) == (recipe.name, wanted)
+        return "" if own else f"{len(found.classes)} classes of {found.name}, and not these"
+
+    return made_once(out, other, lambda: _made(recipe, out))
+
+
+def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], DrawnSet], again: str = "") -> DrawnSet:
+    """The set in the folder `out`: the whole one that is there, or what `make` writes. Of several processes, one does.
+
+    Args:
+        other: what `out` holds, in words, if the set that is there is another one; else empty.
+        again: ends the line that says that it is there.
+
+    Raises:
+        DataError: it is another one, or damaged; another process takes too long; or as `make`.
+        DiskError, RunError: `out` cannot be written.
+    """
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = locks.held(out / ".lock", f"{out} is being made")
     try:
         with lock:
-            return _whole(recipe, out) or _made(recipe, out)
+            if not (out / INDEX).exists():
+                return make()
+            advice = f"remove {out}, or type another --out"
+            found = read_set(out, advice)
+            if holds := other(found):
+                raise DataError(f"--out={out}: holds {holds}; {advice}")
+            read_pictures(out, found, advice)
     except TimeoutError as error:
         raise DataError(str(error)) from error
-
-
-def _whole(recipe: SetRecipe, out: Path) -> DrawnSet | None:
-    """The set that is there already, if it is this one.
-
-    Raises:
-        DataError: it is another one, or damaged.
-    """
-    if not (out / INDEX).exists():
-        return None
-    advice = f"remove {out}, or type another --out"
-    found = read_set(out, advice)
-    wanted = [(listed.one.key, listed.one.split) for listed in recipe.classes]
-    if (found.name, [(one.key, one.split) for one in found.classes]) != (recipe.name, wanted):
-        raise DataError(f"--out={out}: holds {len(found.classes)} classes of {found.name}, and not these; {advice}")
-    read_pictures(out, found, advice)
-    log.info("%s is there already", out)
+    log.info("%s is there already%s", out, again)
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.datasets.drawing import ATTRIBUTION, HERE
+from metalearn.datasets.drawing import ATTRIBUTION, HERE, made_once
 from metalearn.datasets.layouts import (
     ARRAYS,
     CIFAR100,
@@ -32,11 +32,10 @@ from metalearn.datasets.layouts import (
     recognised,
 )
 from metalearn.errors import DataError
-from metalearn.storage import locks
-from metalearn.storage.files import write_atomically, writing
+from metalearn.storage.files import write_atomically
 from metalearn.tasks import cifar100, mini_imagenet, photographs
 from metalearn.tasks.common.decoding import decoded
-from metalearn.tasks.common.drawn_set import INDEX, PICTURES, DrawnClass, DrawnSet, read_pictures, read_set, write_set
+from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.picture_folders import first_few
 from metalearn.tasks.common.pictures import PictureForm, formed
@@ -134,31 +133,11 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
         DataError: it is not there, or not as published; a picture is damaged; `out` holds another set.
         DiskError, RunError: `out` cannot be written.
     """
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        lock = locks.held(out / ".lock", f"{out} is being made")
-    try:
-        with lock:
-            return _there(source.published, out) or _collected(source, folder, out, partly)
-    except TimeoutError as error:
-        raise DataError(str(error)) from error
-
-
-def _there(published: PublishedPictures, out: Path) -> DrawnSet | None:
-    """The set that is there already.
-
-    Raises:
-        DataError: it is another one, or damaged.
-    """
-    if not (out / INDEX).exists():
-        return None
-    advice = f"remove {out}, or type another --out"
-    found = read_set(out, advice)
-    if found.name != published.name:
-        raise DataError(f"--out={out}: holds {found.name}; {advice}")
-    read_pictures(out, found, advice)
-    log.info("%s is there already; to read it anew, remove it", out)
-    return found
+    name = source.published.name
+    return made_once(
+        out, lambda there: "" if there.name == name else there.name,
+        lambda: _collected(source, folder, out, partly), "; to read it anew, remove it",
+    )  # fmt: skip
 
 
 def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSet:

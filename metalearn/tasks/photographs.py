@@ -23,7 +23,7 @@ from metalearn.tasks.common.episodes import (
 )
 from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.picture_folders import FAMILY, check_picture_shape, decoder
-from metalearn.tasks.common.samples import pretraining_on, refuse_training_shape
+from metalearn.tasks.common.samples import pretraining_alone
 from metalearn.types import TaskSource, Unit
 
 
@@ -68,13 +68,8 @@ def _written(name: str, title: str, splits_of: Callable[[], Mapping[str, str]]) 
             return written.classes(shapes, FAMILY, decoder(name), image_size=image_size, channels=channels)
 
         def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-            refuse_training_shape(episode)
-            if evaluated_on != "tasks":
-                raise DataError(
-                    f"dataset={name}: has tasks of classes, and algorithm=supervised wants one problem with the same "
-                    "classes in training and test; type dataset=cifar10 or dataset=image_folder"
-                )
-            return pretraining_on(tasks, seeds, episode.augment)
+            owner = f"dataset={name}:"
+            return pretraining_alone(tasks, episode, seeds, evaluated_on, owner=owner, instead="cifar10")
 
         tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
         return tasks

@@ -20,7 +20,7 @@ from metalearn.tasks.common.episodes import (
     picture_tasks,
     shapes_of,
 )
-from metalearn.tasks.common.samples import pretraining_on, refuse_training_shape
+from metalearn.tasks.common.samples import pretraining_alone
 from metalearn.types import TaskSource, Unit
 
 TESTS = ("all", "held", "cross")
@@ -92,13 +92,8 @@ def drawn_tasks(
         }
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-        refuse_training_shape(episode)
-        if evaluated_on != "tasks":
-            raise DataError(
-                "dataset: this one has tasks of classes, and algorithm=supervised wants one problem with the same "
-                "classes in training and test; type dataset=omniglot_characters or dataset=image_folder"
-            )
-        return pretraining_on(tasks, seeds, episode.augment)
+        owner, instead = "dataset: this one", "omniglot_characters"
+        return pretraining_alone(tasks, episode, seeds, evaluated_on, owner=owner, instead=instead)
 
     tasks = picture_tasks(chosen, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
     return tasks

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, whole_number
+from metalearn.errors import DataError
 from metalearn.tasks.common.augmenting import augmented_pictures
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, HoldsClasses, Images, Seeds, check_seeds
 from metalearn.tasks.common.identities import class_names_of, identities_of
@@ -218,7 +219,29 @@ def refuse_training_shape(episode: EpisodeSpec) -> None:
             raise Invalid(name, value, allowed, "type KEY=null")
 
 
-def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str] = ()) -> tuple[TaskSource, str]:
+def pretraining_alone(
+    tasks: TaskSource, episode: EpisodeSpec, seeds: Seeds, evaluated_on: Unit, *, owner: str, instead: str
+) -> tuple[TaskSource, str]:
+    """As `pretraining_on`, for a source without plain samples to evaluate on.
+
+    Args:
+        owner: begins the message, such as `dataset=cub:`.
+        instead: an option of dataset that has such samples.
+
+    Raises:
+        ValueError: training tasks are to have another shape.
+        DataError: the algorithm evaluates on plain samples.
+    """
+    refuse_training_shape(episode)
+    if evaluated_on != "tasks":
+        raise DataError(
+            f"{owner} has tasks of classes, and algorithm=supervised wants one problem with the same classes in "
+            f"training and test; type dataset={instead} or dataset=image_folder"
+        )
+    return pretraining_on(tasks, seeds, episode.augment)
+
+
+def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str]) -> tuple[TaskSource, str]:
     """Trains on all pictures of the training classes of `tasks`, and evaluates on the tasks; and what there is, in
     words."""
     assert isinstance(tasks, HoldsClasses)

@@ -205,12 +205,14 @@ def test_what_is_damaged_or_drawn_twice_is_refused(deb: Path, registry: Path, tm
         read_set(tmp_path / "set", "")
 
 
+def full(*arguments: object, **named: object) -> None:
+    """In place of what writes to a disk."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_disk_without_room_is_named(
     deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object, **named: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     shutil.copy(deb, registry)
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez", full)
@@ -222,9 +224,6 @@ def test_a_disk_without_room_is_named(
 def test_a_disk_that_fills_while_the_set_is_put_together_draws_nothing_again(
     deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     shutil.copy(deb, registry)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
