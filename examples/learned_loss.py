@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss, softplus
 from metalearn.bilevel import Tree, descent
 
 RATE, STEPS = 0.1, 5
+torch.manual_seed(0)
 learner = nn.Sequential(nn.Linear(1, 40), nn.Tanh(), nn.Linear(40, 1))
 critic = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
 
@@ -43,7 +44,6 @@ def errors(tasks: tuple[Tensor, Tensor, Tree], learned: Tree | None, steps: int,
 
 
 def main(meta_steps: int) -> None:
-    torch.manual_seed(0)
     optimizer = torch.optim.Adam(critic.parameters(), lr=0.002)
     for _ in range(meta_steps):
         optimizer.zero_grad()
