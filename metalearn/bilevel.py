@@ -7,17 +7,20 @@ module takes part through `torch.func.functional_call`.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, jvp, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from metalearn.algorithms.common.functional import conjugate_gradient
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, momentum, rmsprop, sgd
 from metalearn.checks import Invalid, one_of, real_number, whole_number
+from metalearn.nn.twice import second_order_attention
 
 __all__ = [
     "InnerOptimizer", "adam", "descent", "forward", "functional_call", "implicit", "momentum", "rmsprop", "sgd"
@@ -29,6 +32,7 @@ OuterLoss = Callable[[Tree, Tree], Tensor]
 Rate = float | Callable[[Tree, int], Any]
 
 
+@second_order_attention()
 def descent(
     inner: InnerLoss,
     start: Tree,
@@ -71,6 +75,7 @@ def descent(
         point = _detached(_walk(step, _detached(point), _detached(outer), 0, first))
     if memory == "all":
         return _walk(step, point, outer, first, steps)[0]
+    step = _step_of(inner, rate, optimizer, plain=True)
     leaves, form = pytree.tree_flatten((point, outer))
     ends = _ComputedAgain.apply(step, form, first, steps, memory == "points", *leaves)
     return pytree.tree_unflatten(ends, pytree.tree_structure(point))[0]
@@ -86,16 +91,20 @@ def forward(
     Raises:
         ValueError: as `descent`.
     """
+    whole_number("steps", steps, at_least=0)
+    step = _step_of(inner, rate, optimizer)
 
     def end(outer: Tree) -> Tree:
-        return descent(inner, start, outer, steps=steps, rate=rate, optimizer=optimizer)
+        return _walk(step, (start, optimizer.start(_named(start))), outer, 0, steps)[0]
 
-    with warnings.catch_warnings():  # what torch imports for it is made by its deprecated torch.jit.script
+    # What torch imports for it is made by its deprecated torch.jit.script; our attention has no forward mode.
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore", FutureWarning)
         found = jvp(end, (outer,), (direction,))
     return found[0], found[1]
 
 
+@second_order_attention()
 def implicit(
     inner: InnerLoss,
     objective: OuterLoss,
@@ -159,13 +168,16 @@ _Point = tuple[Tree, dict[str, Any]]
 _Step = Callable[[_Point, Tree, int], _Point]
 
 
-def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer) -> _Step:
+def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer, plain: bool = False) -> _Step:
+    """With `plain`, no tensor belongs to a transform of `torch.func`, whose gradients always keep a graph of their
+    own."""
+    slope = partial(_slope, inner) if plain else grad(inner)
     if not callable(rate):
         real_number("rate", rate, above=0)
 
     def step(point: _Point, outer: Tree, number: int) -> _Point:
         w, state = point
-        directions, state = optimizer.direct(_named(grad(inner)(w, outer, number)), state, number)
+        directions, state = optimizer.direct(_named(slope(w, outer, number)), state, number)
         rates = rate(outer, number) if callable(rate) else rate
         leaves, form = pytree.tree_flatten(w)
         each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else pytree.tree_leaves(rates)
@@ -173,6 +185,20 @@ def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer) -> _Step:
         return pytree.tree_unflatten(moved, form), state
 
     return step
+
+
+def _slope(inner: InnerLoss, w: Tree, outer: Tree, number: int) -> Tree:
+    """The gradient of the inner loss, by autograd; it has a graph where the caller's tensors may have one."""
+    graph = torch.is_grad_enabled()
+    leaves, form = pytree.tree_flatten(w)
+    with torch.enable_grad():
+        # Views, since `outer` may have the same tensors.
+        own = [
+            leaf.view_as(leaf) if graph and leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves
+        ]
+        loss = inner(pytree.tree_unflatten(own, form), outer, number)
+    slopes = torch.autograd.grad(loss, own, create_graph=graph, allow_unused=True, materialize_grads=True)
+    return pytree.tree_unflatten(slopes, form)
 
 
 def _walk(step: _Step, point: _Point, outer: Tree, first: int, end: int) -> _Point:
@@ -212,16 +238,27 @@ class _ComputedAgain(torch.autograd.Function):
                 middle = (first + end) // 2
                 slope = back(_walk(ctx.step, point, outer, first, middle), slope, middle, end)
                 return back(point, slope, first, middle)
-            pull = vjp(lambda point, outer: ctx.step(point, outer, first), point, outer)[1]
-            slope, of_outer = pull(slope)
+            leaves, form = pytree.tree_flatten(_detached((point, outer)))
+            learns = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
+            with torch.enable_grad():
+                ends = pytree.tree_leaves(ctx.step(*pytree.tree_unflatten(leaves, form), first))
+            moves = [place for place, value in enumerate(ends) if value.requires_grad]
+            given = pytree.tree_leaves(slope)
+            found = iter(torch.autograd.grad(
+                [ends[place] for place in moves], learns, [given[place] for place in moves], allow_unused=True,
+                materialize_grads=True,
+            ))  # fmt: skip
+            grads = [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
+            slope, of_outer = pytree.tree_unflatten(grads, form)
             sums = pytree.tree_map(torch.add, sums, of_outer)
             return slope
 
         slope = pytree.tree_unflatten(slopes, pytree.tree_structure(point))
-        for number, kept in reversed(list(enumerate(ctx.points, ctx.first))):
-            slope = back(kept, slope, number, number + 1)
-        if not ctx.points:
-            slope = back(point, slope, ctx.first, ctx.end)
+        with second_order_attention():
+            for number, kept in reversed(list(enumerate(ctx.points, ctx.first))):
+                slope = back(kept, slope, number, number + 1)
+            if not ctx.points:
+                slope = back(point, slope, ctx.first, ctx.end)
         return None, None, None, None, None, *pytree.tree_leaves((slope, sums))
 
 

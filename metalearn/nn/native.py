@@ -97,6 +97,20 @@ class NetworkCall:
         return call
 
 
+class ATTENTION(ctypes.Structure):
+    """`struct attention` of attention.c."""
+
+    _fields_ = [
+        *((name, Number) for name in (
+            "heads", "queries", "keys", "width", "values", "masks", "mask_every", "mask_step",
+        )),
+        ("scale", ctypes.c_double),
+        *((name, Address) for name in (
+            "q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu",
+        )),
+    ]  # fmt: skip
+
+
 class _NormFields(ctypes.Structure):
     """`struct norm` of norm.h; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
 
@@ -157,6 +171,19 @@ class Kernels:
         addresses = {key: tensor.data_ptr() for key, tensor in tensors.items()}
         arguments = self._norm_type(*sizes, epsilon, slope, **addresses)
         getattr(self._library, name)(ctypes.byref(arguments), Number(torch.get_num_threads()))
+
+    def attention(self, name: str, every: int, scale: float, **tensors: Tensor | None) -> None:
+        """Calls `attention`, `attention_backward` or `attention_second`. A `mask` [masks, n or 1, m] serves `every`
+        heads that follow each other."""
+        q, k, v, mask = (tensors[key] for key in ("q", "k", "v", "mask"))
+        assert q is not None and k is not None and v is not None
+        call = ATTENTION(*q.shape[:2], k.shape[1], q.shape[2], v.shape[2], 1, every, 0, scale)
+        if mask is not None:
+            call.masks, call.mask_step = len(mask), mask.shape[2] if mask.shape[1] > 1 else 0
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                setattr(call, key, tensor.data_ptr())
+        getattr(self._library, name)(ctypes.byref(call), Number(torch.get_num_threads()))
 
     def pack(self, params: Tensor, tiles: Tensor, places: Tensor) -> Tensor:
         """Parameters [n] as a row [P]; `tiles` [·, 3] (int64) and `places` [P] (int32) are a layout's, not checked."""

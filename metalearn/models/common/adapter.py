@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from metalearn.checks import first_line
@@ -34,6 +33,7 @@ from metalearn.nn.inputs import (
 )
 from metalearn.nn.norm import batch_norm
 from metalearn.nn.surroundings import surroundings
+from metalearn.nn.twice import second_order_attention
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]
@@ -263,9 +263,8 @@ def _forward(
         drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
         used = [name for name in names if not (features and head is not None and name in head.stage.params)]
         weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
-        # The fused kernels of attention have no second derivative.
         seeding = _seeding(x.device) if drawn is not None else nullcontext(int)
-        with busy, sdpa_kernel(SDPBackend.MATH), seeding as seed:
+        with busy, second_order_attention(), seeding as seed:
             if trains:
                 network.train(drawn is not None)
             for norm in norms:

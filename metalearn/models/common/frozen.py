@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor, fx, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metalearn.models.common.stages import HEAD, draw_head, staged_model
+from metalearn.nn.twice import second_order_attention
 from metalearn.types import Model, Params, Stage
 
 SCALE = "features.scale"
@@ -67,9 +67,8 @@ def frozen_model(
     def learned(params: Params, x: Tensor, known: int) -> Tensor:
         layers = on(x)[1]
         weights = zip(*(params[name].unbind() for name in own), strict=True)
-        # `functional_call` puts the weights into the module while it runs. The fused kernels of attention have no
-        # second derivative.
-        with busy, sdpa_kernel(SDPBackend.MATH):
+        # `functional_call` puts the weights into the module while it runs.
+        with busy, second_order_attention():
             # Clones, since layers may work in place.
             of_tasks = [
                 functional_call(layers, dict(zip(own, of_task, strict=True)), (maps.clone(),))
