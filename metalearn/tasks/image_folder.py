@@ -167,7 +167,9 @@ def _below_split(name: str) -> str:
     return rest if first in SPLITS and rest else name
 
 
-def _check_split(split: object) -> None:
+def _check_split(split: object, table: str | None) -> None:
+    if split == FOLDERS and table is not None:
+        raise Invalid("split", split, "the table says the class of a picture", "type KEY=[0.64,0.16,0.2]")
     if isinstance(split, str) and split:
         return
     parts = split if isinstance(split, list) else []
@@ -178,8 +180,8 @@ def _check_split(split: object) -> None:
 
 
 def image_folder(
-    *, root: str, split: str | list[float], episode: EpisodeSpec, image_size: int, channels: int, rotations: bool,
-    seeds: Seeds,
+    *, root: str, table: str | None = None, split: str | list[float], episode: EpisodeSpec, image_size: int,
+    channels: int, rotations: bool, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
     """Few-shot classification of the pictures below a folder; a class is a folder that holds pictures, at any depth.
 
@@ -189,6 +191,8 @@ def image_folder(
 
     Args:
         root: the folder of class folders.
+        table: a CSV file, from `root` or from where the program runs, with the columns `path` (from `root`) and
+            `class`; None: the folders are the classes.
         split: three fractions, which divide the classes in the same way for every seed; or the path of a folder, from
             `root` or from where the program runs, with train, val and test (.txt or .csv), one class on each line; or
             `folders`, if `root` holds the folders train, val and test with class folders in each.
@@ -201,14 +205,14 @@ def image_folder(
         DataError: when the first episode is made: folders, lists or pictures are missing, too few or damaged.
     """
     shapes = shapes_of(episode)
-    _check_split(split)
+    _check_split(split, table)
     check_picture_shape(image_size, channels)
     true_or_false("rotations", rotations)
 
     def load() -> dict[str, Classes]:
-        folders = picture_folders(Path(root))
+        folders = _found(Path(root), table)
         names = _divide(Path(root), folders, split)
-        pictures = only_pictures(Path(root), {name: folders[name] for classes in names.values() for name in classes})
+        pictures = _pictures(Path(root), {name: folders[name] for classes in names.values() for name in classes}, table)
         splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
         return decoded_classes(
             "image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels,
@@ -221,7 +225,7 @@ def image_folder(
             return pretraining_on(tasks, seeds, episode.augment)
         if rotations:
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
-        identities, names, divided = _classified(Path(root), split, image_size, channels)
+        identities, names, divided = _classified(Path(root), table, split, image_size, channels)
         how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
         counts = ", ".join(f"{part} {size}" for part, size in _sizes(divided).items())
         plain = _samples(identities, names, divided, episode.augment, seeds)
@@ -251,14 +255,14 @@ def drawn_folder(
         ValueError: a number is out of range, or `split` is something else.
         DataError: when the first episode is made: folders, lists or pictures are missing, too few or damaged.
     """
-    _check_split(split)
+    _check_split(split, table)
     if split == FOLDERS:
         raise Invalid("split", split, "the folders say the class and the drawer here", "type KEY=[0.64,0.16,0.2]")
     check_picture_shape(image_size, channels)
 
     def load() -> DrawnClasses:
         place = Path(root)
-        drawn = _by_folders(place) if table is None else _by_table(place, table)
+        drawn = _by_folders(place) if table is None else _by_table(place, table, ("class", "drawer"))
         classes = sorted({name for name, _ in drawn.values()})
         parts = by_lists(place, classes, split) if isinstance(split, str) else by_fractions(place, classes, split)
         everyone = sorted({drawer for _, drawer in drawn.values()})
@@ -297,35 +301,54 @@ def _by_folders(root: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-def _by_table(root: Path, given: str) -> dict[str, tuple[str, str]]:
-    """Picture → its class and drawer, by a table.
+def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Picture → what these columns of a table say of it. A line names the columns that nobody reads.
 
     Raises:
         DataError: it is missing or has other columns; or it names a file twice, or one outside `root`.
     """
     path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
+    wanted = ("path", *columns)
     try:
-        text = read_bounded(path, LARGEST_LIST).decode("utf-8-sig")
-        rows = [(row["path"], row["class"], row["drawer"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
-    except (OSError, KeyError, csv.Error, ValueError) as error:
+        lines = csv.DictReader(io.StringIO(read_bounded(path, LARGEST_LIST).decode("utf-8-sig"), newline=""))
+        there = lines.fieldnames or ()
+        if missing := set(wanted).difference(there):
+            raise ValueError(f"it has no column {first_few(sorted(missing))}")
+        rows = [[row[column] for column in wanted] for row in lines]
+    except (OSError, csv.Error, ValueError) as error:
         raise DataError(
-            f"dataset.table={given}: {path} is no table with the columns path, class and drawer ({error!r}); type "
-            "dataset.table=/path/to/file.csv"
+            f"dataset.table={given}: {path} is no table with the columns {', '.join(wanted[:-1])} and {wanted[-1]} "
+            f"({error}); type dataset.table=/path/to/file.csv"
         ) from error
-    drawn: dict[str, tuple[str, str]] = {}
-    for file, name, drawer in rows:
-        if (
-            not (file and name and drawer)
-            or file in drawn
-            or PurePosixPath(file).is_absolute()
-            or ".." in Path(file).parts
-        ):
+    others = [column for column in there if column not in wanted]
+    if others:
+        log.warning("dataset.table=%s: the columns %s are not read", given, first_few(others))
+    said: dict[str, tuple[str, ...]] = {}
+    for file, *values in rows:
+        inside = file and not PurePosixPath(file).is_absolute() and ".." not in Path(file).parts
+        if not inside or not all(values) or file in said:
             raise DataError(
-                f"dataset.table={given}: the row {file},{name},{drawer} must name a file below {root}, once, its class "
-                "and its drawer"
+                f"dataset.table={given}: the row {file},{','.join(map(str, values))} must name a file below {root}, "
+                f"once, and its {' and its '.join(columns)}"
             )
-        drawn[file] = name, drawer
-    return drawn
+        said[file] = tuple(values)
+    return said
+
+
+def _found(root: Path, table: str | None) -> dict[str, PictureFolder]:
+    """The pictures of each class: those of a folder, or those that a table names."""
+    if table is None:
+        return picture_folders(root)
+    classes: dict[str, PictureFolder] = {}
+    for file, (name,) in sorted(_by_table(root, table, ("class",)).items()):
+        classes.setdefault(name, PictureFolder([], [])).pictures.append(file)
+    return classes
+
+
+def _pictures(root: Path, found: Mapping[str, PictureFolder], table: str | None) -> dict[str, list[str]]:
+    if table is None:
+        return only_pictures(root, found)
+    return {name: pictures for name, (pictures, _) in found.items()}
 
 
 # Plain samples
@@ -345,7 +368,7 @@ def _sizes(divided: Mapping[str, Chosen]) -> dict[str, int]:
 
 
 def _classified(
-    root: Path, split: str | Sequence[float], image_size: int, channels: int
+    root: Path, table: str | None, split: str | Sequence[float], image_size: int, channels: int
 ) -> tuple[Sequence[str], Sequence[str], dict[str, Chosen]]:
     """The identities and the names of all classes, and their pictures in each split.
 
@@ -357,9 +380,9 @@ def _classified(
             f"dataset.split={split}: lists divide the classes, and plain classification divides the pictures of each; "
             f"type dataset.split=[0.64,0.16,0.2] or dataset.split={FOLDERS}"
         )
-    folders = picture_folders(root)
+    folders = _found(root, table)
     _refuse_loose(root, folders, split)
-    pictures = only_pictures(root, folders)
+    pictures = _pictures(root, folders, table)
     if split == FOLDERS:
         pictures = {name: files for name, files in pictures.items() if name.partition("/")[0] in SPLITS}
         _check_in_every_folder(root, pictures)

@@ -120,12 +120,18 @@ def task_generator(seeds: Seeds) -> TaskGenerator:
     return generator
 
 
-def check_shots(shots: Shots) -> None:
-    """Raises ValueError for what is neither a number of samples nor a range."""
+def check_shots(shots: Shots, *, by_rule: bool = False) -> None:
+    """Raises ValueError for what is neither a number of samples nor a range, nor, if `by_rule`, the rule of
+    Meta-Dataset."""
+    if by_rule and shots == META_DATASET:
+        return
     if isinstance(shots, int):
         whole_number("shots", shots, at_least=1)
     elif not isinstance(shots, list | tuple) or [type(part) for part in shots] != [int, int]:
-        raise Invalid("shots", shots, "must be a whole number, or the fewest and the most", "type KEY=5 or KEY=[1,5]")
+        allowed, advice = "must be a whole number, or the fewest and the most", "type KEY=5 or KEY=[1,5]"
+        if by_rule:
+            allowed, advice = f"{allowed}, or {META_DATASET}", f"{advice} or KEY={META_DATASET}"
+        raise Invalid("shots", shots, allowed, advice)
     elif not 1 <= shots[0] <= shots[1]:
         raise Invalid("shots", list(shots), "must begin with the fewest, at least 1", "type KEY=[1,5], for example")
 
@@ -152,8 +158,7 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
     ways, shots, queries, train_ways, train_queries, augment = episode
     check_augmentations(augment)
     whole_number("ways", ways, at_least=2)
-    if shots != META_DATASET:
-        check_shots(shots)
+    check_shots(shots, by_rule=True)
     whole_number("queries", queries, at_least=1)
     if train_ways is not None:
         whole_number("train_ways", train_ways, at_least=2)

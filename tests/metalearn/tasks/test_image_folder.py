@@ -184,6 +184,41 @@ def test_neither_the_order_of_a_list_nor_the_place_of_the_folder_changes_a_task(
     assert all(same(one, other) for one, other in zip(*episodes, strict=True))
 
 
+def test_a_table_says_which_picture_is_of_which_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "folders", ANIMALS)
+    files = sorted((tmp_path / "folders").rglob("*.png"))
+    (tmp_path / "flat").mkdir()
+    lines = ["path,class,by"]
+    for number, file in enumerate(files):
+        (tmp_path / "flat" / f"{number}.png").write_bytes(file.read_bytes())
+        lines.append(f"{number}.png,{file.parent.relative_to(tmp_path / 'folders').as_posix()},me")
+    (tmp_path / "flat" / "labels.csv").write_text("\n".join(lines))
+    of_table, of_folders = source(tmp_path / "flat", table="labels.csv"), source(tmp_path / "folders")
+    tasks = torch.arange(20)
+    for split in ("train", "test"):
+        assert same(of_table.episodes(split, tasks), of_folders.episodes(split, tasks))
+    assert "the columns by are not read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,class\n", "is no table with the columns path and class"),
+        ("path,class\na.png,\n", "the row a.png, must name a file below .*, once, and its class"),
+        ("path,class\n../a.png,x\n", "the row ../a.png,x must name"),
+        ("path,class\na.png,x\na.png,y\n", "the row a.png,y must name"),
+        (
+            "path,class\n" + "".join(f"{c}{n}.png,{c}\n" for c in "abcdefghij" for n in range(9)),
+            "cannot be read: a0.png",
+        ),
+    ],
+)
+def test_a_bad_table_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        source(tmp_path, table="labels.csv").episodes("train", torch.arange(2))
+
+
 def test_folders_say_which_class_is_where(tmp_path: Path) -> None:
     known = {}
     for split, classes in LISTED.items():
@@ -568,6 +603,7 @@ def test_lists_that_do_not_fit_are_named(
         ({"split": ["a", 0.5, 0.5]}, "split="),
         ({"split": ""}, "split="),
         ({"split": 3}, "split=3"),
+        ({"split": "folders", "table": "a.csv"}, "split='folders': the table says .*type split="),
         ({"ways": 1}, "ways=1"),
         ({"image_size": 4}, "image_size=4"),
         ({"channels": 2}, "channels=2: .*type channels=3"),

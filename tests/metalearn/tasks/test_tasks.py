@@ -424,6 +424,11 @@ def test_the_sizes_of_meta_dataset_are_those_counted_by_hand() -> None:
     assert sizes(30 * [1000], 10) == (30 * [16], 10)
 
 
+def test_bad_shots_are_named_with_all_that_is_allowed() -> None:
+    with pytest.raises(ValueError, match="shots='many': .*, or meta_dataset; type shots=5 or .* or shots=meta_dataset"):
+        drawn(ways=9, shots="many", queries=10)
+
+
 def test_tasks_of_meta_dataset_differ_and_follow_from_their_numbers() -> None:
     source = drawn(ways=9, shots="meta_dataset", queries=10)
     tasks = [source.episodes("train", torch.tensor([number])) for number in range(12)]
