@@ -425,7 +425,9 @@ def test_the_sizes_of_meta_dataset_are_those_counted_by_hand() -> None:
 
 
 def test_bad_shots_are_named_with_all_that_is_allowed() -> None:
-    with pytest.raises(ValueError, match="shots='many': .*, or meta_dataset; type shots=5 or .* or shots=meta_dataset"):
+    with pytest.raises(
+        ValueError, match=r"shots='many': .*, or meta_dataset; type shots=5 or .* or shots=meta_dataset"
+    ):
         drawn(ways=9, shots="many", queries=10)
 
 
