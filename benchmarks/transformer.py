@@ -3,11 +3,11 @@
 python -m benchmarks.transformer [INNER_STEPS]
 
 4 layers of width 128 with 4 heads, 4 sequences; one thread. Each row is a process of its own: the CPU time of a
-derivative, the least of three, and the memory that it adds. The first rows are meta-gradients of MAML with one inner
-step, by our attention and by torch's plain one, and their largest error beside float64, relative to the largest
-derivative. `attention` are those of the attention alone, of 16 sequences. The others are the derivative of the end of a
-descent (`metalearn.bilevel`) by its start, on sequences of 128; `all` of more than 10 steps is that of 5 and 10,
-carried on.
+derivative, the least of several, and the memory that it adds. The first rows are of the attention alone, of 16
+sequences: its first and its second derivative. Then meta-gradients of MAML with one inner step. Both are by our
+attention and by torch's plain one, with their largest error beside float64, relative to the largest derivative. The
+others are the derivative of the end of a descent (`metalearn.bilevel`) by its start, on sequences of 128; `all` of more
+than 10 steps is that of 5 and 10, carried on.
 """
 
 import json
@@ -93,9 +93,11 @@ def compute(way: str, steps: int, length: int, by: str) -> dict[str, float]:
         query = F.cross_entropy(functional_call(network, end, x[1, 0, :, :length]), y)
         return dict(zip(start, torch.autograd.grad(query, list(start.values())), strict=True))
 
+    parts = torch.randn(7, 4 * SEQUENCES, HEADS, length, WIDTH // HEADS, generator=Generator().manual_seed(2))
+
     def of_attention(params: Params, length: int) -> Params:
-        parts = torch.randn(7, 4 * SEQUENCES, HEADS, length, WIDTH // HEADS, generator=Generator().manual_seed(2))
-        q, k, v, u, *cotangents = (part.to(params["head.bias"]).requires_grad_() for part in parts)
+        given = parts[:, :, :, :length].to(params["head.bias"])
+        q, k, v, u, *cotangents = (part.contiguous().requires_grad_() for part in given)
         with twice.second_order_attention():
             grads = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), u, create_graph=True)
         return dict(zip("qkvu", torch.autograd.grad(grads, (q, k, v, u), cotangents), strict=True))
@@ -103,7 +105,7 @@ def compute(way: str, steps: int, length: int, by: str) -> dict[str, float]:
     derivative = {"maml": of_maml, "attention": of_attention}.get(way, of_descent)
     derivative(params, 8)  # what is loaded by the first call
     before, seconds = peak(), []
-    for _ in range(3 if derivative != of_descent else 1):
+    for _ in range({of_attention: 9, of_maml: 3}.get(derivative, 1)):
         began = time.process_time()
         grads = derivative(params, length)
         seconds.append(time.process_time() - began)
