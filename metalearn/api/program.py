@@ -65,18 +65,20 @@ def write_program(
     *,
     name: str,
     outputs: Sequence[str],
+    given: str = "pictures",
     folded: bool = False,
 ) -> float:
     """Writes the program; returns the largest difference of an output from ours.
 
     Args:
-        network: from pictures float32 [n, …], as `x`, to a tuple of outputs [n, …].
-        x: four pictures.
+        network: from pictures, or rows of a table, float32 [n, …], as `x`, to a tuple of outputs [n, …].
+        x: four of them.
         ours: what each output must be for them, computed `in_batches`.
         file_format: one of `PROGRAMS`.
         name: what messages call the network.
         outputs: the names of the outputs.
-        folded: compute beforehand what does not depend on the pictures.
+        given: the name of the input.
+        folded: compute beforehand what does not depend on the input.
 
     Raises:
         ConfigError: the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the network.
@@ -88,7 +90,10 @@ def write_program(
             if folded:
                 # Without operations in place, which would change a folded value at every call.
                 program = _exported(_folded(program.run_decompositions({})), x[:2])
-            theirs = _run_as_onnx(program, path, x, outputs) if file_format == ONNX else _run_as_torch(program, path, x)
+            if file_format == ONNX:
+                theirs = _run_as_onnx(program, path, x, given, outputs)
+            else:
+                theirs = _run_as_torch(program, path, x)
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error
     difference = max((a.double() - b).abs().max().item() for a, b in zip(theirs, ours, strict=True))
@@ -120,16 +125,18 @@ def _run_as_torch(program: torch.export.ExportedProgram, path: Path, x: Tensor) 
     return [torch.cat(parts) for parts in zip(*map(run, in_batches(x)), strict=True)]
 
 
-def _run_as_onnx(program: torch.export.ExportedProgram, path: Path, x: Tensor, outputs: Sequence[str]) -> list[Tensor]:
+def _run_as_onnx(
+    program: torch.export.ExportedProgram, path: Path, x: Tensor, given: str, outputs: Sequence[str]
+) -> list[Tensor]:
     import onnxruntime
 
     # From torch.export's program, so that both formats hold the same. The exporter by TorchScript is deprecated since
     # torch 2.9, where this one became the default.
-    made = torch.onnx.export(program, dynamo=True, input_names=["pictures"], output_names=list(outputs), verbose=False)
+    made = torch.onnx.export(program, dynamo=True, input_names=[given], output_names=list(outputs), verbose=False)
     assert made is not None
     made.save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = [session.run(None, {"pictures": part.numpy()}) for part in in_batches(x)]
+    found = [session.run(None, {given: part.numpy()}) for part in in_batches(x)]
     return [torch.from_numpy(np.concatenate(parts)) for parts in zip(*found, strict=True)]
 
 

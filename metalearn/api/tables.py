@@ -94,6 +94,35 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 parquet.write_table(table, folder / name)
             self._opened().save(folder / NETWORK)
 
+    def export(self, path: str | os.PathLike[str], *, format: str = "onnx", licence: str | None = None) -> str:  # noqa: A002 (the option's name)
+        """Writes a new folder with one program, which runs without this one: the network with the keys and values of
+        the known rows. columns.json says how columns become its numbers. Returns what there is to say.
+
+        Args:
+            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`.
+            licence: of the network and the known rows, for the model card.
+
+        Raises:
+            ValueError: it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
+                the folder cannot be written.
+        """
+        from metalearn.api.exported_table import export
+
+        check_is_fitted(self)
+        return export(self, Path(path), file_format=format, licence=licence, key="path")
+
+    def _columns(self) -> list[dict[str, Any]]:
+        """The name of each number of a row that the network reads, and the texts that it stands for."""
+        x = self._table[0]
+        names, codes = list(x.columns) if _is_frame(x) else list(range(x.shape[1])), self._cells.transformers_[0]
+        texts = dict(zip(codes[2], codes[1].categories_, strict=True)) if len(codes[2]) else {}
+        known = {place: [str(text) for text in of if text is not None and text == text] for place, of in texts.items()}
+        others = [place for place in range(len(names)) if place not in known]
+        return [
+            *({"name": str(names[place]), "categories": of} for place, of in known.items()),
+            *({"name": str(names[place])} for place in others),
+        ]
+
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
         """What `save` has saved, fitted.

@@ -3,9 +3,11 @@
     metalearn export outputs/protonet_omniglot/seed0 --out protonet_omniglot
     metalearn export classifier --out animals
     metalearn export classifier --out animals_onnx --format onnx
+    metalearn export sold --out sold_onnx --format onnx
 
 A classifier's folder has all that metalearn predict reads, weights included. With --format onnx or torch-export, it has
 one program of the network and the head, compared with this one's answers, and README.md says how to run it elsewhere.
+What metalearn fit has made of a table becomes such a program, too.
 
 Of a run, the folder has model.safetensors, model.json and the model card README.md; and weights.safetensors, if the
 network began with weights of a file. RUN is a run folder, whose best checkpoint is taken, or the
@@ -21,6 +23,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from metalearn.app import fit_table
 from metalearn.app.outcome import OK
 from metalearn.app.process import set_up_process
 from metalearn.cli.arguments import command_name, names
@@ -42,11 +45,13 @@ def main(arguments: Sequence[str]) -> int:
         command_name("export"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the folder of a run, of a checkpoint, or of a classifier"
+        "run", type=Path, metavar="RUN", help="the folder of a run, of a checkpoint, or of what metalearn fit has made"
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--licence", metavar="TEXT", help="of the data of a run, or of the weights of a classifier")
-    parser.add_argument("--format", choices=FORMATS, help="of a classifier (default: folder)")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of a classifier (default: folder), or of a table (default: onnx)"
+    )
     parser.add_argument("--weights", metavar="PATH", help="of a classifier's network, if its folder does not have them")
     parser.add_argument("--network", help="the class of the run's network, if it is not one of this program's")
     parser.add_argument(
@@ -65,6 +70,8 @@ def publish(options: argparse.Namespace) -> int:
     set_up_process(1)
     if (options.run / "classifier.json").exists():
         return publish_classifier(options)
+    if fit_table.is_fitted(options.run):
+        return publish_table(options)
     for option in ("format", "weights"):
         if getattr(options, option) is not None:
             raise ConfigError(
@@ -81,6 +88,20 @@ def publish(options: argparse.Namespace) -> int:
         if facts[name] is None:
             print(f"{name}: {UNKNOWN[name]}")
     print(options.out)
+    return OK
+
+
+def publish_table(options: argparse.Namespace) -> int:
+    """Publishes what was fitted to a table; returns the exit code."""
+    for option in ("network", "without", "weights"):
+        if getattr(options, option):
+            raise ConfigError(f"--{option}: is not for tables, and RUN={options.run} is one; leave it out")
+    from metalearn.api.exported_table import export
+    from metalearn.api.tables import fitted
+
+    model = fitted(options.run, plugins=options.plugins)
+    said = export(model, options.out, file_format=options.format or "onnx", licence=options.licence, key="--out")
+    print(printable("\n".join([said, str(options.out)])))
     return OK
 
 

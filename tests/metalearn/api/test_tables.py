@@ -1,5 +1,6 @@
 """Prior-fitted networks in scikit-learn's tools, and on tables as they come."""
 
+import json
 import logging
 import pickle
 import re
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from metalearn.types import Batch
+from tests.programs import needs_onnx, said_by_card
 from tests.runs import slow
 from tests.saved import saved_run
 
@@ -24,7 +26,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import check_estimator
 
 from metalearn import PFNClassifier, PFNRegressor
-from metalearn.cli import fit, predict, train
+from metalearn.api.exported_table import COLUMNS, LEVELS
+from metalearn.api.program import ONNX, TORCH
+from metalearn.cli import export, fit, predict, train
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
@@ -195,3 +199,42 @@ def test_a_table_that_cannot_be_fitted_is_refused(
     (tmp_path / "empty.csv").write_text("size,colour\n")
     assert fit.main(typed.replace("NETWORK", str(runs["numbers"])).split()) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["classes", "numbers"])
+@pytest.mark.parametrize("file_format", [pytest.param(ONNX, marks=needs_onnx), TORCH])
+def test_a_fitted_table_becomes_one_program(
+    name: str, file_format: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (x, labels), numbers = frame(), np.linspace(0, 1, 40)
+    asked = frame(9, seed=1)[0]
+    asked.loc[2, "kind"] = None
+    if name == "classes":
+        model: Any = PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, labels)
+        wanted = model.predict_proba(asked)
+    else:
+        model = PFNRegressor(runs["numbers"]).fit(x, numbers)
+        wanted = np.column_stack([model.predict(asked), model.predict_quantiles(asked, LEVELS)])
+    model.save(tmp_path / "fitted")
+    out = ["--out", f"{tmp_path}/program", "--format", file_format]
+    assert export.main([f"{tmp_path}/fitted", *out, *["--plugins", "tests"] * (name == "classes")]) == 0
+    assert "largest difference from this program: " in capsys.readouterr().out
+    about = json.loads((tmp_path / "program" / COLUMNS).read_text())
+    assert [column["name"] for column in about["columns"]] == ["colour", "kind", "old", "size"]
+    assert about["columns"][0]["categories"] == ["blue", "red"]
+    if file_format == ONNX:
+        asked.to_csv(tmp_path / "asked.csv", index=False)
+        said = said_by_card(tmp_path / "program", [tmp_path / "asked.csv"])
+        if name == "classes":
+            assert [row[0] for row in said] == model.predict(asked).tolist()
+            wanted = wanted.max(axis=1, keepdims=True)
+        found = np.array([row[-wanted.shape[1] :] for row in said], np.float64)
+    else:
+        codes = [{text: code for code, text in enumerate(c.get("categories", ()))} for c in about["columns"]]
+        rows = [
+            [of.get(str(value), np.nan) if of else value for value, of in zip(row, codes, strict=True)]
+            for row in asked[[column["name"] for column in about["columns"]]].itertuples(index=False)
+        ]
+        run = torch.export.load(tmp_path / "program/model.pt2").module()
+        found = np.column_stack([part.numpy() for part in run(torch.tensor(rows, dtype=torch.float32))])
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
