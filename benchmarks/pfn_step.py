@@ -1,17 +1,22 @@
 """How long a training step of a network of tables takes, and what its products cost.
 
-    python -m benchmarks.pfn_step
+    python -m benchmarks.pfn_step [--beside FOLDER]
 
 32 tables of 150 rows and 5 features with two classes, 75 rows known, one thread: the sizes at which nanoTabPFN's own
 code (width 96, 4 heads, 3 blocks, MLP 192) was measured. The variants take turns, and the median CPU time of each is
-shown beside that of the first.
+shown beside that of the first. FOLDER is a checkout of github.com/automl/nanoTabPFN, whose model then takes its turns,
+too.
 """
 
 import argparse
+import importlib
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +43,21 @@ def step_of(form: str, precision: str) -> Callable[[], object]:
     def step() -> None:
         with computing_with(precision):
             algorithm.meta_grad(params, episode, 1)
+
+    return step
+
+
+def theirs(folder: Path) -> Callable[[], object]:
+    """The gradient of one step by nanoTabPFN's own model.py."""
+    sys.path.insert(0, str(folder))
+    network = importlib.import_module("model").NanoTabPFNModel(96, 4, 192, 3, 2)
+    x = torch.randn(TABLES, ROWS, FEATURES, generator=torch.Generator().manual_seed(1))
+    y = (x.sum(dim=2) > 0).long()
+
+    def step() -> None:
+        logits = network((x, y[:, :KNOWN].float()), train_test_split_index=KNOWN)
+        F.cross_entropy(logits.flatten(0, 1), y[:, KNOWN:].flatten()).backward()
+        network.zero_grad()
 
     return step
 
@@ -73,11 +93,14 @@ def compared(variants: dict[str, Callable[[], object]], rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="a checkout of nanoTabPFN")
+    options = parser.parse_args()
+    rounds = options.rounds
     torch.set_num_threads(1)
-    steps = {
+    steps = {"step of nanoTabPFN": theirs(options.beside)} if options.beside else {}
+    steps |= {
         f"step, form={form}, precision={precision}": step_of(form, precision)
-        for form, precision in (("cells", "float32"), ("cells", "bf16"), ("rows", "float32"))
+        for form, precision in product(("cells", "rows"), ("float32", "bf16"))
     }
     compared(steps, rounds)
     for name, sizes in {"over rows": (TABLES * (FEATURES + 2), ROWS, KNOWN), "over columns": (4800, 7, 7)}.items():
