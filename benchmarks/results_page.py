@@ -13,6 +13,9 @@ Results = Mapping[str, Sequence[Result]]
 MOST_MINUTES = 120
 """Minutes of one core that the training of a table's best row may take: an hour on two."""
 
+SHOWN_STEPS = ("0", "1", "2", "3", "4", "5", "10", "20", "50", "100")
+"""The inner steps whose accuracies a page shows."""
+
 _HOW_TO_READ = """
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
 the paper's figure compares it with the mean of our seeds: *within* means that they differ by at most √(a² + b²), where
@@ -43,6 +46,8 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
         if shown := [row for row in table.rows if results[row.name]]:
             body = _by_shots if table.by_shots else _by_row
             lines += ["", f"## {table.title}", "", *body(shown, results, sources)]
+    if name == "drawn" and (curves := list(_curves(rows, results))):
+        lines += ["", "## Accuracy after each inner step of the test", "", *curves]
     if missing := [row for row in rows if not results[row.name]]:
         named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
         lines += [
@@ -71,6 +76,19 @@ def _by_row(rows: Sequence[ResultRow], results: Results, sources: Sequence[str])
                 first["split"] or "–", first["queries"], first["tasks"], "yes" if first["transductive"] else "no",
                 first["steps"], _minutes(results[row.name]), first["workers"], row.note,
             )  # fmt: skip
+
+
+def _curves(rows: Sequence[ResultRow], results: Results) -> Iterator[str]:
+    """A line for each row whose learner adapts by steps: the means of its seeds."""
+    found = {row.name: results[row.name] for row in rows}
+    curves = {name: several for name, several in found.items() if several and len(several[0]["by_step"]) > 1}
+    if curves:
+        yield _line("row", *SHOWN_STEPS)
+        yield "| --- " * (len(SHOWN_STEPS) + 1) + "|"
+    for name, several in curves.items():
+        known = [step for step in SHOWN_STEPS if step in several[0]["by_step"]]
+        means = {step: statistics.fmean(one["by_step"][step] for one in several) for step in known}
+        yield _line(f"`{name}`", *(f"{means[step]:.1%}" if step in means else "" for step in SHOWN_STEPS))
 
 
 def _by_shots(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:
