@@ -4,6 +4,7 @@ They are data. Their values are never resolved, since a resolver reads environme
 hold is bounded before anything is made of it.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf._utils import get_yaml_loader
 
 from metalearn.config.links import LINK
+from metalearn.config.names import inner_rate
 from metalearn.config.values import Config, leaves
 from metalearn.errors import ConfigError
 from metalearn.storage.files import DEEPEST, RefusedFileError, read_bounded
@@ -21,6 +23,9 @@ LARGEST_YAML = 2**18
 
 MOST_VALUES = 10_000
 """The most values in the config of a checkpoint; one of this program has about 100."""
+
+_COMPUTED = re.compile(r"(\$\{inner_rate:)?\$\{oc\.select:(\w[\w.]*),null\}(?(1)\})")
+"""Of all functions in a recorded value, these two: they are known here, and read nothing but another key."""
 
 _MOST_LINKS = 8
 """The most links in a row, from a key to its value."""
@@ -53,7 +58,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_config(path: Path) -> Config:
-    """The config in a YAML file. Every `${KEY}` is replaced by the value of that key; nothing else is resolved.
+    """The config in a YAML file. Every `${KEY}` is replaced by the value of that key, and so are the two functions of
+    another key in `conf/` that Hydra records as they are typed; nothing else is resolved.
 
     Raises:
         OSError, ValueError: as `read_yaml`; or it holds something else.
@@ -85,12 +91,16 @@ def _followed(node: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 
 
 def _behind(value: Any, values: Mapping[str, Any]) -> Any:
+    rate = False
     for _ in range(_MOST_LINKS):
-        link = LINK.fullmatch(value) if isinstance(value, str) else None
-        if link is None or link[1] not in values:
+        text = value if isinstance(value, str) else ""
+        if computed := _COMPUTED.fullmatch(text):
+            rate, value = rate or computed[1] is not None, values.get(computed[2])
+        elif (link := LINK.fullmatch(text)) and link[1] in values:
+            value = values[link[1]]
+        else:
             break
-        value = values[link[1]]
-    return value
+    return inner_rate(value) if rate else value
 
 
 def check_saved(saved: object) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from metalearn.api.export import export
 from metalearn.cli import compare, evaluate, train
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
+from metalearn.config.foreign import read_config
+from metalearn.config.options import CONF
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, RunError
@@ -279,6 +281,32 @@ def test_a_value_of_the_environment_makes_no_other_run(run_dir: Path) -> None:
     config.optimizer.lr = 0.5
     with pytest.raises(ConfigError, match=r"holds a run with another config:\n  optimizer\.lr: 0\.001 → 0\.5\n"):
         folder.inspect(run_dir, config, {}, lambda saved: None)
+
+
+@pytest.mark.parametrize("group", ["algorithm=maml", "algorithm=anil"])
+def test_a_value_computed_from_another_key_makes_no_other_run(group: str, run_dir: Path) -> None:
+    """A run that was killed before its first checkpoint; Hydra records `${inner_rate:…}`, not the rate."""
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "train.log").touch()
+    typed = to_container(OmegaConf.load(CONF / f"algorithm/{group.partition('=')[2]}.yaml"), resolve=False)
+    config = compose_config([*TINY, group]).config
+    path = run_dir / ".hydra/config.yaml"
+    OmegaConf.save(config, path)
+    text = path.read_text().replace(f"inner_lr: {config.algorithm.inner_lr}", f"inner_lr: {typed['inner_lr']}")
+    path.write_text(text)
+    assert "${inner_rate:" in text
+    assert folder.inspect(run_dir, config, {}, lambda saved: None).snapshot is None
+    config.algorithm.inner_lr = 0.5
+    with pytest.raises(ConfigError, match=r"holds a run with another config:\n  algorithm\.inner_lr: 1\.0 → 0\.5\n"):
+        folder.inspect(run_dir, config, {}, lambda saved: None)
+
+
+def test_computed_values_lead_no_farther_than_a_few_keys(run_dir: Path) -> None:
+    path = run_dir / ".hydra/config.yaml"
+    path.write_text("".join(f"k{n}: ${{oc.select:k{n + 1},null}}\n" for n in range(5000)) + "r: ${inner_rate:${r}}\n")
+    found = read_config(path)
+    assert found["k0"] == "${oc.select:k9,null}"
+    assert (found["k4999"], found["r"]) == (None, "${inner_rate:${r}}")
 
 
 def test_a_config_of_many_and_long_values_is_told_in_few_lines(run_dir: Path) -> None:
