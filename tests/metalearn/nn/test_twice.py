@@ -203,8 +203,30 @@ def test_what_it_cannot_compute_goes_torchs_way() -> None:
             found = F.scaled_dot_product_attention(*parts, **settings)
         torch.manual_seed(0)
         assert torch.equal(found, plain(*parts, **settings))
-    with pytest.raises(RuntimeError):
-        attention(q, q, q, torch.ones(6, 6, dtype=torch.bool), is_causal=True)
+    for scale in (0.0, -0.3):
+        torch.testing.assert_close(attention(q, q, q, scale=scale), plain(q, q, q, scale=scale))
+    for parts, settings in (
+        ((q, q, q), {"attn_mask": torch.ones(6, 6, dtype=torch.bool), "is_causal": True}),
+        ((q, q, q[:, :, :3]), {}),
+        ((q, q[..., :3], q), {}),
+        ((q, q.float(), q), {}),
+        ((q, q, q), {"attn_mask": torch.zeros(4, 6, dtype=DOUBLE)}),
+        ((q, q, q), {"attn_mask": torch.zeros(6, 6)}),
+    ):
+        with pytest.raises(RuntimeError), sdpa_kernel(SDPBackend.MATH):
+            attention(*parts, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_what_is_no_number_stays_so_in_its_rows(dtype: torch.dtype) -> None:
+    q, k, v = (drawn(1, 2, 6, 4, seed=place).to(dtype) for place in range(3))
+    q[0, 1, 2, 0] = torch.nan
+    k[0, 0, 4] = torch.inf
+    found, wanted = attention(q, k, v), plain(q, k, v)
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+    assert found[0, 1, 2].isnan().all()
+    assert found[0, 1, :2].isfinite().all()
 
 
 def test_bilevel_programs_need_no_word_about_attention() -> None:
