@@ -20,6 +20,10 @@ rows and of their covariance with label k. The token of a row for label column k
 the sum over features of a naive Bayes or linear classifier, from which the blocks start. In the MLPs of the blocks, a
 class sees the mean over all classes (Zaheer et al. 2017, arXiv 1703.06114, equation 4).
 
+**linear.** No B_dk knows of other features. So where features are nearly alike, what tells classes apart is lost in
+their sum. With `linear`, a token also has the answers of two ridge regressions of the known labels: those of a known
+row without itself (leave one out), as those of an asked row are.
+
 **Differences** from TabPFN: pre-norm; one feature a token; the weights of attention to known rows sum to less than 1
 (`metalearn.nn.attention.products_attention`), so that it can count rows, which the width of a posterior depends on;
 sines of the values, of learned frequencies, beside a linear map.
@@ -46,6 +50,9 @@ HEADS = ("classes", "gaussian", "bars", "quantiles")
 CELL = 3
 """What is read of a cell, beside sines: its value within ±3, its inverse hyperbolic sine, and whether it is missing."""
 
+RIDGES = (0.003, 0.1)
+"""The penalties of `linear`, where a feature has variance 1."""
+
 _OF_BINS = {"bars": bars, "quantiles": quantiles}
 
 KeysValues = tuple[Tensor, Tensor]
@@ -54,13 +61,16 @@ KeysValues = tuple[Tensor, Tensor]
 class Known(NamedTuple):
     """What queries read of the known rows: `place` (mean and standard deviation of each feature, [t, 1, d]) and
     `target` (those of the targets, [t, 1, 1]); the `labels` by column [t, k, m], and which of the columns are `there`,
-    [t, k]; the `columns` [t, k, d, c] of `form=rows`; and the keys and values of each block."""
+    [t, k]; the `columns` [t, k, d, c] of `form=rows`; of `linear` its `slopes` [t, d, 2, k] and its `answers` for the
+    known rows, [t, k, m, 2]; and the keys and values of each block."""
 
     place: tuple[Tensor, Tensor]
     target: tuple[Tensor, Tensor]
     labels: Tensor
     there: Tensor
     columns: Tensor | None = None
+    slopes: Tensor | None = None
+    answers: Tensor | None = None
     blocks: Sequence[KeysValues] = ()
 
 
@@ -75,6 +85,7 @@ def table(
     layers: int = 4,
     standardize: bool = True,
     frequency: float = 1.0,
+    linear: bool = False,
 ) -> Model:
     """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value.
 
@@ -89,6 +100,7 @@ def table(
         standardize: whether features and targets get mean 0 and variance 1 over the known rows. False: as they are, for
             a prior whose scale says something.
         frequency: the standard deviation of the first frequencies of the sines, in units of the features.
+        linear: whether tokens have the answers of linear regressions, see above; with `form=rows` alone.
 
     Raises:
         ValueError: a number out of range, heads that do not divide the width, or a name that does not exist.
@@ -102,12 +114,15 @@ def table(
     if width % heads:
         raise Invalid("heads", heads, f"must divide width={width}", "type KEY=1")
     true_or_false("standardize", standardize)
+    true_or_false("linear", linear)
+    if linear and form == "cells":
+        raise Invalid("linear", True, "is for form=rows", "type KEY=false")
     real_number("frequency", frequency, above=0)
     numbers = None if head == "classes" else gaussian() if head == "gaussian" else _OF_BINS[head](bins)
     cells = form == "cells"
 
     def init(generator: Generator) -> Params:
-        return _drawn(cells, width, layers, numbers.width if numbers else 1, frequency, generator)
+        return _drawn(cells, width, layers, numbers.width if numbers else 1, frequency, linear, generator)
 
     def known_of(params: Params, support: Batch) -> Known:
         x, y = support
@@ -120,7 +135,12 @@ def table(
             labels = ((y - target[0]) / target[1]).transpose(1, 2)
             there = labels.new_ones(len(y), 1, dtype=torch.bool)
         known = Known(_mean_and_spread(x, standardize), target, labels, there)
-        return known if cells else known._replace(columns=_columns(params, known, _of_cells(params, known, x)))
+        if cells:
+            return known
+        if linear:
+            slopes, own = _regressions(_standardized(known, x)[0], labels)
+            known = known._replace(slopes=slopes, answers=own)
+        return known._replace(columns=_columns(params, known, _of_cells(params, known, x)))
 
     def through(params: Params, known: Known, x: Tensor, labelled: bool) -> tuple[Tensor, list[KeysValues]]:
         """The label columns' last tokens of those rows `x` that are asked, and the keys and values of the others, which
@@ -196,11 +216,35 @@ def _mean_and_spread(x: Tensor, standardize: bool) -> tuple[Tensor, Tensor]:
     return mean, torch.where(spread > 1e-6 * mean.abs().clamp(min=1e-30), spread, 1.0)
 
 
-def _of_cells(params: Params, known: Known, x: Tensor) -> Tensor:
-    """Numbers [t, n, d, c] for the cells `x` [t, n, d]."""
+def _standardized(known: Known, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The cells `x` [t, n, d] in units of the known rows, 0 where they are missing; and which are missing."""
     mean, spread = known.place
     missing = x.isnan()
-    z = torch.where(missing, 0.0, (x - mean) / spread)
+    return torch.where(missing, 0.0, (x - mean) / spread), missing
+
+
+def _regressions(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Ridge regressions of labels [t, k, m] on rows `z` [t, m, d]: the slopes [t, d, 2, k], and the answers that each
+    known row has from the others, [t, k, m, 2]: (ŷ − h y) / (1 − h), with the diagonal h of the hat matrix."""
+    z, y = z.clamp(-3, 3), (labels - labels.mean(dim=2, keepdim=True)).transpose(1, 2)
+    gram, alike, eye = (
+        z.transpose(1, 2) @ z / z.shape[1],
+        z.transpose(1, 2) @ y / z.shape[1],
+        torch.eye(z.shape[2]).to(z),
+    )
+    slopes, answers = list[Tensor](), list[Tensor]()
+    for penalty in RIDGES:
+        factor = torch.linalg.cholesky(gram + penalty * eye)
+        slopes.append(torch.cholesky_solve(alike, factor))
+        half = torch.linalg.solve_triangular(factor, z.transpose(1, 2), upper=False)
+        lever = half.square().sum(dim=1).unsqueeze(2) / z.shape[1]
+        answers.append((z @ slopes[-1] - lever * y) / (1 - lever).clamp(min=0.01))
+    return torch.stack(slopes, dim=2), torch.stack(answers, dim=3).transpose(1, 2)
+
+
+def _of_cells(params: Params, known: Known, x: Tensor) -> Tensor:
+    """Numbers [t, n, d, c] for the cells `x` [t, n, d]."""
+    z, missing = _standardized(known, x)
     seen = torch.stack([z.clamp(-3, 3), z.asinh(), missing.to(z.dtype)], dim=3)
     waves = torch.sin(z.unsqueeze(3) * params["cell.frequency"] + params["cell.phase"])
     return shared_linear(seen, params["cell.weight"], params["cell.bias"]) + waves
@@ -228,7 +272,13 @@ def _tokens(params: Params, known: Known, x: Tensor, labels: Tensor) -> Tensor:
         return torch.cat([seen.transpose(1, 2), label], dim=1)
     g = F.gelu(shared_linear(seen, params["cell.in.weight"], params["cell.in.bias"]))
     sums = torch.einsum("tndc,tkdc->tknc", g, known.columns) * x.shape[2] ** -0.5
-    return label + shared_linear(sums, params["cell.out"])
+    tokens = label + shared_linear(sums, params["cell.out"])
+    if known.slopes is None or known.answers is None:
+        return tokens
+    count = labels.shape[2]
+    z = _standardized(known, x[:, count:])[0].clamp(-3, 3)
+    found = torch.einsum("tnd,tdpk->tknp", z, known.slopes)
+    return tokens + shared_linear(torch.cat([known.answers[:, :, :count], found], dim=2), params["linear"])
 
 
 # Blocks, of tokens [t, g, n, width]: the label columns are the last of the g
@@ -282,7 +332,9 @@ def _norm(params: Params, name: str, x: Tensor) -> Tensor:
 # Parameters
 
 
-def _drawn(cells: bool, width: int, layers: int, outputs: int, frequency: float, generator: Generator) -> Params:
+def _drawn(
+    cells: bool, width: int, layers: int, outputs: int, frequency: float, linear: bool, generator: Generator
+) -> Params:  # fmt: skip
     """Products keep the variance of their inputs; those that are added to the tokens are smaller, so that the sum of
     all blocks does so too, as in `metalearn.nn.attention.draw_transformer`."""
     params: Params = {}
@@ -303,6 +355,8 @@ def _drawn(cells: bool, width: int, layers: int, outputs: int, frequency: float,
             draw(name, c, c)
         params |= {"cell.in.bias": torch.zeros(c), "column.bias": torch.zeros(c), "column.out.bias": torch.ones(c)}
         draw("cell.out", width, c)
+        if linear:
+            draw("linear", width, len(RIDGES))
     for name in ("label.weight", "label.bias", "label.unknown"):
         params[name] = torch.empty(width).normal_(0, 0.5, generator=generator)
     inner, added = EXPANSION // 2 * width, ((3 if cells else 2) * layers) ** -0.5

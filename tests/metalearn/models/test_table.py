@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.pfn import TOGETHER, answers, pfn
 from metalearn.models.common.heads import NumberHead, bars, gaussian, quantiles
-from metalearn.models.table import _over_columns, _over_rows, table
+from metalearn.models.table import RIDGES, _over_columns, _over_rows, _regressions, table
 from metalearn.nn.attention import products_attention
 from metalearn.nn.precision import computing_with
 from metalearn.types import Batch, InContext, Model, Params
 
 FLOAT64 = torch.float64
-FORMS = ["rows", "cells"]
+FORMS = ["rows", "cells", "linear"]
+"""`linear` is `rows` with it."""
 NUMBERS: dict[str, NumberHead] = {"gaussian": gaussian(), "bars": bars(12), "quantiles": quantiles(9)}
 
 
@@ -26,6 +28,8 @@ def random(*shape: int, seed: int, dtype: torch.dtype = FLOAT64) -> Tensor:
 
 
 def network(form: str, head: str = "classes", **keys: object) -> tuple[Model, InContext]:
+    if form == "linear":
+        form, keys = "rows", {"linear": True} | keys
     model = table(**({"head": head, "form": form, "width": 16, "heads": 2, "layers": 2, "bins": 12} | keys))  # type: ignore[arg-type]
     assert model.in_context is not None
     return model, model.in_context
@@ -99,6 +103,21 @@ def test_the_gradients_are_finite_differences(form: str) -> None:
         return reads.outputs(dict(zip(params, values, strict=True)), support, asked)[:, :2]
 
     assert torch.autograd.gradcheck(outputs, tuple(params.values()), fast_mode=True)
+
+
+def test_the_regressions_leave_each_known_row_out() -> None:
+    z, labels = random(2, 9, 3, seed=1).clamp(-3, 3), random(2, 2, 9, seed=2)
+    slopes, own = _regressions(z, labels)
+    y = labels - labels.mean(dim=2, keepdim=True)
+    for task, (which, penalty), row in product(range(2), enumerate(RIDGES), range(9)):
+        rest = [other for other in range(9) if other != row]
+
+        def fit(rows: list[int], task: int = task, penalty: float = penalty) -> Tensor:
+            a = z[task, rows]
+            return torch.linalg.solve(a.T @ a + 9 * penalty * torch.eye(3, dtype=FLOAT64), a.T @ y[task, :, rows].T)
+
+        torch.testing.assert_close(slopes[task, :, which], fit(list(range(9))))
+        torch.testing.assert_close(own[task, :, row, which], z[task, row] @ fit(rest))
 
 
 # What a prediction must not depend on
