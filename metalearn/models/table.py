@@ -234,7 +234,7 @@ def _regressions(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     )
     slopes, answers = list[Tensor](), list[Tensor]()
     for penalty in RIDGES:
-        factor = torch.linalg.cholesky(gram + penalty * eye)
+        factor = torch.linalg.cholesky_ex(gram + penalty * eye).L  # which does not wait for a GPU
         slopes.append(torch.cholesky_solve(alike, factor))
         half = torch.linalg.solve_triangular(factor, z.transpose(1, 2), upper=False)
         lever = half.square().sum(dim=1).unsqueeze(2) / z.shape[1]
