@@ -7,6 +7,7 @@ it. Here the inputs alone are kept, and each derivative computes the weights aga
 `second_order_attention()` puts it in the place of torch's function in networks that anybody wrote.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -124,6 +125,32 @@ def _mask_of(mask: Tensor | None, query: Tensor, shape: tuple[int, ...]) -> Mask
     return Mask(added.reshape(-1, own[-2], shape[-1]).contiguous(), math.prod(lead[last:]) if differs else 1)
 
 
+def _folded(function: Any, info: Any, in_dims: Any, *inputs: Any) -> Any:
+    """A function under `torch.vmap`: the mapped dimension joins the heads."""
+    (*parts, added, every, scale), others = inputs[:6], inputs[6:]
+
+    def folded(part: Tensor, dim: int | None) -> Tensor:
+        whole = part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+        return whole.flatten(0, 1).contiguous()
+
+    parts = [folded(part, dim) for part, dim in zip(parts, in_dims[:3], strict=True)]
+    others = [folded(part, dim) for part, dim in zip(others, in_dims[6:], strict=True)]
+    if added is not None and in_dims[3] is not None:
+        added = added.movedim(in_dims[3], 0)
+        times = len(parts[0]) // info.batch_size // (every * added.shape[1])
+        added = added.unsqueeze(1).expand(-1, times, -1, -1, -1).flatten(0, 2).contiguous()
+    results = function.apply(*parts, added, every, scale, *others)
+    if isinstance(results, Tensor):
+        return results.unflatten(0, (info.batch_size, -1)), 0
+    return tuple(part.unflatten(0, (info.batch_size, -1)) for part in results), (0,) * len(results)
+
+
+def _folds(function: Any) -> Any:
+    function.vmap = staticmethod(functools.partial(_folded, function))
+    return function
+
+
+@_folds
 class _Attention(Function):
     """(q, k, v, mask) → o. The heads are the first dimension of q, k and v, which are dense."""
 
@@ -143,11 +170,8 @@ class _Attention(Function):
             return (*vjp(lambda *inputs: _plain(*inputs, *ctx.settings), *saved)[1](grads[0]), None, None)
         return (*_Backward.apply(*saved, *ctx.settings, grads[0].contiguous()), None, None, None)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _folded(_Attention, info, in_dims, inputs)
 
-
+@_folds
 class _Backward(Function):
     """(q, k, v, mask, gradient of o) → the gradients of q, k and v."""
 
@@ -173,11 +197,8 @@ class _Backward(Function):
         *of_inputs, of_u = _Second.apply(q, k, v, added, *ctx.settings, u, *cotangents)
         return (*of_inputs, None, None, None, of_u)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _folded(_Backward, info, in_dims, inputs)
 
-
+@_folds
 class _Second(Function):
     """The backward pass of `_Backward`: from the cotangents of its results to those of q, k, v and the gradient of
     o."""
@@ -211,30 +232,6 @@ class _Second(Function):
         back = vjp(lambda q, k, v, *others: second(q, k, v, added, *others), q, k, v, *others)[1]
         (of_q, of_k, of_v, *of_others) = back(grads)
         return (of_q, of_k, of_v, None, None, None, *of_others)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _folded(_Second, info, in_dims, inputs)
-
-
-def _folded(function: Any, info: Any, in_dims: Any, inputs: Any) -> Any:
-    """A function under `torch.vmap`: the mapped dimension joins the heads."""
-    (*parts, added, every, scale), others = inputs[:6], inputs[6:]
-
-    def folded(part: Tensor, dim: int | None) -> Tensor:
-        whole = part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-        return whole.flatten(0, 1).contiguous()
-
-    parts = [folded(part, dim) for part, dim in zip(parts, in_dims[:3], strict=True)]
-    others = [folded(part, dim) for part, dim in zip(others, in_dims[6:], strict=True)]
-    if added is not None and in_dims[3] is not None:
-        added = added.movedim(in_dims[3], 0)
-        times = len(parts[0]) // info.batch_size // (every * added.shape[1])
-        added = added.unsqueeze(1).expand(-1, times, -1, -1, -1).flatten(0, 2).contiguous()
-    results = function.apply(*parts, added, every, scale, *others)
-    if isinstance(results, Tensor):
-        return results.unflatten(0, (info.batch_size, -1)), 0
-    return tuple(part.unflatten(0, (info.batch_size, -1)) for part in results), (0,) * len(results)
 
 
 # The definition

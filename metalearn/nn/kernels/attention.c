@@ -136,125 +136,106 @@ struct head {
     int64_t number, wide, rows;                 /* wide: the keys, padded to whole vectors; rows of a block */
     REAL *p, *x, *t, *y;                        /* blocks */
     REAL *k, *v, *b, *c;                        /* transposed: [width][wide] */
-    const REAL *from_q, *from_k, *from_v;
 };
 
-static REAL *transposed(int64_t keys, int64_t width, int64_t wide, const REAL *from, REAL *to) {
+static void transpose_keys(int64_t keys, int64_t width, int64_t wide, const REAL *from, REAL *to) {
+    int64_t whole = keys / LANES * LANES;
+    transpose(whole, width, from, to, wide);
     for (int64_t d = 0; d < width; d++)
-        for (int64_t j = 0; j < wide; j++) to[d * wide + j] = j < keys ? from[j * width + d] : 0;
-    return to + width * wide;
-}
-
-/* The head's room, or NULL where there is no memory. */
-static REAL *open_head(const struct attention *t, int64_t unit, struct head *h) {
-    h->number = unit;
-    h->wide = (t->keys + LANES - 1) / LANES * LANES;
-    if (h->wide % 256 == 0) h->wide += LANES;  /* else the rows of a column would share the same places of the cache */
-    h->rows = BLOCK_NUMBERS / h->wide / ROWS * ROWS;
-    if (h->rows < ROWS) h->rows = ROWS;
-    if (h->rows > t->queries) h->rows = t->queries;
-    int64_t block = h->rows * h->wide;
-    REAL *room = aligned_alloc(64, ((4 * block + 2 * (t->width + t->values) * h->wide) * sizeof(REAL) + 63) / 64 * 64);
-    if (!room) return NULL;
-    h->p = room, h->x = room + block, h->t = room + 2 * block, h->y = room + 3 * block, h->k = room + 4 * block;
-    h->from_q = t->q + unit * t->queries * t->width;
-    h->from_k = t->k + unit * t->keys * t->width;
-    h->from_v = t->v + unit * t->keys * t->values;
-    h->v = transposed(t->keys, t->width, h->wide, h->from_k, h->k);
-    h->b = transposed(t->keys, t->values, h->wide, h->from_v, h->v);
-    if (t->b) {
-        h->c = transposed(t->keys, t->width, h->wide, t->b + unit * t->keys * t->width, h->b);
-        transposed(t->keys, t->values, h->wide, t->c + unit * t->keys * t->values, h->c);
-    }
-    return room;
+        for (int64_t j = whole; j < wide; j++) to[d * wide + j] = j < keys ? from[j * width + d] : 0;
 }
 
 /* P of the queries from `first` on. */
 static void weights_of(const struct attention *t, const struct head *h, int64_t first, int64_t rows) {
-    times(rows, h->wide, t->width, h->from_q + first * t->width, t->width, 1, h->k, h->wide, h->p, h->wide);
+    times(rows, h->wide, t->width, t->q + (h->number * t->queries + first) * t->width, t->width, 1, h->k, h->wide,
+          h->p, h->wide);
     const REAL *hides = t->mask ? t->mask + h->number / t->mask_every % t->masks *
                                                 (t->mask_step ? t->queries * t->mask_step : t->keys) : NULL;
     for (int64_t r = 0; r < rows; r++)
         softmax_row(t, hides ? hides + (first + r) * t->mask_step : NULL, h->wide, h->p + r * h->wide);
 }
 
-#define EACH_BLOCK(first, rows)                                                    \
-    for (int64_t first = 0, rows; first < t->queries; first += rows)               \
-        if ((rows = t->queries - first < h.rows ? t->queries - first : h.rows), 1)
+typedef void (*block_body)(const struct attention *t, const struct head *h, int64_t first, int64_t rows);
 
-static void forward_head(const void *job, int64_t unit) {
-    const struct attention *t = job;
-    struct head h;
-    REAL *room = open_head(t, unit, &h);
+/* Calls body for some queries at a time, from `first` on, whose P is there; `parts`: how many of k, v, b, c it reads
+ * transposed. */
+static void each_block(const struct attention *t, int64_t unit, int parts, block_body body) {
+    struct head h = {.number = unit, .wide = (t->keys + LANES - 1) / LANES * LANES};
+    if (h.wide % 256 == 0) h.wide += LANES;  /* else the rows of a column would share the same places of the cache */
+    h.rows = BLOCK_NUMBERS / h.wide / ROWS * ROWS;
+    if (h.rows < ROWS) h.rows = ROWS;
+    if (h.rows > t->queries) h.rows = t->queries;
+    const int64_t d = t->width, e = t->values, m = t->keys, block = h.rows * h.wide;
+    REAL *room = aligned_alloc(64, ((4 * block + 2 * (d + e) * h.wide) * sizeof(REAL) + 63) / 64 * 64);
     if (!room) abort();
-    EACH_BLOCK(first, rows) {
+    h.p = room, h.x = room + block, h.t = room + 2 * block, h.y = room + 3 * block;
+    h.k = room + 4 * block, h.v = h.k + d * h.wide, h.b = h.v + e * h.wide, h.c = h.b + d * h.wide;
+    transpose_keys(m, d, h.wide, t->k + unit * m * d, h.k);
+    if (parts > 1) transpose_keys(m, e, h.wide, t->v + unit * m * e, h.v);
+    if (parts > 2) transpose_keys(m, d, h.wide, t->b + unit * m * d, h.b);
+    if (parts > 3) transpose_keys(m, e, h.wide, t->c + unit * m * e, h.c);
+    for (int64_t first = 0; first < t->queries; first += h.rows) {
+        int64_t rows = t->queries - first < h.rows ? t->queries - first : h.rows;
         weights_of(t, &h, first, rows);
-        times(rows, t->values, t->keys, h.p, h.wide, 1, h.from_v, t->values,
-              t->o + (unit * t->queries + first) * t->values, t->values);
+        body(t, &h, first, rows);
     }
     free(room);
 }
 
-static void backward_head(const void *job, int64_t unit) {
-    const struct attention *t = job;
-    const int64_t d = t->width, e = t->values, m = t->keys;
-    struct head h;
-    REAL *room = open_head(t, unit, &h), *gk = t->gk + unit * m * d, *gv = t->gv + unit * m * e;
-    if (!room) abort();
-    EACH_BLOCK(first, rows) {
-        const REAL *u = t->u + (unit * t->queries + first) * e;
-        weights_of(t, &h, first, rows);
-        times(rows, h.wide, e, u, e, 1, h.v, h.wide, h.x, h.wide);
-        for (int64_t r = 0; r < rows; r++) {
-            REAL *p = h.p + r * h.wide, *x = h.x + r * h.wide;
-            centre_row(h.wide, p, x);
-            weigh_row(h.wide, p, (REAL)t->scale, x);
+static void forward_block(const struct attention *t, const struct head *h, int64_t first, int64_t rows) {
+    const int64_t e = t->values, m = t->keys;
+    times(rows, e, m, h->p, h->wide, 1, t->v + h->number * m * e, e, t->o + (h->number * t->queries + first) * e, e);
+}
+
+static void backward_block(const struct attention *t, const struct head *h, int64_t first, int64_t rows) {
+    const int64_t d = t->width, e = t->values, m = t->keys, wide = h->wide, row = h->number * t->queries + first;
+    const REAL *u = t->u + row * e;
+    times(rows, wide, e, u, e, 1, h->v, wide, h->x, wide);
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *p = h->p + r * wide, *x = h->x + r * wide;
+        centre_row(wide, p, x);
+        weigh_row(wide, p, (REAL)t->scale, x);
+    }
+    times(rows, d, m, h->x, wide, 1, t->k + h->number * m * d, d, t->gq + row * d, d);
+    add_times(m, d, rows, h->x, 1, wide, t->q + row * d, d, t->gk + h->number * m * d, d);
+    add_times(m, e, rows, h->p, 1, wide, u, e, t->gv + h->number * m * e, e);
+}
+
+static void second_block(const struct attention *t, const struct head *h, int64_t first, int64_t rows) {
+    const int64_t d = t->width, e = t->values, m = t->keys, wide = h->wide, row = h->number * t->queries + first;
+    const REAL *q = t->q + row * d, *a = t->a + row * d, *u = t->u + row * e;
+    REAL *gq = t->gq + row * d, *gu = t->gu + row * e;
+    REAL *gk = t->gk + h->number * m * d, *gv = t->gv + h->number * m * e;
+    times(rows, wide, e, u, e, 1, h->v, wide, h->x, wide);
+    times(rows, wide, e, u, e, 1, h->c, wide, h->y, wide);
+    times(rows, wide, d, a, d, 1, h->k, wide, h->t, wide);
+    add_times(rows, wide, d, q, d, 1, h->b, wide, h->t, wide);
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *p = h->p + r * wide, *x = h->x + r * wide, *s = h->t + r * wide, *y = h->y + r * wide;
+        centre_row(wide, p, x);
+        centre_row(wide, p, s);
+        for (int64_t j = 0; j < wide; j += LANES) {
+            vector slope = load(s + j) * (REAL)t->scale;
+            store(s + j, slope);
+            store(y + j, load(y + j) + slope * load(x + j));
         }
-        times(rows, d, m, h.x, h.wide, 1, h.from_k, d, t->gq + (unit * t->queries + first) * d, d);
-        add_times(m, d, rows, h.x, 1, h.wide, h.from_q + first * d, d, gk, d);
-        add_times(m, e, rows, h.p, 1, h.wide, u, e, gv, e);
+        centre_row(wide, p, y);
+        weigh_row(wide, p, (REAL)t->scale, y);
+        weigh_row(wide, p, (REAL)t->scale, x);
+        weigh_row(wide, p, 1, s);
     }
-    free(room);
+    times(rows, d, m, h->y, wide, 1, t->k + h->number * m * d, d, gq, d);
+    add_times(rows, d, m, h->x, wide, 1, t->b + h->number * m * d, d, gq, d);
+    add_times(m, d, rows, h->y, 1, wide, q, d, gk, d);
+    add_times(m, d, rows, h->x, 1, wide, a, d, gk, d);
+    add_times(m, e, rows, h->t, 1, wide, u, e, gv, e);
+    times(rows, e, m, h->t, wide, 1, t->v + h->number * m * e, e, gu, e);
+    add_times(rows, e, m, h->p, wide, 1, t->c + h->number * m * e, e, gu, e);
 }
 
-static void second_head(const void *job, int64_t unit) {
-    const struct attention *t = job;
-    const int64_t d = t->width, e = t->values, m = t->keys;
-    struct head h;
-    REAL *room = open_head(t, unit, &h), *gk = t->gk + unit * m * d, *gv = t->gv + unit * m * e;
-    if (!room) abort();
-    EACH_BLOCK(first, rows) {
-        const int64_t row = unit * t->queries + first;
-        const REAL *q = h.from_q + first * d, *a = t->a + row * d, *u = t->u + row * e;
-        weights_of(t, &h, first, rows);
-        times(rows, h.wide, e, u, e, 1, h.v, h.wide, h.x, h.wide);
-        times(rows, h.wide, e, u, e, 1, h.c, h.wide, h.y, h.wide);
-        times(rows, h.wide, d, a, d, 1, h.k, h.wide, h.t, h.wide);
-        add_times(rows, h.wide, d, q, d, 1, h.b, h.wide, h.t, h.wide);
-        for (int64_t r = 0; r < rows; r++) {
-            REAL *p = h.p + r * h.wide, *x = h.x + r * h.wide, *s = h.t + r * h.wide, *y = h.y + r * h.wide;
-            centre_row(h.wide, p, x);
-            centre_row(h.wide, p, s);
-            for (int64_t j = 0; j < h.wide; j += LANES) {
-                vector slope = load(s + j) * (REAL)t->scale;
-                store(s + j, slope);
-                store(y + j, load(y + j) + slope * load(x + j));
-            }
-            centre_row(h.wide, p, y);
-            weigh_row(h.wide, p, (REAL)t->scale, y);
-            weigh_row(h.wide, p, (REAL)t->scale, x);
-            weigh_row(h.wide, p, 1, s);
-        }
-        times(rows, d, m, h.y, h.wide, 1, h.from_k, d, t->gq + row * d, d);
-        add_times(rows, d, m, h.x, h.wide, 1, t->b + unit * m * d, d, t->gq + row * d, d);
-        add_times(m, d, rows, h.y, 1, h.wide, q, d, gk, d);
-        add_times(m, d, rows, h.x, 1, h.wide, a, d, gk, d);
-        add_times(m, e, rows, h.t, 1, h.wide, u, e, gv, e);
-        times(rows, e, m, h.t, h.wide, 1, h.from_v, e, t->gu + row * e, e);
-        add_times(rows, e, m, h.p, h.wide, 1, t->c + unit * m * e, e, t->gu + row * e, e);
-    }
-    free(room);
-}
+static void forward_head(const void *job, int64_t unit) { each_block(job, unit, 1, forward_block); }
+static void backward_head(const void *job, int64_t unit) { each_block(job, unit, 2, backward_block); }
+static void second_head(const void *job, int64_t unit) { each_block(job, unit, 4, second_block); }
 
 /* o. */
 void attention(const struct attention *t, int64_t threads) { for_each_unit(t->heads, threads, forward_head, t); }

@@ -98,16 +98,16 @@ INLINE void transpose_square(const REAL *from, int64_t from_width, REAL *to, int
 #endif
 }
 
-void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to) {
+void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to, int64_t to_width) {
     for (int64_t o = 0; o < outputs; o += LANES)
         for (int64_t i = 0; i < inputs; i += LANES)
-            transpose_square(from + i * outputs + o, outputs, to + o * inputs + i, inputs);
+            transpose_square(from + i * outputs + o, outputs, to + o * to_width + i, to_width);
 }
 
 static void transpose_unit(const void *job, int64_t unit) {
     const struct transposition *t = job;
     int64_t kernel = t->inputs * t->outputs;
-    transpose(t->inputs, t->outputs, t->from + unit * kernel, t->to + unit * kernel);
+    transpose(t->inputs, t->outputs, t->from + unit * kernel, t->to + unit * kernel, t->inputs);
 }
 
 /* The derivative of ⟨gy, x ∗ w⟩ by x. */

@@ -70,8 +70,8 @@ INLINE int next_rows(int64_t left) {
     return (int)((left + tiles - 1) / tiles);
 }
 
-/* [inputs][outputs] → [outputs][inputs]; both are multiples of LANES. */
-void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to);
+/* [inputs][outputs] → [outputs][inputs], whose rows are to_width apart; both are multiples of LANES. */
+void transpose(int64_t inputs, int64_t outputs, const REAL *from, REAL *to, int64_t to_width);
 
 /* Calls body(job, unit) for every unit, on `threads` threads, and returns when all units are done. */
 typedef void (*unit_body)(const void *job, int64_t unit);

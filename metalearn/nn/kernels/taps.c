@@ -312,6 +312,6 @@ void tap_weight_gradient(const struct taps *t, struct factors f, REAL *result, i
 void transpose_kernels(const struct geometry *g, const REAL *weight, REAL *transposed) {
     for (int64_t tap = 0; tap < tap_count(g); tap++) {
         int64_t place = tap * g->inputs * g->outputs;
-        transpose(g->inputs, g->outputs, weight + place, transposed + place);
+        transpose(g->inputs, g->outputs, weight + place, transposed + place, g->inputs);
     }
 }
