@@ -35,8 +35,8 @@ def posteriors(run: str, path: Path) -> None:
     places = np.linspace(0, 1, 200)[:, None]
     figure, panels = plt.subplots(1, len(POINTS), figsize=(11, 3), sharey=True, layout="constrained")
     for number, (axes, known) in enumerate(zip(panels, POINTS, strict=True)):
-        support = learner.taught.source.episodes("test", torch.tensor([1000 * number])).query
-        x, y = support.x[:, :known], support.y[:, :known]
+        batch = learner.taught.source.episodes("test", torch.tensor([1000 * number])).query
+        x, y = batch.x[:, :known], batch.y[:, :known]
         with torch.no_grad(), learner.computing():
             asked = torch.from_numpy(places).float()[None]
             outputs = reads.outputs(learner.params, Batch(x, y), asked).double()

@@ -58,6 +58,7 @@ def compute(way: str, steps: int, length: int, by: str) -> dict[str, float]:
     from metalearn.bilevel import descent
     from metalearn.models.common.adapter import model_of
     from metalearn.nn import twice
+    from metalearn.nn.inputs import of_reals
     from metalearn.types import Batch, Episode, Params
 
     class Reader(nn.Module):
@@ -74,7 +75,7 @@ def compute(way: str, steps: int, length: int, by: str) -> dict[str, float]:
     if by == "torch":
         twice.attention = twice.torchs_attention
     torch.backends.mha.set_fastpath_enabled(False)  # it has no derivatives
-    model = model_of(Reader, name="Reader", shape=(length, WIDTH), transductive=True, advice="")
+    model = model_of(Reader, name="Reader", inputs=of_reals((length, WIDTH)), transductive=True, advice="")
     params = model.init(Generator().manual_seed(0))
     x = torch.randn(2, 1, SEQUENCES, length, WIDTH, generator=Generator().manual_seed(1))
     y = torch.arange(SEQUENCES)

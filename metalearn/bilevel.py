@@ -66,16 +66,16 @@ def descent(
     """
     whole_number("steps", steps, at_least=0)
     one_of("memory", memory, ("all", "points", "log"))
-    step = _step_of(inner, rate, optimizer)
+    step = _step_of(inner, rate, optimizer, plain=memory != "all")
     point = (start, optimizer.start(_named(start)))
     first = 0
     if last is not None:
         whole_number("last", last, at_least=0, at_most=steps)
         first = steps - last
-        point = _detached(_walk(step, _detached(point), _detached(outer), 0, first))
+        with torch.no_grad():
+            point = _detached(_walk(step, point, outer, 0, first))
     if memory == "all":
         return _walk(step, point, outer, first, steps)[0]
-    step = _step_of(inner, rate, optimizer, plain=True)
     leaves, form = pytree.tree_flatten((point, outer))
     ends = _ComputedAgain.apply(step, form, first, steps, memory == "points", *leaves)
     return pytree.tree_unflatten(ends, pytree.tree_structure(point))[0]

@@ -11,6 +11,7 @@ from metalearn.models.common.adapter import floats_of, model_of
 from metalearn.models.common.cut import cut
 from metalearn.models.common.frozen import frozen_model
 from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained
+from metalearn.nn.inputs import of_reals
 from metalearn.types import Model
 
 LAST = "last"
@@ -75,7 +76,7 @@ def torchvision_classifier(
         return _network(name, num_classes=ways, **options)
 
     shape = (3, image_size, image_size)
-    return model_of(make, name=name, shape=shape, transductive=transductive, advice=_ADVICE, dropout=dropout)
+    return model_of(make, name=name, inputs=of_reals(shape), transductive=transductive, advice=_ADVICE, dropout=dropout)
 
 
 _ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
@@ -120,7 +121,9 @@ def _pretrained(
         model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats, last=last)
     else:
         shape = (3, image_size, image_size)
-        model = model_of(make, name=name, shape=shape, transductive=transductive, advice=_ADVICE, dropout=dropout)
+        model = model_of(
+            make, name=name, inputs=of_reals(shape), transductive=transductive, advice=_ADVICE, dropout=dropout
+        )
     return model._replace(note="; ".join(part for part in (note, model.note) if part))
 
 

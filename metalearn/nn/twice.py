@@ -127,14 +127,14 @@ def _mask_of(mask: Tensor | None, query: Tensor, shape: tuple[int, ...]) -> Mask
 
 def _folded(function: Any, info: Any, in_dims: Any, *inputs: Any) -> Any:
     """A function under `torch.vmap`: the mapped dimension joins the heads."""
-    (*parts, added, every, scale), others = inputs[:6], inputs[6:]
+    added, every, scale = inputs[3:6]
 
     def folded(part: Tensor, dim: int | None) -> Tensor:
         whole = part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
         return whole.flatten(0, 1).contiguous()
 
-    parts = [folded(part, dim) for part, dim in zip(parts, in_dims[:3], strict=True)]
-    others = [folded(part, dim) for part, dim in zip(others, in_dims[6:], strict=True)]
+    parts = [folded(part, dim) for part, dim in zip(inputs[:3], in_dims[:3], strict=True)]
+    others = [folded(part, dim) for part, dim in zip(inputs[6:], in_dims[6:], strict=True)]
     if added is not None and in_dims[3] is not None:
         added = added.movedim(in_dims[3], 0)
         times = len(parts[0]) // info.batch_size // (every * added.shape[1])

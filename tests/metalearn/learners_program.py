@@ -17,6 +17,7 @@ from distributed.strategies.rpc_autograd import rpc_autograd
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.models.common.adapter import model_of
+from metalearn.nn.inputs import of_reals
 from metalearn.training.chunks import chunk_functions
 from metalearn.types import FIXED, Algorithm
 from tests.metalearn.learners import FLOAT64, LEARNERS, SIZE, Tasks, network, start_of
@@ -27,7 +28,12 @@ OWN = {f"{name}, own network": LEARNERS[name] for name in ("maml", "checkpointed
 
 def own_learner(name: str) -> Algorithm:
     model = model_of(
-        lambda: Net(p=0.4, first="fixed"), name="Net", shape=(1, SIZE, SIZE), transductive=True, advice="", dropout=True
+        lambda: Net(p=0.4, first="fixed"),
+        name="Net",
+        inputs=of_reals((1, SIZE, SIZE)),
+        transductive=True,
+        advice="",
+        dropout=True,
     )
     return with_fixed(OWN[name](model), model)
 

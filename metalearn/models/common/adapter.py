@@ -44,8 +44,7 @@ def model_of(
     make: Make,
     *,
     name: str,
-    shape: tuple[int, ...] = (),
-    inputs: Inputs | None = None,
+    inputs: Inputs,
     transductive: bool,
     advice: str,
     dropout: bool = False,
@@ -67,8 +66,8 @@ def model_of(
     Args:
         make: gives a fresh network.
         name: the name of the network in errors.
-        shape: the shape of an input, for images (channels, h, w); an image of one channel is repeated.
-        inputs: what an input is, if it is not one tensor of real numbers.
+        inputs: what an input is; `of_reals(shape)` for one tensor of real numbers, (channels, h, w) for images. An
+            image of one channel is repeated.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
         advice: what to type if the network cannot take such inputs.
@@ -88,7 +87,7 @@ def model_of(
     notes = _make_pure(network, name, transductive)
     if constant:
         notes.append(f"{name}: normalises by the running statistics that it came with: {_few(constant)}")
-    inputs, said = _opened(network, name, inputs or of_reals(shape))
+    inputs, said = _opened(network, name, inputs)
     _check_buffers(network, make, name)
     trial = _tried(network, name, inputs, advice)
     shape = shape_of(inputs)

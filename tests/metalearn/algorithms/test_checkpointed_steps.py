@@ -19,6 +19,7 @@ from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
+from metalearn.nn.inputs import of_reals
 from metalearn.types import Algorithm, Batch, Episode, Model
 from tests.metalearn.learners import FLOAT64, OPTIMIZERS, PP, SIZE, STEPS, WAYS, network, random, start_of, tasks
 
@@ -47,7 +48,9 @@ MODELS: dict[str, Callable[[], Model]] = {
     "compiled": network,
     "compiled, inductive": lambda: network(transductive=False),
     "layers": lambda: network()._replace(network=None),
-    "module": lambda: model_of(torchs_network, name="net", shape=(1, SIZE, SIZE), transductive=True, advice=""),
+    "module": lambda: model_of(
+        torchs_network, name="net", inputs=of_reals((1, SIZE, SIZE)), transductive=True, advice=""
+    ),
 }
 
 

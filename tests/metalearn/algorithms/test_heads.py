@@ -14,6 +14,7 @@ from metalearn.models.mlp import mlp
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
+from metalearn.nn.inputs import of_reals
 from metalearn.types import Batch, Episode, Model, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, network, random
 
@@ -140,7 +141,7 @@ def test_a_network_without_a_head_of_its_own_is_refused_where_one_is_needed(name
 
 
 def test_a_network_that_is_one_linear_layer_is_its_own_head() -> None:
-    model = model_of(lambda: nn.Linear(4, 3), name="Linear", shape=(4,), transductive=True, advice="")
+    model = model_of(lambda: nn.Linear(4, 3), name="Linear", inputs=of_reals((4,)), transductive=True, advice="")
     assert model.features is not None and model.head is not None and model.head.params == ("weight", "bias")
     params, x = per_task_params(model, 2), random(2, 5, 4, seed=1)
     torch.testing.assert_close(model.features(params, x), x)

@@ -93,7 +93,7 @@ class Gives(nn.Module):
 )
 def test_outputs_are_joined(give: Callable[[Tensor], Any]) -> None:
     model, plain = (
-        model_of(lambda one=one: Gives(one), name="Net", shape=(4,), transductive=True, advice="")
+        model_of(lambda one=one: Gives(one), name="Net", inputs=of_reals((4,)), transductive=True, advice="")
         for one in (give, lambda y: y)
     )
     assert "which becomes [n, d]" in model.note and plain.note == ""
@@ -105,7 +105,7 @@ def test_outputs_are_joined(give: Callable[[Tensor], Any]) -> None:
 def test_outputs_without_samples_are_refused() -> None:
     for give in (lambda y: (y, (y, y)), lambda y: (y, y.t()), lambda y: "text"):
         with pytest.raises(ValueError, match=r"^Net: gives a (tuple|str) for 2 images, and must give a tensor"):
-            model_of(lambda one=give: Gives(one), name="Net", shape=(4,), transductive=True, advice="")
+            model_of(lambda one=give: Gives(one), name="Net", inputs=of_reals((4,)), transductive=True, advice="")
 
 
 # What the inputs of tasks may be
@@ -180,7 +180,9 @@ def test_running_statistics_are_constants(norm: type[nn.BatchNorm1d | nn.BatchNo
             layer, nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * (1 if norm is nn.BatchNorm1d else 4), 2)
         )
 
-    model = model_of(make, name="Net", shape=shape, transductive=True, advice="", dropout=True, running_statistics=True)
+    model = model_of(
+        make, name="Net", inputs=of_reals(shape), transductive=True, advice="", dropout=True, running_statistics=True
+    )
     assert "normalises by the running statistics that it came with: 0" in model.note and not model.cautions
     params = {name: value.unsqueeze(0) for name, value in model.init(Generator().manual_seed(0)).items()}
     x, view = torch.randn(1, 5, *shape), (1, 1, 3, *(1 for _ in shape[1:]))

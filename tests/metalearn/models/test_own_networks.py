@@ -18,6 +18,7 @@ from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.maml import maml
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
+from metalearn.nn.inputs import of_reals
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import ChunkFunctions, chunk_functions
 from metalearn.types import FIXED, Algorithm, Batch, Episode, Model, Params
@@ -35,7 +36,9 @@ every_learner = pytest.mark.parametrize(
 
 
 def adapted(make: Callable[[], nn.Module], shape: tuple[int, ...] = (1, SIZE, SIZE), **options: Any) -> Model:
-    return model_of(make, name="Net", shape=shape, transductive=True, advice="", **({"dropout": True} | options))
+    return model_of(
+        make, name="Net", inputs=of_reals(shape), transductive=True, advice="", **({"dropout": True} | options)
+    )
 
 
 def functions_of(learner: Algorithm, seed: int = 1) -> ChunkFunctions:

@@ -22,6 +22,7 @@ from metalearn.errors import DivergedError, RunError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
+from metalearn.nn.inputs import of_reals
 from metalearn.reporting.logging import RunLog
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
@@ -232,7 +233,7 @@ def own_network(p: float) -> Algorithm:
         network[0].requires_grad_(False)
         return network
 
-    model = model_of(make, name="Net", shape=(1,), transductive=True, advice="", dropout=True)
+    model = model_of(make, name="Net", inputs=of_reals((1,)), transductive=True, advice="", dropout=True)
     return with_fixed(maml(model=model, inner_lr=0.01, inner_steps=1, eval_steps=1), model)
 
 
