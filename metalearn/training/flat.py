@@ -31,7 +31,7 @@ class FlatOptimizer:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: the settings of the only parameter group, with `lr`.
         update: one step.
-        guarded: one step on a GPU, which may be skipped there; None: there is none.
+        guarded: one step on a GPU, which may be skipped there.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
 
@@ -40,7 +40,7 @@ class FlatOptimizer:
         params: Params,
         settings: OptimizerSettings,
         update: Step,
-        guarded: GuardedStep | None,
+        guarded: GuardedStep,
         names: Sequence[str],
     ) -> None:
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
@@ -57,16 +57,10 @@ class FlatOptimizer:
         for param, value in zip(self._params, self._parts(values), strict=True):
             param.copy_(value)
 
-    @property
-    def steps_on_device(self) -> bool:
-        """Whether there is a `step_of_device`."""
-        return self._guarded is not None
-
     @torch.no_grad()
     def step_of_device(self, values: Tensor, grads: Tensor, rate: Tensor, skip: Tensor) -> None:
         """A step of all parameters, which lie one after the other in `values` [P], without waiting for the device. The
         rate [] is its own; nothing changes where `skip` [] is not 0."""
-        assert self._guarded is not None
         self._guarded(values, grads, self._state, self.param_groups[0], rate, skip)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:

@@ -346,8 +346,6 @@ class UpdateOnDevice:
             raise NotRecordedError("precision=float64 takes its rates in float64, and torch's fused Adam does not")
         if not isinstance(learner.optimizer, FlatOptimizer):
             raise NotRecordedError("the optimiser is none of metalearn.training.optimizers")
-        if not learner.optimizer.steps_on_device:
-            raise NotRecordedError("optimizer=muon takes its steps on the host")
         self.every = min(work.every, MOST_STEPS)
         self._run, self._learner, self._work = run, learner, work
         device, batch = work.device, run.settings.meta_batch_size

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim._muon import muon as functional_muon
 from torch.optim.adam import adam as functional_adam
 from torch.optim.sgd import sgd as functional_sgd
 
@@ -120,7 +120,7 @@ def muon(
 
     Matrices are the parameters of two or more dimensions; a filter [out, in, h, w] is one of [out, in · h · w]. Their
     step is that of torch.optim.Muon with `adjust_lr_fn="match_rms_adamw"` (Liu et al. 2025, arXiv 2502.16982), so that
-    one rate suits both.
+    one rate suits both; but it rounds to the type of the parameters, where torch rounds to bfloat16.
 
     Args:
         rates, clipping: as for `adam`.
@@ -137,10 +137,7 @@ def muon(
     def step_of(params: Params) -> _Steps:
         shapes = [value.shape for name, value in params.items() if not name.startswith(STATE)]
 
-        def step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
-            _muon_step(shapes, params, grads, state, settings)
-
-        return settings, step, None, ADAM
+        return settings, partial(_muon_step, shapes), partial(_guarded_muon_step, shapes), ADAM
 
     def in_words(params: Params) -> str:
         names = [name for name in params if not name.startswith(STATE)]
@@ -151,7 +148,7 @@ def muon(
     return _outer(rates, clipping, weight_decay, step_of)._replace(in_words=in_words)
 
 
-_Steps = tuple[OptimizerSettings, Step, GuardedStep | None, Sequence[str]]
+_Steps = tuple[OptimizerSettings, Step, GuardedStep, Sequence[str]]
 """The last four arguments of `FlatOptimizer`."""
 
 
@@ -182,47 +179,82 @@ def _outer(
         def guarded_step(
             values: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
         ) -> None:
-            assert guarded is not None
             if weight_decay:
                 values.mul_(torch.where(skip > 0, 1.0, 1 - rate.double() * weight_decay))
             guarded(values, clipping.of(grads), state, settings, rate, skip)
 
-        return FlatOptimizer(params, settings, step, None if guarded is None else guarded_step, names)
+        return FlatOptimizer(params, settings, step, guarded_step, names)
 
     return OuterOptimizer(start, scheduled(**rates._asdict()), by_norm=clipping.clip_norm is not None)
+
+
+_Piece = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A parameter, its gradient, `exp_avg` and `exp_avg_sq`, or parts of them."""
 
 
 def _muon_step(
     shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings
 ) -> None:
-    """Changes `params` [P] and `state`: matrices as torch.optim.Muon does, whose momentum is in `exp_avg`; the others
-    as torch.optim.Adam does."""
+    """Changes `params` [P] and `state`: matrices by Muon, whose momentum is in `exp_avg`; the others as
+    torch.optim.Adam does."""
     _begin_adam(params, state)
-    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
-    pieces = list(zip(*(value.split([shape.numel() for shape in shapes]) for value in flat), strict=True))
-    others = [piece for piece, shape in zip(pieces, shapes, strict=True) if len(shape) < 2]
+    matrices, others = _matrices_and_others(shapes, params, grads, state)
     if others:
-        values, slopes, first, second = (list(column) for column in zip(*others, strict=True))
-        _adam_of(values, slopes, first, second, [state["step"].clone() for _ in others], settings)
+        columns = [list(column) for column in zip(*others, strict=True)]
+        values, slopes, first, second = (torch.cat(column) for column in columns)
+        _adam_of((values, slopes, first, second), state["step"].clone(), settings)
+        for column, whole in zip(columns, (values, slopes, first, second), strict=True):
+            torch._foreach_copy_(column, list(whole.split([piece.numel() for piece in column])))
     state["step"].add_(1)
-    for (value, slope, average, _), shape in zip(pieces, shapes, strict=True):
-        if len(shape) >= 2:
-            functional_muon(
-                *([piece.view(shape[0], -1)] for piece in (value, slope, average)), lr=settings["lr"],
-                weight_decay=0.0, momentum=settings["momentum"], nesterov=True, ns_steps=5,
-                ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-7, adjust_lr_fn="match_rms_adamw", has_complex=False,
-            )  # fmt: skip
+    _move_matrices(matrices, 1 - settings["momentum"], settings["lr"], settings["momentum"])
 
 
-def _adam_of(
-    values: list[Tensor], slopes: list[Tensor], first: list[Tensor], second: list[Tensor], steps: list[Tensor],
-    settings: OptimizerSettings,
-) -> None:  # fmt: skip
-    """A step of Adam, from values, gradients, their moments, and the numbers of steps."""
+def _matrices_and_others(
+    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params
+) -> tuple[list[_Piece], list[_Piece]]:
+    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    pieces: list[_Piece] = list(zip(*(value.split([shape.numel() for shape in shapes]) for value in flat), strict=True))
+    matrices = [
+        (value.view(shape[0], -1), slope.view(shape[0], -1), average.view(shape[0], -1), square)
+        for (value, slope, average, square), shape in zip(pieces, shapes, strict=True)
+        if len(shape) >= 2
+    ]
+    return matrices, [piece for piece, shape in zip(pieces, shapes, strict=True) if len(shape) < 2]
+
+
+def _move_matrices(matrices: Sequence[_Piece], share: float | Tensor, rate: float | Tensor, momentum: float) -> None:
+    """A step of Muon. Momenta move by `share` to the gradients."""
+    alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+    for value, slope, average, _ in matrices:
+        average.lerp_(slope, share)
+        direction = slope.lerp(average, momentum)
+        if len(value) > value.shape[1]:
+            value, direction = value.T, direction.T
+        alike.setdefault(tuple(value.shape), []).append((value, direction))
+    for shape, several in alike.items():
+        values, directions = zip(*several, strict=True)
+        factor = rate * 0.2 * math.sqrt(max(shape))  # steps as large as Adam's (arXiv 2502.16982, section 2.2)
+        for value, direction in zip(values, _orthogonal(torch.stack(directions)), strict=True):
+            value.sub_(factor * direction)
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """[k, n, m] with n ≤ m → nearly U Vᵀ of each matrix's U S Vᵀ, by five steps of Newton and Schulz. In the type of x,
+    where torch.optim.Muon rounds to bfloat16; and all at once, which small matrices need."""
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+    return x
+
+
+def _adam_of(piece: _Piece, step: Tensor, settings: OptimizerSettings) -> None:
+    """A step of Adam, which adds 1 to `step`."""
     # Not the Adam of the inner loop, which keeps a graph and rounds otherwise: a run's state is torch.optim.Adam's.
     beta1, beta2 = settings["betas"]
+    value, slope, first, second = ([part] for part in piece)
     functional_adam(
-        values, slopes, first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=settings["lr"],
+        value, slope, first, second, [], [step], amsgrad=False, beta1=beta1, beta2=beta2, lr=settings["lr"],
         weight_decay=0.0, eps=settings["eps"], maximize=False,
     )  # fmt: skip
 
@@ -230,7 +262,7 @@ def _adam_of(
 def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
     """Changes `params` [P] and `state` as torch.optim.Adam does."""
     _begin_adam(params, state)
-    _adam_of([params], [grads], [state["exp_avg"]], [state["exp_avg_sq"]], [state["step"]], settings)
+    _adam_of((params, grads, state["exp_avg"], state["exp_avg_sq"]), state["step"], settings)
 
 
 def _begin_adam(params: Tensor, state: Params) -> None:
@@ -248,15 +280,35 @@ def _guarded_adam_step(
     """As `_adam_step`, for `FlatOptimizer.step_of_device`: torch's fused Adam, which can skip a step."""
     _begin_adam(params, state)
     state["step"].add_(1 - skip)
-    beta1, beta2 = settings["betas"]
     # In pieces, since torch gives each tensor of up to 65,536 numbers to one multiprocessor.
-    values, slopes, first, second = (
-        list(flat.split(PIECE)) for flat in (params, grads, state["exp_avg"], state["exp_avg_sq"])
-    )
+    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    _fused_adam([*zip(*(whole.split(PIECE) for whole in flat), strict=True)], state["step"], settings, rate, skip)
+
+
+def _fused_adam(
+    pieces: Sequence[_Piece], step: Tensor, settings: OptimizerSettings, rate: Tensor, skip: Tensor
+) -> None:
+    beta1, beta2 = settings["betas"]
+    values, slopes, first, second = (list(parts) for parts in zip(*pieces, strict=True))
     torch._fused_adam_(
-        values, slopes, first, second, [], [state["step"]] * len(values), lr=rate, beta1=beta1, beta2=beta2,
-        weight_decay=0.0, eps=settings["eps"], amsgrad=False, maximize=False, found_inf=skip,
+        values, slopes, first, second, [], [step] * len(values), lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0,
+        eps=settings["eps"], amsgrad=False, maximize=False, found_inf=skip,
     )  # fmt: skip
+
+
+def _guarded_muon_step(
+    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings,
+    rate: Tensor, skip: Tensor,
+) -> None:  # fmt: skip
+    """As `_muon_step`, for `FlatOptimizer.step_of_device`."""
+    _begin_adam(params, state)
+    grads = torch.where(skip > 0, 0.0, grads)  # what is not finite stays so, times 0
+    matrices, others = _matrices_and_others(shapes, params, grads, state)
+    state["step"].add_(1 - skip)
+    if others:
+        _fused_adam(others, state["step"], settings, rate, skip)
+    keep = 1 - skip
+    _move_matrices(matrices, keep * (1 - settings["momentum"]), keep * rate, settings["momentum"])
 
 
 def _guarded_sgd_step(

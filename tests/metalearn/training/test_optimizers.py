@@ -141,13 +141,18 @@ def equal(first: Params, second: Params) -> bool:
 
 @pytest.mark.parametrize("name", [*PAIRS, *FURTHER])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_they_compute_what_torch_does_to_the_same_bits(name: str, dtype: torch.dtype) -> None:
+def test_they_compute_what_torch_does_to_the_same_bits(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # Muon rounds so, and ours does not
     made, theirs = (PAIRS | FURTHER)[name]
     ours, torchs = (new_learner(drawn(0, dtype), start) for start in (made.start, theirs))
     for learner in (ours, torchs):
         steps_of(learner, 1, 300 if name in PAIRS else 40)
     if name == "clipped":  # torch adds up the norms of the parameters, and rounds otherwise
         torch.testing.assert_close(ours.params, torchs.params, rtol=1e-5, atol=1e-6)
+    elif name == "muon":  # ours has several matrices in a product
+        torch.testing.assert_close(ours.params, torchs.params, rtol=1e-4, atol=1e-5)
     else:
         assert equal(ours.params, torchs.params)
 
@@ -163,7 +168,7 @@ def test_a_state_goes_on_to_the_same_bits(name: str) -> None:
     assert equal(resumed.params, whole.params)
 
 
-@pytest.mark.parametrize("name", [name for name in FURTHER if name != "muon"])
+@pytest.mark.parametrize("name", FURTHER)
 def test_a_step_on_a_device_is_that_of_the_host_or_none(name: str) -> None:
     """What a GPU computes, here on the CPU, whose fused Adam rounds otherwise."""
     start = FURTHER[name][0].start
