@@ -24,6 +24,7 @@ from distributed.calls.answers import (
 )
 from distributed.calls.futures import OpenOrder, settled
 from distributed.calls.message import Carries, Packed, own_copy, send, unpack, without_graphs
+from distributed.calls.references import give_up
 from distributed.calls.requests import Head, Item, Order
 from distributed.calls.session import default_timeout, use_own_gpu
 from distributed.calls.shutdown import keep_open, served
@@ -47,6 +48,7 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
         answer = compute(Packed(payload, carried), head, sendable, stop=call.is_over)
         if head.ctx is not None:
             _report_spoiled(head.ctx, head.caller)
+    give_up(carried)
     return answer
 
 

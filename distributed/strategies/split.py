@@ -287,12 +287,12 @@ class Pipeline(ChunkStrategy):
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
         """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
-        before = None
+        before: list[Any] = []
         for position, shard in enumerate(self._shards):
             last = position == len(self._shards) - 1
             remote = shard.rpc_async(timeout=self._timeout) if last else shard.remote(timeout=self._timeout)
-            before = remote.run(before, split, chunk, number, None if params is None else params[position])
-        return before
+            before = [remote.run(before, split, chunk, number, None if params is None else params[position])]
+        return before[0]
 
     @_naming_missing_workers
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:

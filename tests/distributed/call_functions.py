@@ -17,6 +17,7 @@ from torch.futures import Future
 
 import distributed as todist
 from distributed.calls import shutdown, worker
+from distributed.calls.references import fetched
 from tests.distributed.remote_functions import OwnError
 
 counts: dict[str, int] = {}
@@ -255,3 +256,9 @@ class Linear(torch.nn.Module):
 
     def state(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in self.named_parameters()}
+
+
+def fetch_and_look(references: "list[rpc.RRef[Tensor]]") -> tuple[Tensor, bool]:
+    """The value, and whether nothing here holds the reference any more."""
+    reference = weakref.ref(references[0])
+    return fetched(references, 10), reference() is None

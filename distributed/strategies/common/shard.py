@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import autograd, rpc
 
 from distributed.calls.errors import says_timeout
+from distributed.calls.references import fetched
 from distributed.calls.session import use_own_gpu
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
@@ -88,11 +89,11 @@ class Shard:
         """Called by torch's DistributedOptimizer when `prepare` has set the gradients."""
         self._optimizer.step()
 
-    def run(self, before: Any, split: str, indices: Tensor, number: int, params: Tensors | None) -> Any:
+    def run(self, before: list[Any], split: str, indices: Tensor, number: int, params: Tensors | None) -> Any:
         """Computes a micro-batch.
 
         Args:
-            before: a reference to the previous shard's outputs; None: this is the first shard.
+            before: a reference to the previous shard's outputs; none: this is the first shard.
             split, indices: the samples of the micro-batch.
             number: of the micro-batch.
             params: the parameters to evaluate; None: train this shard's own.
@@ -102,11 +103,12 @@ class Shard:
             `Missed`.
         """
         use_own_gpu()
-        if before is None:
+        first = not before
+        if first:
             h, known = self._pieces.inputs(split, indices)
         else:
             try:
-                received = before.to_here(timeout=self._timeout)
+                received = fetched(before, self._timeout)
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 if not says_timeout(reason):
@@ -122,7 +124,7 @@ class Shard:
                 params = self._copies[number] = {
                     name: value.detach().clone().requires_grad_() for name, value in self._params.items()
                 }
-                if before is not None:
+                if not first:
                     self._sent_back += h.nbytes
             params = {name: value.to(self._device) for name, value in params.items()}
             outputs = h.to(self._device)

@@ -35,7 +35,7 @@ def unused(*_: Any) -> Any:
 def after(outputs: Callable[[], Any]) -> Any:
     pieces = Pieces((), unused, unused, unused, unused, lambda params: torch.optim.SGD([Tensor()]), {})  # type: ignore[arg-type, return-value]
     shard = Shard(pieces, mean_reducer, 0, 0, State({}, {}, {}), device=torch.device("cpu"), timeout=8)
-    return shard.run(Earlier(outputs), "train", torch.arange(2), 0, None)
+    return shard.run([Earlier(outputs)], "train", torch.arange(2), 0, None)
 
 
 def test_outputs_that_do_not_come_in_time_are_missed_by_all_shards_that_follow() -> None:
