@@ -1,4 +1,4 @@
-"""How long a training step of a network of tables takes, and what its products cost.
+"""How long a training step of a network of tables takes, what its products cost, and how fast tasks are drawn.
 
     python -m benchmarks.pfn_step [--beside FOLDER]
 
@@ -24,6 +24,8 @@ from torch import Tensor
 
 from metalearn.algorithms.common.functional import leaves
 from metalearn.algorithms.pfn import pfn
+from metalearn.config.build import build
+from metalearn.config.compose import compose_config
 from metalearn.models.table import table
 from metalearn.nn.attention import products_attention
 from metalearn.nn.precision import computing_with
@@ -90,6 +92,16 @@ def compared(variants: dict[str, Callable[[], object]], rounds: int) -> None:
         print(f"{name:<44} {middle * 1e3:8.1f} ms   {middle / base:5.2f}")
 
 
+def drawn(experiment: str, seconds: float = 5.0) -> float:
+    """Training tasks that a core draws in a second of CPU time."""
+    source = build(compose_config([f"experiment={experiment}", "dataset.group=64"]).config, "dataset")
+    began, groups = time.process_time(), 0
+    while time.process_time() - began < seconds:
+        source.episodes("train", torch.arange(64 * groups, 64 * (groups + 1)))
+        groups += 1
+    return 64 * groups / (time.process_time() - began)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
@@ -103,6 +115,8 @@ def main() -> None:
         for form, precision in product(("cells", "rows"), ("float32", "bf16"))
     }
     compared(steps, rounds)
+    for experiment in ("pfn_tables", "pfn_gp"):
+        print(f"{f'tasks of {experiment} that a core draws':<44} {drawn(experiment):8.0f} a second")
     for name, sizes in {"over rows": (TABLES * (FEATURES + 2), ROWS, KNOWN), "over columns": (4800, 7, 7)}.items():
         compared({f"attention {name}, {kind}": attention_of(kind, *sizes) for kind in ("fused", "products")}, rounds)
 
