@@ -28,9 +28,15 @@ from metalearn.config.compose import compose_config
 TABLES, CLASSES = 32, 10
 
 
-def network_of(folder: Path) -> Any:
+def model_of(folder: Path) -> Any:
+    """Its module model.py."""
     sys.path.insert(0, str(folder))
-    return importlib.import_module("model").NanoTabPFNModel(96, 4, 192, 3, CLASSES)
+    return importlib.import_module("model")
+
+
+def network_of(folder: Path, outputs: int) -> Any:
+    """Its network, at the size of its recipe."""
+    return model_of(folder).NanoTabPFNModel(96, 4, 192, 3, outputs)
 
 
 def filled(x: Tensor) -> Tensor:
@@ -44,7 +50,7 @@ def train(folder: Path, output: Path, minutes: float) -> None:
     torch.manual_seed(0)
     keys = ["experiment=pfn_tables", f"dataset.group={TABLES}"]
     source = build(compose_config(keys).config, "dataset")
-    network, began, step = network_of(folder), time.process_time(), 0
+    network, began, step = network_of(folder, CLASSES), time.process_time(), 0
     optimizer = AdamWScheduleFree(network.parameters(), lr=4e-3, weight_decay=0.0)
     optimizer.train()
     while (spent := time.process_time() - began) < 60 * minutes:
@@ -67,9 +73,9 @@ class NanoTabPFN:
     """Its own estimator, with the weights of `train`, for labels of any kind, and rows that `numbers` makes numbers."""
 
     def __init__(self, folder: Path, weights: Path, numbers: Any) -> None:
-        network = network_of(folder)
+        network = network_of(folder, CLASSES)
         network.load_state_dict(torch.load(weights, weights_only=True))
-        made = importlib.import_module("model").NanoTabPFNClassifier
+        made = model_of(folder).NanoTabPFNClassifier
         self._numbers, self._estimator = numbers, made(network.eval(), torch.device("cpu"))
 
     def fit(self, x: Any, y: Any) -> "NanoTabPFN":

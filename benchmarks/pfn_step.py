@@ -9,9 +9,7 @@ too.
 """
 
 import argparse
-import importlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.nanotabpfn import network_of
 from metalearn.algorithms.common.functional import leaves
 from metalearn.algorithms.pfn import pfn
 from metalearn.config.build import build
@@ -51,8 +50,7 @@ def step_of(form: str, precision: str) -> Callable[[], object]:
 
 def theirs(folder: Path) -> Callable[[], object]:
     """The gradient of one step by nanoTabPFN's own model.py."""
-    sys.path.insert(0, str(folder))
-    network = importlib.import_module("model").NanoTabPFNModel(96, 4, 192, 3, 2)
+    network = network_of(folder, 2)
     x = torch.randn(TABLES, ROWS, FEATURES, generator=torch.Generator().manual_seed(1))
     y = (x.sum(dim=2) > 0).long()
 

@@ -136,7 +136,6 @@ def muon(
 
     def step_of(params: Params) -> _Steps:
         shapes = [value.shape for name, value in params.items() if not name.startswith(STATE)]
-
         return settings, partial(_muon_step, shapes), partial(_guarded_muon_step, shapes), ADAM
 
     def in_words(params: Params) -> str:

@@ -157,9 +157,9 @@ static void weights_of(const struct attention *t, const struct head *h, int64_t 
 
 typedef void (*block_body)(const struct attention *t, const struct head *h, int64_t first, int64_t rows);
 
-/* Calls body for some queries at a time, from `first` on, whose P is there; `parts`: how many of k, v, b, c it reads
- * transposed. */
-static void each_block(const struct attention *t, int64_t unit, int parts, block_body body) {
+/* Calls body for some queries at a time, from `first` on, whose P is there, and so are k, and v, b and c as far as its
+ * derivative reads them, transposed. */
+static void each_block(const struct attention *t, int64_t unit, block_body body) {
     struct head h = {.number = unit, .wide = (t->keys + LANES - 1) / LANES * LANES};
     if (h.wide % 256 == 0) h.wide += LANES;  /* else the rows of a column would share the same places of the cache */
     h.rows = BLOCK_NUMBERS / h.wide / ROWS * ROWS;
@@ -171,9 +171,9 @@ static void each_block(const struct attention *t, int64_t unit, int parts, block
     h.p = room, h.x = room + block, h.t = room + 2 * block, h.y = room + 3 * block;
     h.k = room + 4 * block, h.v = h.k + d * h.wide, h.b = h.v + e * h.wide, h.c = h.b + d * h.wide;
     transpose_keys(m, d, h.wide, t->k + unit * m * d, h.k);
-    if (parts > 1) transpose_keys(m, e, h.wide, t->v + unit * m * e, h.v);
-    if (parts > 2) transpose_keys(m, d, h.wide, t->b + unit * m * d, h.b);
-    if (parts > 3) transpose_keys(m, e, h.wide, t->c + unit * m * e, h.c);
+    if (t->u) transpose_keys(m, e, h.wide, t->v + unit * m * e, h.v);
+    if (t->b) transpose_keys(m, d, h.wide, t->b + unit * m * d, h.b);
+    if (t->c) transpose_keys(m, e, h.wide, t->c + unit * m * e, h.c);
     for (int64_t first = 0; first < t->queries; first += h.rows) {
         int64_t rows = t->queries - first < h.rows ? t->queries - first : h.rows;
         weights_of(t, &h, first, rows);
@@ -233,9 +233,9 @@ static void second_block(const struct attention *t, const struct head *h, int64_
     add_times(rows, e, m, h->p, wide, 1, t->c + h->number * m * e, e, gu, e);
 }
 
-static void forward_head(const void *job, int64_t unit) { each_block(job, unit, 1, forward_block); }
-static void backward_head(const void *job, int64_t unit) { each_block(job, unit, 2, backward_block); }
-static void second_head(const void *job, int64_t unit) { each_block(job, unit, 4, second_block); }
+static void forward_head(const void *job, int64_t unit) { each_block(job, unit, forward_block); }
+static void backward_head(const void *job, int64_t unit) { each_block(job, unit, backward_block); }
+static void second_head(const void *job, int64_t unit) { each_block(job, unit, second_block); }
 
 /* o. */
 void attention(const struct attention *t, int64_t threads) { for_each_unit(t->heads, threads, forward_head, t); }
