@@ -64,6 +64,7 @@ def serve_open(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> F
     use_own_gpu()
     with served(head.caller, head.number, head.timeout) as call:
         opened = _open(Packed(payload, carried), head, call.is_over)
+    give_up(carried)
     late = TimeoutError(f"{head.caller} does not wait for this call any more")
     keep_open(call, opened.answer, lambda: opened.fail(late, None))
     return opened.answer
