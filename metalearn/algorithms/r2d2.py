@@ -80,8 +80,18 @@ def ridge(x: Tensor, y: Tensor, strength: Tensor) -> Tensor:
     squares = products.detach().diagonal(dim1=1, dim2=2).sum(dim=1).view(-1, 1, 1)
     floored = torch.maximum(strength, _FLOOR * torch.finfo(products.dtype).eps * squares)
     root = cholesky(products + floored * torch.eye(products.shape[1], dtype=products.dtype, device=x.device))
-    weights = across @ torch.cholesky_solve(labels, root) if woodbury else torch.cholesky_solve(across @ labels, root)
+    weights = across @ _solved(labels, root) if woodbury else _solved(across @ labels, root)
     return weights.to(x.dtype)
+
+
+def _solved(b: Tensor, root: Tensor) -> Tensor:
+    """The solutions of systems whose Cholesky roots these are."""
+    if not b.is_cuda:
+        return torch.cholesky_solve(b, root)
+    # There, torch's function waits for the host, so no graph can hold it.
+    between = torch.linalg.solve_triangular(root, b, upper=False)
+    solved: Tensor = torch.linalg.solve_triangular(root.mT, between, upper=True)
+    return solved
 
 
 def _with_ones(features: Tensor) -> Tensor:

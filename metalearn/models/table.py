@@ -43,6 +43,7 @@ from metalearn.checks import Invalid, one_of, real_number, true_or_false, whole_
 from metalearn.models.common.heads import bars, gaussian, quantiles
 from metalearn.nn.attention import EXPANSION, products_attention
 from metalearn.nn.layers import shared_linear
+from metalearn.nn.surroundings import surroundings
 from metalearn.types import Batch, InContext, Model, Params
 
 HEADS = ("classes", "gaussian", "bars", "quantiles")
@@ -197,7 +198,8 @@ def _by_class(y: Tensor, classes: int, x: Tensor) -> tuple[Tensor, Tensor, tuple
     scale."""
     if y.is_floating_point():
         raise ValueError("model.head=classes: the targets are real numbers; type model.head=gaussian")
-    most = int(y.max()) + 1
+    known = surroundings().ways
+    most = int(y.max()) + 1 if known is None else known
     if most > classes:
         raise ValueError(f"model.classes={classes}: a task has {most} classes; type model.classes={most}")
     labels = (y.unsqueeze(1) == torch.arange(most, device=y.device).unsqueeze(1)).to(x.dtype)

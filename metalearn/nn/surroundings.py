@@ -52,13 +52,15 @@ class PassSeeds:
 
 
 class Surroundings(NamedTuple):
-    """`fixed` are the parameters that do not learn, by name. Without `seeds`, a network is not in training."""
+    """`fixed` are the parameters that do not learn, by name. Without `seeds`, a network is not in training. `ways` is
+    the number of classes of every task, where it is known without a look at the labels, which may lie on a GPU."""
 
     fixed: dict[str, Tensor]
     seeds: PassSeeds | None
+    ways: int | None
 
 
-_NOTHING = Surroundings({}, None)
+_NOTHING = Surroundings({}, None, None)
 
 _here: ContextVar[Surroundings] = ContextVar("surroundings", default=_NOTHING)
 

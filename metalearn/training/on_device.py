@@ -151,9 +151,12 @@ for operation in OPERATIONS.split():
 
 class Feed(Protocol):
     """Where a step's tasks come from. `drawn(step)` makes them on the host; `given` are the tensors on the device that
-    they are copied to; `tasks()` is what a step computes with, from these tensors: an episode, or one for each task."""
+    they are copied to; `tasks()` is what a step computes with, from these tensors: an episode, or one for each task.
+    `ways_of(drawn)` is the number of classes of each of these tasks, or None: they differ, or targets are numbers."""
 
     given: list[Tensor]
+
+    def ways_of(self, drawn: list[Tensor]) -> int | None: ...
 
     def drawn(self, step: int) -> list[Tensor]: ...
 
@@ -202,6 +205,9 @@ class PicturesByNumber:
     def drawn(self, step: int) -> list[Tensor]:
         return [self._source.numbers("train", torch.arange((step - 1) * self._tasks, step * self._tasks))]
 
+    def ways_of(self, drawn: list[Tensor]) -> int | None:
+        return int(drawn[0].shape[1])
+
     def tasks(self) -> list[Episode]:
         return [self.episode()]
 
@@ -230,6 +236,13 @@ class WholeEpisodes:
         self._source, self._tasks, self._loss = work.source, tasks, work.algorithm.computes
         self._cast = placing(torch.device("cpu"), work.dtype)
         self.given = [value.to(work.device) for value in self.drawn(1)]
+
+    def ways_of(self, drawn: list[Tensor]) -> int | None:
+        labels = drawn[1::4]
+        if any(y.dim() != 2 or y.is_floating_point() for y in labels):
+            return None
+        most = {number for y in labels if y.shape[1] for number in y.amax(dim=1).tolist()}
+        return most.pop() + 1 if len(most) == 1 else None
 
     def drawn(self, step: int) -> list[Tensor]:
         indices = torch.arange((step - 1) * self._tasks, step * self._tasks)
@@ -365,6 +378,7 @@ class UpdateOnDevice:
         self._ahead: _Ahead | None = None
         self._varies = False
         self._feed = feed_of(work, batch)
+        self._ways = self._feed.ways_of(self._feed.drawn(1))
         figures = self._figures_of_step()  # the first one brings constants to the device
         first = self._grads.clone()
         with without_waits(device):
@@ -390,7 +404,8 @@ class UpdateOnDevice:
         began = time.perf_counter()
         drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
-        if [given.shape for given in self._feed.given] != [value.shape for value in drawn]:
+        alike = [given.shape for given in self._feed.given] == [value.shape for value in drawn]
+        if not alike or self._feed.ways_of(drawn) != self._ways:
             self._take_otherwise(drawn, rate)
         else:
             for given, value in zip(self._feed.given, drawn, strict=True):
@@ -413,16 +428,19 @@ class UpdateOnDevice:
             self.graph.replay()
 
     def _take_otherwise(self, drawn: list[Tensor], rate: float) -> None:
-        """A step whose tasks have other shapes than those of the first one: the host starts its operations."""
+        """A step whose tasks have other shapes or classes than those of the first: the host starts its operations."""
         if not self._varies:
-            log.info("tasks differ in their shapes; the host starts the operations of those that are not as the first")
+            log.info(
+                "tasks differ in their shapes or classes; the host starts the operations of those that are not as the "
+                "first"
+            )
             self._varies = True
-        usual = self._feed.given
-        self._feed.given = [value.to(self._work.device) for value in drawn]
+        usual = self._feed.given, self._ways
+        self._feed.given, self._ways = [value.to(self._work.device) for value in drawn], self._feed.ways_of(drawn)
         try:
             self._take(rate, recorded=False)
         finally:
-            self._feed.given = usual
+            self._feed.given, self._ways = usual
 
     def settle(self) -> None:
         taken, self._taken = self._taken, 0
@@ -452,7 +470,7 @@ class UpdateOnDevice:
         no_number: Any = _NoNumber()
         try:
             chunks = _chunks_of(self._feed.tasks(), self._run.training)
-            with surrounded(seeds=_NoSeeds(0, 0, ())):
+            with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._ways):
                 parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
             result = self._work.add(parts)
             gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])

@@ -21,6 +21,7 @@ from metalearn.algorithms.common.inner import KnowsItsGradient, last
 from metalearn.checks import real_number, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.packing import is_packed
+from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
 
 RATE = "inner_lr."
@@ -230,8 +231,11 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
             "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
         )
     # torch.export knows no numbers of tensors, but these are there.
-    ways = 1 + max(map(max, support.y.tolist())) if torch.compiler.is_exporting() else -1
-    return torch.nn.functional.one_hot(support.y, ways).to(dtype)
+    ways = 1 + max(map(max, support.y.tolist())) if torch.compiler.is_exporting() else surroundings().ways
+    if ways is None:
+        return torch.nn.functional.one_hot(support.y, -1).to(dtype)
+    # Not torch's function: on a GPU it makes the host wait, to check the labels.
+    return (support.y.unsqueeze(2) == torch.arange(ways, device=support.y.device)).to(dtype)
 
 
 def class_means(features: Tensor, classes: Tensor) -> Tensor:

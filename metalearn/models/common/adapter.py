@@ -255,7 +255,7 @@ def _forward(
     def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
         # Sequences of other lengths than the first one's are the network's own affair.
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
-        (constants, seeds) = surroundings()
+        (constants, seeds, _) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.fixed has set them"
         same = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
         same |= {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}

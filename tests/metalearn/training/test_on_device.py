@@ -18,6 +18,7 @@ from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.algorithms.protonet import protonet
 from metalearn.errors import DivergedError, RunError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
@@ -433,6 +434,49 @@ def test_tasks_of_another_shape_are_computed_without_the_graph(source: Any, capl
     for name, value in here.params.items():
         torch.testing.assert_close(learner.params[name], value, rtol=1e-4, atol=1e-6)
     assert caplog.text.count("tasks differ in their shapes") == 1
+
+
+class FewerClasses:
+    """Tasks that have three classes in the first two steps, then two in as many samples."""
+
+    classes, unit = staticmethod(lambda split: 3), staticmethod(lambda split: "tasks")
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        support, query = characters(queries=2).episodes(split, indices)
+        if int(indices[0]) < 2 * TASKS:
+            return Episode(support, query)
+        return Episode(*(Batch(part.x, part.y.clamp(max=1)) for part in (support, query)))
+
+
+def test_labels_are_not_looked_at_for_the_number_of_classes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a GPU the host would wait for it. Where the number changes, the host starts the operations of the step."""
+    looked: list[int] = []
+    by_torch = torch.nn.functional.one_hot
+    monkeypatch.setattr(torch.nn.functional, "one_hot", lambda y, ways: looked.append(ways) or by_torch(y, ways))
+    algorithm = protonet(model=conv4(ways=3, channels=1, image_size=12, filters=16, activation="softplus"))
+    source: Any = FewerClasses()
+    _, learner, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=4, every=4)
+    run, here = run_of(algorithm, source, TASKS, TASKS, CPU)
+    with caplog.at_level("INFO", "metalearn"):
+        advance_on_device(run, updater, 1, 4)
+    assert looked == [] and caplog.text.count("shapes or classes") == 1
+    updater.fetch()
+    for step in range(1, 5):
+        take_step(run, here, step)
+    assert looked == [-1] * 4
+    for name, value in here.params.items():
+        torch.testing.assert_close(learner.params[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_tasks_of_a_step_that_differ_in_their_classes_have_no_number_of_them() -> None:
+    feed = WholeEpisodes.__new__(WholeEpisodes)
+    x, three = torch.zeros(2, 3, 1), torch.tensor([[0, 1, 2]] * 2)
+    assert feed.ways_of([x, three, x, three]) == 3
+    assert feed.ways_of([x, torch.tensor([[0, 1, 2], [0, 1, 1]]), x, three]) is None
+    assert feed.ways_of([x, three.float(), x, three.float()]) is None
+    assert feed.ways_of([x[:, :0], three[:, :0], x, three]) is None
 
 
 def test_a_source_that_fails_in_the_thread_fails_in_the_run() -> None:
