@@ -10,8 +10,12 @@ from metalearn.nn.gpu import losses, norms, pixels, products
 
 MOST_ROWS, MOST_PARTS = 256, 64
 """Rows of a norm that one program computes; and programs that share the rows of a larger one."""
-MOST_SPLITS = 16
-"""Programs that share the rows of a weight gradient of few numbers."""
+MOST_SPLITS = 64
+"""Programs that share the rows of a weight gradient."""
+MOST_TILES = 1024
+"""Programs of a weight gradient, of a task, that are enough for any GPU."""
+MANY_ROWS = 4096
+"""Rows from which on a product has large tiles. Its kernels are turned before, so that all it adds up lies in a row."""
 MOST_NUMBERS = 4096
 """Numbers of a tile of the loss."""
 
@@ -87,14 +91,25 @@ def product(
 ) -> None:  # fmt: skip
     """y = x ∗ w (+ x2 ∗ w2) (+ bias)."""
     (x2, w2), rows = second or (x, w), samples * g.out_height * g.out_width
-    few = rows <= 32
-    bm, bn = 16 if few else 32, _power(g.outputs, 16, 32 if few else 64)
-    bk = _power(g.inputs * g.kernel_height * g.kernel_width, 16, 64 if g.inputs % 64 == 0 else 32)
+    few, numbers = rows <= 32, g.inputs * g.kernel_height * g.kernel_width
+    many = rows >= MANY_ROWS and numbers >= 64
+    bm, bn = 16 if few else 128 if many else 32, _power(g.outputs, 16, 32 if few else 64)
+    bk = _power(numbers, 16, 64 if g.inputs % 64 == 0 and not many else 32)
+    if many:
+        w, w2 = (_turned(tasks, value, numbers, g.outputs) for value in (w, w2))
     products.product[(triton.cdiv(rows, bm), triton.cdiv(g.outputs, bn), tasks)](
         x.numbers, w.numbers, x2.numbers, w2.numbers, _numbers(bias, x), y.numbers, x.step, w.step, x2.step, w2.step,
         _step(bias), y.step, samples, *images, **g.sizes(), PAIRS=1 + (second is not None), BIAS=bias is not None,
-        BM=bm, BN=bn, BK=bk, PRECISION=precision(), num_warps=2 if few else 4, num_stages=3,
+        TURNED=many, BM=bm, BN=bn, BK=bk, PRECISION=precision(), num_warps=2 if few else 8 if many else 4,
+        num_stages=3,
     )  # fmt: skip
+
+
+def _turned(tasks: int, matrices: Tasks, rows: int, columns: int) -> Tasks:
+    """Matrices [rows, columns], each turned to [columns, rows]."""
+    count = tasks if matrices.step else 1
+    lying = matrices.numbers.as_strided((count, rows, columns), (matrices.step, columns, 1))
+    return Tasks(lying.transpose(1, 2).contiguous(), rows * columns if matrices.step else 0)
 
 
 def input_gradient(
@@ -104,12 +119,13 @@ def input_gradient(
     """gx (+)= the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x ∗ w2⟩) by x."""
     gy2, w2 = second or (gy, w)
     rows = samples * triton.cdiv(g.height, g.stride) * triton.cdiv(g.width, g.stride)
-    bm, bn = 64 if rows > 128 else 32, _power(g.inputs, 16, 64)
+    many = rows >= MANY_ROWS
+    bm, bn = 128 if many else 64 if rows > 128 else 32, _power(g.inputs, 16, 64)
     bk = _power(g.outputs, 16, 64 if g.outputs % 64 == 0 and bm == 32 else 32)
     products.input_gradient[(triton.cdiv(rows, bm) * g.stride**2, triton.cdiv(g.inputs, bn), tasks)](
         gy.numbers, w.numbers, gy2.numbers, w2.numbers, gx.numbers, gy.step, w.step, gy2.step, w2.step, gx.step,
         samples, **g.sizes(), PAIRS=1 + (second is not None), ADD=add, BM=bm, BN=bn, BK=bk, PRECISION=precision(),
-        num_warps=4, num_stages=3,
+        num_warps=8 if many else 4, num_stages=3,
     )  # fmt: skip
 
 
@@ -121,7 +137,9 @@ def weight_gradient(
     x2, gy2 = second or (x, gy)
     numbers, rows = g.inputs * g.kernel_height * g.kernel_width, samples * g.out_height * g.out_width
     bm, bn = _power(numbers, 16, 32), _power(g.outputs, 16, 64)
-    splits = max(1, min(MOST_SPLITS, rows // 256)) if numbers <= bm and gb is None else 1
+    tiles = triton.cdiv(numbers, bm) * triton.cdiv(g.outputs, bn)
+    of_a_split = 256 if numbers <= bm else 2048
+    splits = max(1, min(MOST_SPLITS, rows // of_a_split, MOST_TILES // tiles)) if gb is None else 1
     span, size = 32 * triton.cdiv(rows, 32 * splits), numbers * g.outputs
     to = gw if splits == 1 else Tasks(gw.numbers.new_empty(tasks, splits, size), splits * size)
     products.weight_gradient[(triton.cdiv(numbers, bm) * splits, triton.cdiv(g.outputs, bn), tasks)](
@@ -131,7 +149,7 @@ def weight_gradient(
     )  # fmt: skip
     if splits > 1:
         products.sum_splits[(triton.cdiv(size, 256), tasks)](
-            to.numbers, gw.numbers, gw.step, splits, size, SPLITS=MOST_SPLITS, B=256
+            to.numbers, gw.numbers, gw.step, splits, size, SPLITS=triton.next_power_of_2(splits), B=256
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from metalearn.nn.packing import MULTIPLE, filled, in_pairs
 from metalearn.nn.plans import ACTIVATIONS, Kind
 
 MOST_NUMBERS = 2**31 - 1
-"""Numbers of a task: within it, kernels count in 32 bits."""
+"""Numbers of a layer of a task: within them, kernels count in 32 bits."""
 
 MOST_SUMMED = 128
 """Rows that one program adds up."""
@@ -50,11 +50,11 @@ class GpuPlan:
         self.values = self._lay_out_values()
         self.kept = self._lay_out_gradients(self.values)
         self.scratch = self._lay_out_tangents(self.kept)
-        largest = max(self.scratch, parameters, samples * math.prod(image))
+        largest = max(parameters, samples * math.prod(image), *(place.size for place in self.places))
         if largest > MOST_NUMBERS:
             raise ValueError(
-                f"{samples} inputs of {list(image)} numbers: a task takes {largest} numbers, and the kernels can count "
-                f"to {MOST_NUMBERS}; METALEARN_KERNELS=torch computes the layers one by one"
+                f"{samples} inputs of {list(image)} numbers: a layer of a task has {largest} numbers, and the kernels "
+                f"can count to {MOST_NUMBERS}; METALEARN_KERNELS=torch computes the layers one by one"
             )
 
     def reads(self, number: int) -> int:

@@ -40,9 +40,11 @@ def _rows_of_images(
 
 
 @triton.jit
-def _rows_of_numbers(w, k, co, K: tl.constexpr, CO: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr):
-    """A tile [BK, BN] of a matrix [K, CO]."""
-    at = w + k[:, None] * CO + co[None, :]
+def _rows_of_numbers(
+    w, k, co, K: tl.constexpr, CO: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, TURNED: tl.constexpr
+):  # fmt: skip
+    """A tile [BK, BN] of a matrix [K, CO]; with `TURNED`, of one that lies as [CO, K]."""
+    at = w + k[:, None] + co[None, :] * K if TURNED else w + k[:, None] * CO + co[None, :]
     if K % BK == 0 and CO % BN == 0:
         return tl.load(at)
     return tl.load(at, mask=(k < K)[:, None] & (co < CO)[None, :], other=0.0)
@@ -53,10 +55,11 @@ def product(
     x, w, x2, w2, bias, y, x_step, w_step, x2_step, w2_step, bias_step, y_step, N,
     SN: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, SC: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STRIDE: tl.constexpr, PADDING: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, PADDING: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = x ∗ w (+ x2 ∗ w2) (+ bias). An image's number (n, h, w, c) lies at n SN + h SH + w SW + c SC."""
+    """y = x ∗ w (+ x2 ∗ w2) (+ bias). An image's number (n, h, w, c) lies at n SN + h SH + w SW + c SC. With `TURNED`,
+    kernels lie as [output][row][column][input]."""
     K: tl.constexpr = KH * KW * C
     task = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -74,14 +77,14 @@ def product(
     wt = w + task * w_step
     for k0 in range(0, K, BK):
         a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
-        b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN)
+        b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN, TURNED)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     if PAIRS == 2:
         xt = x2 + task * x2_step
         wt = w2 + task * w2_step
         for k0 in range(0, K, BK):
             a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
-            b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN)
+            b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN, TURNED)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
     tl.store(y + task * y_step + m[:, None] * CO + co[None, :], acc, mask=ok[:, None] & (co < CO)[None, :])
 
@@ -156,7 +159,8 @@ def weight_gradient(
 ):  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w; gb = that of ⟨gy, bias⟩ by the bias, with `BIAS`.
 
-    Where a kernel has few numbers, `splits` programs share the rows, `span` each; `sum_splits` adds up their results.
+    Where a kernel has few numbers for so many rows, `splits` programs share the rows, `span` each; `sum_splits` adds up
+    their results.
     """
     K: tl.constexpr = KH * KW * C
     ALIKE: tl.constexpr = C % BM == 0  # all numbers of a tile belong to one pixel of the kernels

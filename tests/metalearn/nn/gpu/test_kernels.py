@@ -8,8 +8,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
-from tests.metalearn.nn.gpu.interpreted import CASES
+from metalearn.models.resnet12 import resnet12
+from metalearn.nn.network import CompiledNetwork
+from tests.metalearn.nn.gpu.interpreted import CASES, LARGE
 from tests.runs import ROOT, slow
 
 pytestmark = [
@@ -32,7 +35,10 @@ def said_by(module: str, *arguments: str, **variables: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [name if name == "strided" else pytest.param(name, marks=slow) for name in CASES])
+NAMES = [*CASES, *(f"{LARGE}{name}" for name in ("pooled", "residual"))]
+
+
+@pytest.mark.parametrize("name", [name if name == "strided" else pytest.param(name, marks=slow) for name in NAMES])
 def test_networks_are_those_of_float64(name: str) -> None:
     """A maximum turns with float32's rounding, so some networks have no figure to 1e-6 in float32. There the C kernels,
     which compute in float32 too, say how much of float64 is left: the GPU's may lose three times that."""
@@ -45,6 +51,20 @@ def test_networks_are_those_of_float64(name: str) -> None:
         assert error < max(1e-6, 3 * found["of C"][figure]), (figure, found)
     assert found["errors"] != found["of C"], "the GPU's kernels did not compute"
     assert all(found["one task alone"].values()), "a task has other bits alone than beside another one"
+
+
+def test_photographs_fit_the_offsets_of_the_kernels() -> None:
+    """A task of 75 queries of 84×84 pixels takes more numbers than 32 bits count; each of its layers takes fewer."""
+    from metalearn.nn.gpu.network import GpuKernels
+
+    model = resnet12(ways=5, channels=3, image_size=84, widths=(64, 160, 320, 640))
+    params = model.init(torch.Generator().manual_seed(0))
+    assert isinstance(model.network, CompiledNetwork)
+    shaped = model.network._of([params[name] for name in model.network._names])
+    plan = shaped.plan(GpuKernels(), 75, (3, 84, 84)).compiled
+    assert plan.scratch > 2**31 > max(place.size for place in plan.places)
+    with pytest.raises(ValueError, match="a layer of a task has .* METALEARN_KERNELS=torch"):
+        shaped.plan(GpuKernels(), 5000, (3, 84, 84))
 
 
 def test_pictures_are_gathered_as_the_host_turns_them() -> None:
