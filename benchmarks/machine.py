@@ -48,7 +48,7 @@ def rates(device: str, seconds: float) -> dict[str, float]:
         return {name: flops / best_time(run, device, seconds) / 1e9 for name, (run, flops) in kernels(device).items()}
 
 
-def best_time(run: Kernel, device: str, seconds: float) -> float:
+def best_time(run: Callable[[], object], device: str, seconds: float) -> float:
     """The time of the fastest call within `seconds`, of at least three; a first call does not count."""
     run()
     times: list[float] = []
@@ -73,9 +73,9 @@ def finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def flops_of(recipe: Recipe, activation: str) -> int:
+def flops_of(recipe: Recipe, activation: str, device: str = "cpu") -> int:
     """The floating-point operations of a step: those of convolutions and matrix products in the loop over its tasks."""
-    one = loop(problem(recipe, activation).part(0, 1))
+    one = loop(problem(recipe, activation).part(0, 1).to(torch.device(device)))
     with FlopCounterMode(display=False) as counter:
         one()
     return int(counter.get_total_flops()) * recipe.tasks

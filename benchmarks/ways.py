@@ -358,10 +358,8 @@ def jax_loop(given: MetaBatch) -> GradientWay:
     Raises:
         ImportError: JAX is not installed.
     """
-    jax = importlib.import_module("jax")
-    jnp = jax.numpy
-    ops = jax_ops(given.activation)
-    one = jax.jit(jax.grad(task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, jax.grad)))
+    jax, jnp, of_one_task = _in_jax(given)
+    one = jax.jit(jax.grad(of_one_task))
     theta = {name: jnp.asarray(p.cpu().numpy()) for name, p in given.params.items()}
     tasks = [tuple(jnp.asarray(value.cpu().numpy()) for value in task) for task in given.per_task()]
 
@@ -372,6 +370,34 @@ def jax_loop(given: MetaBatch) -> GradientWay:
         return [torch.tensor(jax.device_get(total[name])) for name in given.names]
 
     return gradient
+
+
+def jax_vmap(given: MetaBatch) -> GradientWay:
+    """The gradients of all tasks at once by JAX's vmap, and their sum, compiled by its jit, in float32.
+
+    Raises:
+        ImportError: JAX is not installed.
+    """
+    jax, jnp, of_one_task = _in_jax(given)
+    of_all = jax.vmap(jax.grad(of_one_task), in_axes=(None, 0, 0, 0, 0))
+    summed = jax.jit(lambda *args: jax.tree.map(lambda values: values.sum(0), of_all(*args)))
+    theta = {name: jnp.asarray(p.cpu().numpy()) for name, p in given.params.items()}
+    tasks = [jnp.asarray(value.cpu().numpy()) for batch in given.episode for value in batch]
+
+    def gradient() -> list[Tensor]:
+        total = jax.block_until_ready(summed(theta, *tasks))
+        return [torch.from_dlpack(total[name]) for name in given.names]
+
+    return gradient
+
+
+def _in_jax(given: MetaBatch) -> tuple[Any, Any, TaskLoss]:
+    """JAX, its numpy, and the loss of one task, whose products are those of float32, not of TF32."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take most of the GPU's memory
+    jax = importlib.import_module("jax")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    ops = jax_ops(given.activation)
+    return jax, jax.numpy, task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, jax.grad)
 
 
 WAYS: dict[str, Make] = {
@@ -385,19 +411,21 @@ WAYS: dict[str, Make] = {
 }
 """All ways; the others are compared with `loop`."""
 
-GRAPHS = ("ours, one graph", "vmap, one graph")
-"""The ways that need a GPU."""
+ON_GPU = ("ours, one graph", "vmap, one graph")
+"""The ways that are measured on a GPU only."""
 
-OPTIONAL = ("TorchOpt", "JAX")
-"""The ways of other libraries, which are measured on a CPU."""
+ON_CPU = ("TorchOpt", "JAX")
+"""The ways that are measured on a CPU only."""
+
+LIBRARIES = {"TorchOpt": "torchopt", "JAX": "jax"}
+"""The ways of other libraries, which may not be installed."""
 
 
 def ways_there(device: str) -> dict[str, Make]:
     """The ways that can be measured on a device with the installed libraries."""
-    if device == "cuda":
-        return {name: make for name, make in WAYS.items() if name not in OPTIONAL}
-    absent = [name for name in OPTIONAL if importlib.util.find_spec(name.lower()) is None]
-    return {name: make for name, make in WAYS.items() if name not in (*GRAPHS, *absent)}
+    absent = [name for name, library in LIBRARIES.items() if importlib.util.find_spec(library) is None]
+    left_out = (*(ON_CPU if device == "cuda" else ON_GPU), *absent)
+    return {name: make for name, make in WAYS.items() if name not in left_out}
 
 
 def error(computed: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
