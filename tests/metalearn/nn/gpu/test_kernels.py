@@ -63,7 +63,7 @@ def test_photographs_fit_the_offsets_of_the_kernels() -> None:
     shaped = model.network._of([params[name] for name in model.network._names])
     plan = shaped.plan(GpuKernels(), 75, (3, 84, 84)).compiled
     assert plan.scratch > 2**31 > max(place.size for place in plan.places)
-    with pytest.raises(ValueError, match="a layer of a task has .* METALEARN_KERNELS=torch"):
+    with pytest.raises(ValueError, match=r"a layer of a task has .* METALEARN_KERNELS=torch"):
         shaped.plan(GpuKernels(), 5000, (3, 84, 84))
 
 
