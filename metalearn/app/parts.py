@@ -39,7 +39,7 @@ from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_so
 from metalearn.training.loop import Reduce, Run, TrainState, tasks_in_chunks
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import Chunk, TrainerSettings, chunk_in_group, chunk_size, tasks_that_fit
+from metalearn.training.settings import AUTO, Chunk, TrainerSettings, chunk_in_group, chunk_size, tasks_that_fit
 from metalearn.types import (
     Algorithm,
     ComesInGroups,
@@ -215,14 +215,24 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
 def steps_of(
     config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: Callable[[], bool]
 ) -> Callable[[Run, TrainState], Updater] | None:
-    """What takes the steps where one process computes on a GPU: they stay there. None: the loop takes them."""
+    """What takes the steps where one process computes on a GPU: they stay there. None: the loop takes them.
+
+    Raises:
+        ConfigError: the loop takes them, and `trainer.draw_ahead` asks for processes.
+    """
+    ahead = config.trainer.draw_ahead
     if plan.work.device.type != "cuda" or plan.workers != 1 or config.strategy.get(TARGET) not in LOCAL:
+        if ahead not in (AUTO, 0):
+            raise ConfigError(
+                f"trainer.draw_ahead={ahead}: processes draw tasks ahead where one worker computes on a GPU, and here "
+                "workers compute otherwise; type trainer.draw_ahead=auto"
+            )
         return None
 
     every = config.logger.get("every", 1)
     dtype = type_of(config.precision)
     return steps_on_device(
-        DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs)
+        DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
     )
 
 

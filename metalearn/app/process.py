@@ -4,7 +4,6 @@ import ctypes
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ from metalearn.app.job import Job
 from metalearn.config.check import launcher_pid, started_by_launcher
 from metalearn.errors import printable
 from metalearn.reporting.to_stderr import ToStderr
+from metalearn.runs.signals import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _STORE_SECONDS = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
@@ -38,7 +37,7 @@ def end_with_starter() -> None:
     """
     if not sys.platform.startswith("linux") or not (started_by_launcher() or "TORCHELASTIC_RUN_ID" in os.environ):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if started_by_launcher():
         if os.getppid() != launcher_pid():  # it died before the line above
             sys.exit(1)

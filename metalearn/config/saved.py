@@ -51,8 +51,8 @@ FORMERLY = {
 """Groups that older configs lack, and what they stand for."""
 
 FORMER_KEYS = {
-    "trainer.patience": None, "trainer.best_by": "metric", "optimizer.clip_norm": None, "optimizer.clip_value": None,
-    "optimizer.weight_decay": 0.0,
+    "trainer.patience": None, "trainer.best_by": "metric", "trainer.draw_ahead": "auto",
+    "optimizer.clip_norm": None, "optimizer.clip_value": None, "optimizer.weight_decay": 0.0,
 }  # fmt: skip
 """Keys that older configs lack, and what they stand for."""
 

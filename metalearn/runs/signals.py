@@ -1,9 +1,11 @@
 """Requests to stop: SIGTERM and SIGINT; and SIGUSR1 and SIGUSR2, which Slurm sends when the time is nearly over."""
 
+import ctypes
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,16 @@ SAME_REQUEST_SECONDS = 2.0
 
 PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that announce the end of the job. They count as SIGTERM."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Asks the kernel (Linux) to kill this process when its parent dies, for any reason. If that has died before, the
+    process has another parent now."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
 
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED} | dict.fromkeys(PREEMPTIONS, TERMINATED)
 

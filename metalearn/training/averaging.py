@@ -20,9 +20,13 @@ class Average:
         self.steps = steps
         self._decay = decay
 
+    def next_weight(self) -> float:
+        """The weight of the parameters after a further step, which is counted."""
+        self.steps += 1
+        return (1 - self._decay) / (1 - self._decay**self.steps)
+
     def add(self, params: Params) -> None:
         """Takes in the parameters after a step."""
-        self.steps += 1
-        weight = (1 - self._decay) / (1 - self._decay**self.steps)
+        weight = self.next_weight()
         for name, value in self.params.items():
             value.lerp_(params[name].detach(), 1.0 if name.startswith(STATE) else weight)

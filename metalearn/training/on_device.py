@@ -5,13 +5,11 @@ loss or gradient is not finite is skipped by the GPU, and so is every later one;
 """
 
 import logging
-import queue
-import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
@@ -20,14 +18,17 @@ from torch import Tensor
 from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
+from metalearn.training.ahead import ByProcesses, ByThread, Drawing, InTurn, processes_for
 from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
-from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient
+from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient, tasks_in_chunks
+from metalearn.training.settings import Chunk
 from metalearn.types import (
     STATE,
     Algorithm,
     Batch,
     ChunkResult,
+    ComesInGroups,
     DrawsByNumber,
     Episode,
     NotFiniteError,
@@ -36,9 +37,6 @@ from metalearn.types import (
     TaskSource,
     Updater,
 )
-
-AHEAD = 16
-"""Steps whose tasks are drawn ahead."""
 
 MOST_STEPS = 1000
 """Steps whose figures are kept on the device at most."""
@@ -59,7 +57,8 @@ log = logging.getLogger("metalearn")
 class DeviceWork(NamedTuple):
     """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
     so many steps. `add` adds up the results of chunks as the strategy does; `only_adds`: the reducer needs only such
-    sums. `pairs()`: tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk."""
+    sums. `pairs()`: tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk.
+    `draw_ahead` processes draw the tasks of later steps, or `auto`."""
 
     algorithm: Algorithm
     source: TaskSource
@@ -69,6 +68,7 @@ class DeviceWork(NamedTuple):
     every: int
     only_adds: bool = True
     pairs: Callable[[], bool] = bool
+    draw_ahead: int | str = "auto"
 
 
 class NotRecordedError(Exception):
@@ -82,9 +82,6 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
     def start(run: Run, learner: TrainState) -> Updater:
         if run.settings.steps == 0:
             return UpdateHere(run, learner)
-        if not isinstance(run.training.chunk, int):
-            log.warning("every operation of a step is started by the host, which is slower: tasks differ in shape")
-            return UpdateHere(run, learner)
         while True:
             try:
                 updater = UpdateOnDevice(run, learner, work)
@@ -92,12 +89,12 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
                 log.warning("every operation of a step is started by the host, which is slower: %s", reason)
                 return UpdateHere(run, learner)
             except torch.cuda.OutOfMemoryError as error:
+                if not isinstance(run.training.chunk, int):
+                    raise
                 run = _in_smaller_chunks(run, work, str(error).splitlines()[0])
             else:
                 log.info(
-                    "a step is one CUDA graph; %s; the host reads figures every %d steps",
-                    updater.feed_line,
-                    updater.every,
+                    "%s; %s; the host reads figures every %d steps", updater.line, updater.feed_line, updater.every
                 )
                 return updater
             if work.device.type == "cuda":  # now that nothing refers to what did not fit
@@ -230,10 +227,11 @@ class PicturesByNumber:
 
 
 class WholeEpisodes:
-    """Tasks of any other kind: the host makes them, and copies them."""
+    """Tasks of any other kind: the host makes them, and copies them. `numbers(step)` are those of a step's tasks, in
+    parts that share their shape where tasks come in groups."""
 
-    def __init__(self, work: DeviceWork, tasks: int) -> None:
-        self._source, self._tasks, self._loss = work.source, tasks, work.algorithm.computes
+    def __init__(self, work: DeviceWork, numbers: Callable[[int], list[Tensor]]) -> None:
+        self._source, self._numbers, self._loss = work.source, numbers, work.algorithm.computes
         self._cast = placing(torch.device("cpu"), work.dtype)
         self.given = [value.to(work.device) for value in self.drawn(1)]
 
@@ -245,8 +243,7 @@ class WholeEpisodes:
         return most.pop() + 1 if len(most) == 1 else None
 
     def drawn(self, step: int) -> list[Tensor]:
-        indices = torch.arange((step - 1) * self._tasks, step * self._tasks)
-        tasks = chunk_of(self._source, "train", indices, self._loss)
+        tasks = [task for part in self._numbers(step) for task in chunk_of(self._source, "train", part, self._loss)]
         return [value for task in tasks for batch in self._cast(task) for value in batch]
 
     def tasks(self) -> list[Episode]:
@@ -254,11 +251,15 @@ class WholeEpisodes:
         return [Episode(*pair) for pair in zip(batches[::2], batches[1::2], strict=True)]
 
 
-def feed_of(work: DeviceWork, tasks: int) -> Feed:
+def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
     """The tasks by the numbers of pictures that lie on the device, where the source has such and they fit."""
-    source = work.source
+    source, at_once = work.source, tasks if isinstance(chunk, int) else chunk
+
+    def numbers(step: int) -> list[Tensor]:
+        return tasks_in_chunks((step - 1) * tasks, tasks, at_once)
+
     if not _draws_by_number(source):
-        return WholeEpisodes(work, tasks)
+        return WholeEpisodes(work, numbers)
     assert isinstance(source, DrawsByNumber)
     try:
         if source.bytes_of("train") > SHARE * _free(work.device):
@@ -266,7 +267,7 @@ def feed_of(work: DeviceWork, tasks: int) -> Feed:
         return PicturesByNumber(work, tasks)
     except NotAsNumbersError as reason:
         log.info("the host makes every task and copies it, since of this dataset %s", reason)
-        return WholeEpisodes(work, tasks)
+        return WholeEpisodes(work, numbers)
 
 
 def _draws_by_number(source: object) -> bool:
@@ -283,59 +284,20 @@ def _free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
-Drawn = tuple[int, list[Tensor] | Exception]
-"""A step's number and its tasks, or why there are none."""
+def drawing(feed: Feed, work: DeviceWork, first: int, last: int) -> Drawing:
+    """What draws the tasks of the steps from `first` to `last`."""
+    if isinstance(feed, PicturesByNumber):
+        return ByThread(lambda step: pinned(feed.drawn(step), work.device), first, last)
+    processes = processes_for(work.draw_ahead, pure=isinstance(work.source, ComesInGroups))
+    if processes and first <= last:
+        log.info("%d processes draw the tasks of later steps", processes)
+        return ByProcesses(feed.drawn, first, last, processes)
+    return InTurn(feed.drawn)
 
 
-class _Ahead:
-    """Draws the tasks of the next steps in a thread, until `stop` is called. A user's source, which may not bear a
-    thread, is called in turn."""
-
-    def __init__(self, feed: Feed, first: int, last: int, device: torch.device) -> None:
-        def made(step: int) -> list[Tensor]:
-            return [value.pin_memory() if device.type == "cuda" else value for value in feed.drawn(step)]
-
-        self._made, self._stopped = made, threading.Event()
-        self._ready: queue.Queue[Drawn] | None = None
-        if isinstance(feed, PicturesByNumber):
-            self._ready = queue.Queue(AHEAD)
-            steps = range(first, last + 1)
-            arguments = (made, steps, self._ready, self._stopped)
-            threading.Thread(target=_draw_ahead, args=arguments, name="tasks ahead", daemon=True).start()
-
-    def of(self, step: int) -> list[Tensor]:
-        if self._ready is None:
-            return self._made(step)
-        number, tasks = self._ready.get()
-        if isinstance(tasks, Exception):
-            raise tasks
-        assert number == step, "steps are taken in order"
-        return tasks
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-
-def _draw_ahead(
-    made: Callable[[int], list[Tensor]], steps: range, ready: "queue.Queue[Drawn]", stopped: threading.Event
-) -> None:
-    def put(drawn: Drawn) -> None:
-        waiting = True
-        while waiting and not stopped.is_set():
-            with suppress(queue.Full):
-                ready.put(drawn, timeout=0.2)
-                waiting = False
-
-    step = steps.start
-    try:
-        for step in steps:
-            if stopped.is_set():
-                break
-            put((step, made(step)))
-        else:
-            raise RuntimeError(f"there are no steps after {steps.stop - 1}")
-    except Exception as error:
-        put((step, error))
+def pinned(values: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The values where a GPU reads them without a wait of the host."""
+    return [value.pin_memory() if device.type == "cuda" and not value.is_pinned() else value for value in values]
 
 
 # The step
@@ -351,8 +313,6 @@ class UpdateOnDevice:
 
     def __init__(self, run: Run, learner: TrainState, work: DeviceWork) -> None:
         """Raises NotRecordedError: a step cannot stay on the device."""
-        if learner.average is not None:
-            raise NotRecordedError("trainer.ema_decay averages the parameters on the host")
         if not work.only_adds:
             raise NotRecordedError("the reducer does more than add, so it gets the gradients on the host")
         if work.dtype == torch.float64:
@@ -368,6 +328,11 @@ class UpdateOnDevice:
         parts = self._flat.split([values[name].numel() for name in self._names])
         views = {name: part.view_as(values[name]) for name, part in zip(self._names, parts, strict=True)}
         self._params: Params = {name: views.get(name, value) for name, value in values.items()}
+        self._average = learner.average
+        self._averaged = self._flat if self._average is None else joined(
+            [self._average.params[name].to(device) for name in self._names]
+        )  # fmt: skip
+        self._weight = torch.zeros((), device=device)
         self._optimizer = run.outer.start(self._params)
         self._optimizer.load_state_dict(learner.optimizer.state_dict())
         self._grads = torch.zeros(-(-self._flat.numel() // ROWS) * ROWS, device=device, dtype=work.dtype)
@@ -375,21 +340,32 @@ class UpdateOnDevice:
         self._bad = torch.ones((), device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._first, self._taken = 0, 0
-        self._ahead: _Ahead | None = None
+        self._ahead: Drawing | None = None
+        self._by_host = not isinstance(run.training.chunk, int)
         self._varies = False
-        self._feed = feed_of(work, batch)
+        self._feed = feed_of(work, batch, run.training.chunk)
         self._ways = self._feed.ways_of(self._feed.drawn(1))
         figures = self._figures_of_step()  # the first one brings constants to the device
-        first = self._grads.clone()
-        with without_waits(device):
-            self._figures_of_step()
-        if not first.view(torch.int32).equal(self._grads.view(torch.int32)):
-            raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
+        if not self._by_host:
+            first = self._grads.clone()
+            with without_waits(device):
+                self._figures_of_step()
+            if not first.view(torch.int32).equal(self._grads.view(torch.int32)):
+                raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
         self._metrics = [name for name in figures if name not in ("finite", "norm")]
         self._columns = [*self._metrics, "norm", "finite"]
         self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
         self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
-        self.graph = self._recorded() if device.type == "cuda" else None
+        self.graph = self._recorded() if device.type == "cuda" and not self._by_host else None
+
+    @property
+    def line(self) -> str:
+        """What a step is."""
+        if self._by_host:
+            return (
+                "parameters and optimiser stay on the device; tasks differ in shape, so the host starts the operations"
+            )
+        return "a step is one CUDA graph"
 
     @property
     def feed_line(self) -> str:
@@ -408,7 +384,7 @@ class UpdateOnDevice:
         if not alike or self._feed.ways_of(drawn) != self._ways:
             self._take_otherwise(drawn, rate)
         else:
-            for given, value in zip(self._feed.given, drawn, strict=True):
+            for given, value in zip(self._feed.given, pinned(drawn, self._work.device), strict=True):
                 given.copy_(value, non_blocking=True)
             self._take(rate)
         row = self._read[self._taken]
@@ -422,6 +398,8 @@ class UpdateOnDevice:
         if rate != self._rate_was:
             self._rate.fill_(rate)
             self._rate_was = self._optimizer.param_groups[0]["lr"] = rate
+        if self._average is not None:
+            self._weight.fill_(self._average.next_weight())
         if self.graph is None or not recorded:
             self._whole_step()
         else:
@@ -429,7 +407,7 @@ class UpdateOnDevice:
 
     def _take_otherwise(self, drawn: list[Tensor], rate: float) -> None:
         """A step whose tasks have other shapes or classes than those of the first: the host starts its operations."""
-        if not self._varies:
+        if not (self._varies or self._by_host):
             log.info(
                 "tasks differ in their shapes or classes; the host starts the operations of those that are not as the "
                 "first"
@@ -455,6 +433,11 @@ class UpdateOnDevice:
         with torch.no_grad():
             for name, value in self._learner.params.items():
                 value.copy_(self._params[name])
+            if self._average is not None:
+                parts = self._averaged.split([self._params[name].numel() for name in self._names])
+                averages = self._params | dict(zip(self._names, parts, strict=True))
+                for name, value in self._average.params.items():
+                    value.copy_(averages[name].view_as(value))
         self._learner.optimizer.load_state_dict(self._optimizer.state_dict())
 
     def _begin(self, step: int) -> None:
@@ -462,7 +445,7 @@ class UpdateOnDevice:
         self._bad.zero_()
         self._slot.zero_()
         self._first = step
-        self._ahead = _Ahead(self._feed, step, self._run.last, self._work.device)
+        self._ahead = drawing(self._feed, self._work, step, self._run.last)
         weakref.finalize(self, self._ahead.stop)  # a run that ends early lets go of its pictures
 
     def _figures_of_step(self) -> dict[str, Tensor]:
@@ -489,6 +472,8 @@ class UpdateOnDevice:
         self._optimizer.step_of_device(self._flat, numbers, self._rate, self._bad)  # type: ignore[attr-defined]
         for name, value in change.items():
             self._params[name].sub_(torch.where(self._bad > 0, 0.0, value))
+        if self._average is not None:
+            self._averaged.lerp_(self._flat, torch.where(self._bad > 0, 0.0, self._weight))
         return result.metrics | {"norm": norm, "finite": finite}
 
     def _as_one(self, grads: Params) -> Params:
@@ -525,7 +510,7 @@ class UpdateOnDevice:
 def _chunks_of(tasks: list[Episode], units: Units) -> list[Episode]:
     """The tasks of an episode in chunks; or its samples, which are the queries of one task without a support set. Tasks
     that differ in shape are computed one by one."""
-    if len(tasks) > 1:
+    if len(tasks) > 1 or not isinstance(units.chunk, int):
         return tasks
     (episode,) = tasks
     along = 0 if units.unit == "tasks" else 1

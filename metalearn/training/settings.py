@@ -30,6 +30,9 @@ PAIR_FLOATS = 80_000_000
 BEST_BY = ("metric", "loss")
 """What decides which validation is the best."""
 
+AUTO = "auto"
+"""Stands for a number that the program chooses."""
+
 
 class TrainerSettings(NamedTuple):
     """The settings of the loop; see `trainer`."""
@@ -43,6 +46,7 @@ class TrainerSettings(NamedTuple):
     ema_decay: float | None = None
     patience: int | None = None
     best_by: str = BEST_BY[0]
+    draw_ahead: int | str = AUTO
 
 
 def trainer(
@@ -57,6 +61,7 @@ def trainer(
     ema_decay: float | None = None,
     patience: int | None = None,
     best_by: str = BEST_BY[0],
+    draw_ahead: int | str = AUTO,
 ) -> TrainerSettings:
     """Checks the settings of the loop.
 
@@ -71,6 +76,8 @@ def trainer(
             `metalearn.training.averaging`; None: the latest are.
         patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
         best_by: one of `BEST_BY`.
+        draw_ahead: processes that draw the tasks of later steps where these stay on a GPU, or `auto`, see
+            `metalearn.training.ahead`.
 
     Raises:
         ValueError: a number out of range, a patience that can end nothing, or an unknown `best_by`.
@@ -91,10 +98,12 @@ def trainer(
             advice = f"type KEY={most} or less, " if most > 0 else "type "
             raise Invalid("patience", patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
     one_of("best_by", best_by, BEST_BY)
-    if task_chunk != "auto":
+    if task_chunk != AUTO:
         whole_number("task_chunk", task_chunk, at_least=1)
+    if draw_ahead != AUTO:
+        whole_number("draw_ahead", draw_ahead, at_least=0)
     return TrainerSettings(
-        steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay, patience, best_by
+        steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay, patience, best_by, draw_ahead
     )
 
 

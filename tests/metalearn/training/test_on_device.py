@@ -18,15 +18,19 @@ from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
+from metalearn.algorithms.pfn import pfn
 from metalearn.algorithms.protonet import protonet
 from metalearn.errors import DivergedError, RunError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
+from metalearn.models.table import table
 from metalearn.nn.inputs import of_reals
 from metalearn.reporting.logging import RunLog
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
+from metalearn.tasks.priors.gp import gp_prior
+from metalearn.tasks.priors.source import PriorTasks
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training import on_device as module
 from metalearn.training.averaging import Average
@@ -308,7 +312,7 @@ def test_a_source_around_another_keeps_its_own_episodes(caplog: pytest.LogCaptur
         def episodes(self, split: str, indices: Tensor) -> Episode:
             return Episode(*(Batch(x + 1, y) for x, y in self.inside.episodes(split, indices)))
 
-    feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS)  # type: ignore[arg-type]
+    feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS, TASKS)  # type: ignore[arg-type]
     assert type(feed) is WholeEpisodes and feed.tasks()[0].support.x.min() >= 1
 
 
@@ -335,7 +339,7 @@ def test_pictures_that_are_not_those_of_the_episodes_are_not_gathered(
             return inside.episodes(split, indices)
 
     with caplog.at_level("INFO", "metalearn"):
-        feed = module.feed_of(work_of(learner_of(inside), Other()), TASKS)  # type: ignore[arg-type]
+        feed = module.feed_of(work_of(learner_of(inside), Other()), TASKS, TASKS)  # type: ignore[arg-type]
     assert type(feed) is WholeEpisodes and reason in caplog.text
 
 
@@ -351,13 +355,24 @@ def test_a_run_that_ends_early_ends_its_thread() -> None:
         assert not thread.is_alive()
 
 
-def test_an_average_of_the_parameters_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_average_of_the_parameters_stays_on_the_device_too() -> None:
     source, algorithm = waves(), learner_of(waves())
-    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
-    averaged = learner._replace(average=Average(0.9, learner.params))
-    with caplog.at_level("WARNING", "metalearn"):
-        assert type(steps_on_device(work_of(algorithm, source))(run, averaged)) is UpdateHere
-    assert "trainer.ema_decay" in caplog.text
+    run, here = run_of(algorithm, source, TASKS, TASKS, CPU)
+    _, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
+    here, learner = (one._replace(average=Average(0.5, one.params, steps=1)) for one in (here, learner))
+    updater = UpdateOnDevice(run._replace(settings=run.settings._replace(steps=4)), learner, work_of(algorithm, source))
+    host, start = UpdateHere(run, here), {name: value.clone() for name, value in here.params.items()}
+    for step in range(1, 5):
+        tasks = [torch.arange((step - 1) * TASKS, step * TASKS)]
+        for one in (updater, host):
+            one.advance(tasks, step, RATE)
+        updater.settle()
+    updater.fetch()
+    assert learner.average is not None and here.average is not None
+    assert learner.average.steps == here.average.steps == 5
+    for name, value in here.average.params.items():
+        torch.testing.assert_close(learner.average.params[name], value, rtol=1e-5, atol=1e-7)
+        assert not value.equal(here.params[name]) and not value.equal(start[name])
 
 
 class Small(UpdateOnDevice):
@@ -477,6 +492,44 @@ def test_tasks_of_a_step_that_differ_in_their_classes_have_no_number_of_them() -
     assert feed.ways_of([x, torch.tensor([[0, 1, 2], [0, 1, 1]]), x, three]) is None
     assert feed.ways_of([x, three.float(), x, three.float()]) is None
     assert feed.ways_of([x[:, :0], three[:, :0], x, three]) is None
+
+
+def functions() -> PriorTasks:
+    """Groups of two tasks, of one to five known points."""
+    return gp_prior(
+        kernel="rbf", length=0.3, noise=0.1, features=1, rows=9, known=[1, 5], group=2, seeds=Seeds(0, 0)
+    )  # fmt: skip
+
+
+def test_tasks_that_come_in_groups_stay_on_the_device(caplog: pytest.LogCaptureFixture) -> None:
+    """A step of four tasks has two groups, of two shapes. The host starts the operations."""
+    source = functions()
+    algorithm = pfn(model=table(head="gaussian", form="rows", width=8, heads=2, layers=1, frequency=2.0))
+
+    def end(split: str, task: int) -> int:
+        return task + 2 - task % 2
+
+    def started(run: Run) -> Run:
+        return run._replace(training=run.training._replace(chunk=end), settings=run.settings._replace(steps=6))
+
+    run, here = run_of(algorithm, source, TASKS, 2, CPU)
+    kept, learner = run_of(algorithm, source, TASKS, 2, CPU)
+    with caplog.at_level("INFO", "metalearn"):
+        updater = steps_on_device(work_of(algorithm, source)._replace(every=3))(started(kept), learner)
+    assert isinstance(updater, UpdateOnDevice)
+    assert "stay on the device; tasks differ in shape, so the host starts the operations" in caplog.text
+    shapes = set()
+    for step in range(1, 7):
+        tasks = [torch.arange(first, first + 2) for first in range((step - 1) * TASKS, step * TASKS, 2)]
+        shapes |= {tuple(source.episodes("train", part).support.x.shape) for part in tasks}
+        updater.advance(tasks, step, RATE)
+        if step % 3 == 0:
+            updater.settle()
+        UpdateHere(started(run), here).advance(tasks, step, RATE)
+    updater.fetch()
+    assert len(shapes) > 2 and "differ in their shapes or classes" not in caplog.text
+    for name, value in here.params.items():
+        torch.testing.assert_close(learner.params[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_source_that_fails_in_the_thread_fails_in_the_run() -> None:
