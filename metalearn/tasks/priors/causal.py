@@ -2,8 +2,8 @@
 section 4.2) and TabICL (Qu et al. 2025, arXiv 2502.05564, section 4.3): each number of a row follows from others by a
 random function; features and target are some of them.
 
-Most functions are tame, noise is small, and features that go with the target are chosen more often: a prior of tasks
-that nobody can learn teaches a model to guess.
+Most functions are tame, noise is small but for the target of half of the tasks, and features that go with the target
+are chosen more often: a prior of tasks that nobody can learn teaches a model to guess.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +22,9 @@ Rng = np.random.Generator
 
 TWO = 0.45
 """The part of groups whose tasks have two classes; the others have 3 and more, evenly in the logarithm."""
+
+UNSURE = 0.5
+"""The part of tasks whose target has further noise, so that its classes are weakly told apart."""
 
 ROWS_PER_CLASS = 15
 """A table has at least so many rows for each class."""
@@ -207,6 +210,7 @@ def table_prior(
     missing: float,
     group: int,
     seeds: Seeds,
+    target_noise: Real | None = None,
 ) -> PriorTasks:
     """Tasks of tables that structural causal models make.
 
@@ -220,6 +224,8 @@ def table_prior(
         categories: the part of columns that are categories, on average.
         missing: the part of cells that are missing, in the half of the tasks and columns where any are, on average.
         group: how many tasks share a shape.
+        target_noise: the standard deviation of further noise of the target, which has 1, in half of the tasks; or a
+            range, of which each draws one. None: there is none.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -228,6 +234,8 @@ def table_prior(
     check_real("known", known)
     check_whole("features", features, at_least=1)
     check_real("noise", noise)
+    if target_noise is not None:
+        check_real("target_noise", target_noise)
     for name, part in (("categories", categories), ("missing", missing)):
         fraction(name, part)
     if (known if isinstance(known, int | float) else known[1]) >= 1:
@@ -260,6 +268,9 @@ def table_prior(
         if rng.random() < 0.6:  # causes and effects; else causes alone
             nodes = np.concatenate([nodes, last[:, 1:]], axis=1)
         x = _seen(rng, _features(rng, nodes, noisy, shape.features), categories, missing)
+        if target_noise is not None and rng.random() < UNSURE:
+            unsure = draw_real(rng, target_noise) * _normal(rng, shape.rows)
+            clean, noisy = clean + unsure, noisy + unsure
         if shape.classes is None:
             return x, np.exp(rng.uniform(0.3, 1) * np.clip(noisy, -4, 4)) if rng.random() < 0.2 else noisy
         y = _classes(rng, clean, noisy, last[:, 1:3], shape.classes)

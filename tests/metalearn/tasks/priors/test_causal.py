@@ -46,12 +46,27 @@ def test_a_table_alone_has_the_bits_of_a_chunk() -> None:
 
 def test_settings_leave_out_what_they_name() -> None:
     made = tables(missing=0.0, classes=None, functions={"trees": 1.0, "graph": 0.0, "network": 0.0, "products": 0.0},
-                  noise=1e-9, categories=0.0, features=3, rows=200)  # fmt: skip
+                  noise=1e-9, target_noise=None, categories=0.0, features=3, rows=200)  # fmt: skip
     for number in (0, 64, 128):
         (support, query) = made.episodes("train", torch.tensor([number]))
         y = torch.cat([support.y, query.y], dim=1)
         assert not support.x.isnan().any() and support.x.shape[2] == 3 and y.dtype == torch.float32
         assert len(y.round(decimals=4).unique()) <= 8, "a tree of three questions has eight answers"
+
+
+def test_the_target_of_half_of_the_tasks_has_further_noise() -> None:
+    settings = {"classes": None, "features": 3, "rows": 200, "missing": 0.0}
+    alike, weaker = 0, list[float]()
+    little, much = (tables(**settings, target_noise=noise) for noise in (1e-9, 2.0))
+    for number in range(0, 64 * 64, 64):
+        first, second = (made.episodes("train", torch.tensor([number])) for made in (little, much))
+        assert first.support.x.equal(second.support.x)
+        if torch.allclose(first.query.y, second.query.y, atol=1e-6):
+            alike += 1
+        else:
+            both = torch.stack([first.query.y.flatten(), second.query.y.flatten()])
+            weaker.append(float(both.corrcoef()[0, 1]))
+    assert 20 < alike < 44 and 0.2 < np.mean(weaker) < 0.7  # 1 / √(1 + 2²) of targets of variance 1 is 0.45
 
 
 @pytest.mark.parametrize(
@@ -61,6 +76,7 @@ def test_settings_leave_out_what_they_name() -> None:
         ({"functions": {"trees": -1.0, "graph": 2.0}}, "functions.trees=-1.0: must be a finite number of at least 0"),
         ({"known": 20}, "known=20: is a part of the rows, below 1"),
         ({"missing": 0.5}, "missing=0.5: must be below 0.5"),
+        ({"target_noise": [2, 0.1]}, r"target_noise=\[2, 0.1\]"),
         ({"classes": 1}, "classes=1: must be a whole number of at least 2"),
     ],
 )
@@ -74,6 +90,7 @@ def test_a_forest_learns_most_of_the_tasks() -> None:
     learn = learners()
     if learn is None:
         pytest.skip("needs scikit-learn, of the extra tables")
-    made = tables()
-    areas = np.array([learn(made.episodes("val", torch.tensor([number])))["forest"] for number in range(0, 6400, 64)])
-    assert areas.mean() > 0.8 and (areas < 0.6).mean() < 0.15
+    for made, least, most in ((tables(target_noise=None), 0.8, 0.15), (tables(), 0.72, 0.3)):
+        tasks = [made.episodes("val", torch.tensor([number])) for number in range(0, 6400, 64)]
+        areas = np.array([learn(task)["forest"] for task in tasks])
+        assert areas.mean() > least and (areas < 0.6).mean() < most
