@@ -131,7 +131,7 @@ class ByProcesses:
         try:
             return self._from_a_fork(step)
         except (BrokenExecutor, TimeoutError, _NotDrawnError) as error:
-            log.warning("no processes draw tasks ahead, so the run draws them: %s", error or type(error).__name__)
+            log.warning("no processes draw tasks ahead, so the run draws them: %s", str(error) or type(error).__name__)
             self.stop()
         except Exception as error:  # of the source: it is met again here
             log.debug("a process that draws ahead failed in step %d: %s", step, error)
@@ -155,6 +155,8 @@ class ByProcesses:
 
     def stop(self) -> None:
         if self._pool is not None:
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()  # one that hangs would hold up the end of the run, which waits for its pools
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from metalearn.training import ahead as module
 from metalearn.training.ahead import ByProcesses, processes_for
 from tests.runs import ROOT
 
@@ -103,6 +105,26 @@ def test_forks_that_draw_other_tasks_are_not_used(
     ahead = drawing(lambda step: [torch.tensor(float(os.getpid()))])
     assert ahead.of(1)[0] == ahead.of(2)[0] == float(os.getpid())
     assert "so the run draws them: another process draws other tasks for step 1" in caplog.text
+
+
+def test_forks_that_hang_are_ended(
+    drawing: Callable[..., ByProcesses], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    here = os.getpid()
+
+    def hangs(step: int) -> list[Tensor]:
+        if os.getpid() != here:
+            time.sleep(300)
+        return made(step)
+
+    before, ahead = set(active_children()), drawing(hangs)
+    assert ahead.of(1)[1].tolist() == [0] and "so the run draws them: TimeoutError" in caplog.text
+    assert ahead.of(2)[1].tolist() == [0, 1]
+    end = time.monotonic() + 20
+    while set(active_children()) - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not set(active_children()) - before
 
 
 def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
