@@ -2,8 +2,8 @@
 section 4.2) and TabICL (Qu et al. 2025, arXiv 2502.05564, section 4.3): each number of a row follows from others by a
 random function; features and target are some of them.
 
-Most functions are tame, noise is small but for the target of half of the tasks, and features that go with the target
-are chosen more often: a prior of tasks that nobody can learn teaches a model to guess.
+Most functions are tame, noise is small, and features that go with the target are chosen more often: a prior of tasks
+that nobody can learn teaches a model to guess. Real tables tell classes apart less well; `target_noise` is for them.
 """
 
 from collections.abc import Callable, Mapping
