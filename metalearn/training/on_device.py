@@ -22,7 +22,7 @@ from metalearn.training.ahead import ByProcesses, ByThread, Drawing, InTurn, pro
 from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient, tasks_in_chunks
-from metalearn.training.settings import Chunk
+from metalearn.training.settings import AUTO, Chunk
 from metalearn.types import (
     STATE,
     Algorithm,
@@ -68,7 +68,7 @@ class DeviceWork(NamedTuple):
     every: int
     only_adds: bool = True
     pairs: Callable[[], bool] = bool
-    draw_ahead: int | str = "auto"
+    draw_ahead: int | str = AUTO
 
 
 class NotRecordedError(Exception):
@@ -149,9 +149,11 @@ for operation in OPERATIONS.split():
 class Feed(Protocol):
     """Where a step's tasks come from. `drawn(step)` makes them on the host; `given` are the tensors on the device that
     they are copied to; `tasks()` is what a step computes with, from these tensors: an episode, or one for each task.
-    `ways_of(drawn)` is the number of classes of each of these tasks, or None: they differ, or targets are numbers."""
+    `ways_of(drawn)` is the number of classes of each of these tasks, or None: they differ, or targets are numbers;
+    `ways` that of the tasks that are given."""
 
     given: list[Tensor]
+    ways: int | None
 
     def ways_of(self, drawn: list[Tensor]) -> int | None: ...
 
@@ -185,7 +187,7 @@ class PicturesByNumber:
         kernels = on_gpu() if work.device.type == "cuda" else None
         self._gathered = None if kernels is None else kernels.gathered
         first = self.drawn(1)
-        self.given = [first[0].to(work.device)]
+        self.given, self.ways = [first[0].to(work.device)], self.ways_of(first)
         ways = first[0].shape[1]
         labels = torch.arange(ways, device=work.device).view(1, ways, 1)
         per_class = first[0].shape[2] - 1
@@ -233,7 +235,8 @@ class WholeEpisodes:
     def __init__(self, work: DeviceWork, numbers: Callable[[int], list[Tensor]]) -> None:
         self._source, self._numbers, self._loss = work.source, numbers, work.algorithm.computes
         self._cast = placing(torch.device("cpu"), work.dtype)
-        self.given = [value.to(work.device) for value in self.drawn(1)]
+        first = self.drawn(1)
+        self.given, self.ways = [value.to(work.device) for value in first], self.ways_of(first)
 
     def ways_of(self, drawn: list[Tensor]) -> int | None:
         labels = drawn[1::4]
@@ -325,9 +328,7 @@ class UpdateOnDevice:
         self._names = [name for name in learner.params if not name.startswith(STATE)]
         values = {name: value.detach().to(device) for name, value in learner.params.items()}
         self._flat = joined([values[name] for name in self._names]) if self._names else torch.empty(0, device=device)
-        parts = self._flat.split([values[name].numel() for name in self._names])
-        views = {name: part.view_as(values[name]) for name, part in zip(self._names, parts, strict=True)}
-        self._params: Params = {name: views.get(name, value) for name, value in values.items()}
+        self._params = self._with_weights(self._flat, values)
         self._average = learner.average
         self._averaged = self._flat if self._average is None else joined(
             [self._average.params[name].to(device) for name in self._names]
@@ -344,7 +345,6 @@ class UpdateOnDevice:
         self._by_host = not isinstance(run.training.chunk, int)
         self._varies = False
         self._feed = feed_of(work, batch, run.training.chunk)
-        self._ways = self._feed.ways_of(self._feed.drawn(1))
         figures = self._figures_of_step()  # the first one brings constants to the device
         if not self._by_host:
             first = self._grads.clone()
@@ -381,7 +381,7 @@ class UpdateOnDevice:
         drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
         alike = [given.shape for given in self._feed.given] == [value.shape for value in drawn]
-        if not alike or self._feed.ways_of(drawn) != self._ways:
+        if not alike or self._feed.ways_of(drawn) != self._feed.ways:
             self._take_otherwise(drawn, rate)
         else:
             for given, value in zip(self._feed.given, pinned(drawn, self._work.device), strict=True):
@@ -413,12 +413,13 @@ class UpdateOnDevice:
                 "first"
             )
             self._varies = True
-        usual = self._feed.given, self._ways
-        self._feed.given, self._ways = [value.to(self._work.device) for value in drawn], self._feed.ways_of(drawn)
+        feed = self._feed
+        usual = feed.given, feed.ways
+        feed.given, feed.ways = [value.to(self._work.device) for value in drawn], feed.ways_of(drawn)
         try:
             self._take(rate, recorded=False)
         finally:
-            self._feed.given, self._ways = usual
+            feed.given, feed.ways = usual
 
     def settle(self) -> None:
         taken, self._taken = self._taken, 0
@@ -434,11 +435,15 @@ class UpdateOnDevice:
             for name, value in self._learner.params.items():
                 value.copy_(self._params[name])
             if self._average is not None:
-                parts = self._averaged.split([self._params[name].numel() for name in self._names])
-                averages = self._params | dict(zip(self._names, parts, strict=True))
+                averages = self._with_weights(self._averaged, self._params)
                 for name, value in self._average.params.items():
-                    value.copy_(averages[name].view_as(value))
+                    value.copy_(averages[name])
         self._learner.optimizer.load_state_dict(self._optimizer.state_dict())
+
+    def _with_weights(self, flat: Tensor, params: Params) -> Params:
+        """The parameters with views of `flat` in the place of the weights; state stays."""
+        parts = flat.split([params[name].numel() for name in self._names])
+        return params | {name: part.view_as(params[name]) for name, part in zip(self._names, parts, strict=True)}
 
     def _begin(self, step: int) -> None:
         """Before the first step."""
@@ -453,7 +458,7 @@ class UpdateOnDevice:
         no_number: Any = _NoNumber()
         try:
             chunks = _chunks_of(self._feed.tasks(), self._run.training)
-            with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._ways):
+            with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
                 parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
             result = self._work.add(parts)
             gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])
