@@ -411,21 +411,19 @@ WAYS: dict[str, Make] = {
 }
 """All ways; the others are compared with `loop`."""
 
-ON_GPU = ("ours, one graph", "vmap, one graph")
-"""The ways that are measured on a GPU only."""
+GRAPHS = ("ours, one graph", "vmap, one graph")
+"""The ways that need a GPU."""
 
-ON_CPU = ("TorchOpt", "JAX")
-"""The ways that are measured on a CPU only."""
-
-LIBRARIES = {"TorchOpt": "torchopt", "JAX": "jax"}
-"""The ways of other libraries, which may not be installed."""
+OPTIONAL = ("TorchOpt", "JAX")
+"""The ways of other libraries, which are measured on a CPU."""
 
 
 def ways_there(device: str) -> dict[str, Make]:
     """The ways that can be measured on a device with the installed libraries."""
-    absent = [name for name, library in LIBRARIES.items() if importlib.util.find_spec(library) is None]
-    left_out = (*(ON_CPU if device == "cuda" else ON_GPU), *absent)
-    return {name: make for name, make in WAYS.items() if name not in left_out}
+    if device == "cuda":
+        return {name: make for name, make in WAYS.items() if name not in OPTIONAL}
+    absent = [name for name in OPTIONAL if importlib.util.find_spec(name.lower()) is None]
+    return {name: make for name, make in WAYS.items() if name not in (*GRAPHS, *absent)}
 
 
 def error(computed: Sequence[Tensor], exact: Sequence[Tensor]) -> float:

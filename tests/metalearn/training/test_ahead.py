@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import active_children
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from metalearn.training import ahead as module
 from metalearn.training.ahead import ByProcesses, processes_for
-from tests.runs import ROOT
+from tests.runs import ROOT, alive, until
 
 
 def made(step: int) -> list[Tensor]:
@@ -42,16 +41,9 @@ def forks_of(drawing: ByProcesses) -> list[int]:
     return list(drawing._pool._processes)
 
 
-def there(forks: list[int]) -> list[int]:
-    return [number for number in forks if Path(f"/proc/{number}").exists()]
-
-
-def gone(forks: list[int]) -> bool:
-    """Whether they end soon."""
-    end = time.monotonic() + 20
-    while there(forks) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not there(forks)
+def ended(forks: list[int]) -> None:
+    """Fails unless they end soon."""
+    until(lambda: not any(map(alive, forks)), "the end of the forks", 20)
 
 
 def test_forks_draw_the_tasks_of_every_step(drawing: Callable[..., ByProcesses]) -> None:
@@ -121,10 +113,7 @@ def test_forks_that_hang_are_ended(
     before, ahead = set(active_children()), drawing(hangs)
     assert ahead.of(1)[1].tolist() == [0] and "so the run draws them: TimeoutError" in caplog.text
     assert ahead.of(2)[1].tolist() == [0, 1]
-    end = time.monotonic() + 20
-    while set(active_children()) - before and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not set(active_children()) - before
+    until(lambda: not set(active_children()) - before, "the end of the forks", 20)
 
 
 def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
@@ -138,7 +127,7 @@ def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
             os.kill(number, what)
     assert ahead.of(2)[1].tolist() == [0, 1] and ahead._pool is not None
     ahead.stop()
-    assert gone(forks)
+    ended(forks)
 
 
 def test_forks_end_with_a_run_that_is_killed() -> None:
@@ -155,10 +144,10 @@ def test_forks_end_with_a_run_that_is_killed() -> None:
         try:
             assert run.stdout is not None
             forks = [int(number) for number in run.stdout.readline().split()]
-            assert len(there(forks)) == 2
+            assert len(forks) == 2 and all(map(alive, forks))
         finally:
             run.kill()
-    assert gone(forks)
+    ended(forks)
 
 
 def test_only_tasks_of_a_prior_are_drawn_ahead_unasked() -> None:
