@@ -8,15 +8,16 @@
 
 A query belongs to the class whose mean is nearest. The tasks are those of `metalearn train dataset=NAME` with the same
 keys: the rows of trained learners in docs/results/drawn.md have the same test. With --confusions: a table of the pairs
-of classes that a trained learner confuses most in its own test tasks.
+of classes that a trained learner confuses most in its own test tasks; --page FILE.html shows their pictures.
 """
 
 import argparse
 import hashlib
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,11 @@ from metalearn.classifier.backbones import backbone_of
 from metalearn.cli.arguments import whole
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
+from metalearn.reporting import page
+from metalearn.reporting.episode_pictures import picture_of, png_of
+from metalearn.reporting.loggers.protocol import Picture
 from metalearn.reporting.provenance import made_with
+from metalearn.storage.files import write_atomically
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.types import TaskSource
 
@@ -72,6 +77,9 @@ PROTOCOLS = {
         Protocol(20, 1, 5, "held"), Protocol(20, 1, 5, "cross"),
     ),
 }  # fmt: skip
+
+SHOWN_PAIRS = 20
+"""Pairs of classes in the table of confusions."""
 
 Features = Callable[[Tensor], Tensor]
 """From pictures [n, c, h, w] in [0, 1] to features [n, d]."""
@@ -117,36 +125,80 @@ def source_of(name: str, protocol: Protocol, *keys: str) -> TaskSource:
     return found
 
 
-def confusions(checkpoint: str, tasks: int) -> list[tuple[int, int, str, str]]:
-    """Of each pair of classes that were in a task together: how many queries were taken for one of the other class, and
-    of how many; and both names. The most frequent come first."""
+class Confusion(NamedTuple):
+    """Two classes that were in a task together: how many queries were taken for one of the other class, and of how
+    many; and the pictures [h, w, c] of each class in these tasks, each once."""
+
+    wrong: int
+    asked: int
+    names: tuple[str, str]
+    pictures: tuple[list[Picture], list[Picture]]
+
+
+def confusions(checkpoint: str, tasks: int) -> list[Confusion]:
+    """The pairs of classes that a learner confuses in its own test tasks. The most frequent come first."""
     learner = metalearn.load(checkpoint)
-    wrong, asked_of = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    wrong, asked_of = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    pictures: dict[str, dict[bytes, Picture]] = defaultdict(dict)
     for number in range(tasks):
         names = class_names_of(learner.taught.source, "test", number)
         support, query = learner.taught.source.episodes("test", torch.tensor([number]))
-        known, asked = ([*(batch.x[0] * 255).round().byte().movedim(1, -1).numpy()] for batch in (support, query))
-        adapted = learner.adapt(known, [names[label] for label in support.y[0].tolist()])
+        shown = [[*(batch.x[0] * 255).round().byte().movedim(1, -1).numpy()] for batch in (support, query)]
+        adapted = learner.adapt(shown[0], [names[label] for label in support.y[0].tolist()])
         assert isinstance(adapted, Classification)
-        for found, label in zip(adapted.predict(asked), query.y[0].tolist(), strict=True):
-            pairs = [tuple(sorted((names[label], other))) for other in names if other != names[label]]
-            asked_of.update(pairs)
+        for found, label in zip(adapted.predict(shown[1]), query.y[0].tolist(), strict=True):
+            asked_of.update(_pair(names[label], other) for other in names if other != names[label])
             if found.label != names[label]:
-                wrong[tuple(sorted((names[label], str(found.label))))] += 1
-    return [(count, asked_of[pair], *pair) for pair, count in wrong.most_common()]  # type: ignore[misc]
+                wrong[_pair(names[label], str(found.label))] += 1
+        for label, picture in zip([*support.y[0].tolist(), *query.y[0].tolist()], shown[0] + shown[1], strict=True):
+            pictures[names[label]].setdefault(picture.tobytes(), picture)
+    kept = {name: [found[key] for key in sorted(found)] for name, found in pictures.items()}
+    return [
+        Confusion(count, asked_of[pair], pair, (kept[pair[0]], kept[pair[1]])) for pair, count in wrong.most_common()
+    ]
+
+
+def _pair(one: str, other: str) -> tuple[str, str]:
+    return min(one, other), max(one, other)
+
+
+def confusions_page(found: Sequence[Confusion], checkpoint: str) -> str:
+    """A page that shows the pictures of both classes of each pair, in the size that the learner sees."""
+    sections = [
+        page.section(
+            f"{number}. {' and '.join(pair.names)}: {pair.wrong} of {pair.asked} queries",
+            *(
+                f'<p class="class">{page.text(name)}</p><div class="tiles">'
+                + "".join(
+                    page.tile(png_of(picture_of(torch.from_numpy(one).movedim(-1, 0) / 255)), name) for one in some
+                )
+                + "</div>"
+                for name, some in zip(pair.names, pair.pictures, strict=True)
+            ),
+        )
+        for number, pair in enumerate(found, start=1)
+    ]
+    title = "Classes that are taken for each other"
+    return page.page(title, [f"<h1>{title}</h1>", page.note(f"In the test tasks of {checkpoint}."), *sections])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", choices=[*sorted(PROTOCOLS), []])
     parser.add_argument("--confusions", metavar="CHECKPOINT", help="the pairs of classes that this learner confuses")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page with their pictures")
     parser.add_argument("--tasks", type=whole(2), default=600, help="test tasks of a figure")
     parser.add_argument("--only", choices=["pixels", "frozen", "frozen, of length 1"], help="one row")
     options = parser.parse_args(arguments)
+    if options.page and not options.confusions:
+        parser.error("--page shows the pictures of --confusions CHECKPOINT: add that")
     if options.confusions:
+        found = confusions(options.confusions, options.tasks)[:SHOWN_PAIRS]
+        if options.page:
+            write_atomically(options.page, confusions_page(found, options.confusions))
         print("| taken for each other | queries | of |\n| --- | --- | --- |")
-        for count, of, one, other in confusions(options.confusions, options.tasks)[:20]:
-            print(f"| {one}, {other} | {count} | {of} |")
+        for pair in found:
+            print(f"| {', '.join(pair.names)} | {pair.wrong} | {pair.asked} |")
         print("\n" + "; ".join(map(str, made_with().values())))
         return
     frozen = frozen_features()

@@ -315,7 +315,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from benchmarks.results_page import page  # it imports this module
+    from benchmarks.results_page import CURVES, curves_of, curves_picture, page  # it imports this module
 
     tables, output = read_tables(options.tables), Path() if options.output == ROOT else options.output
     rows = {row.name: row for table in tables for row in table.rows}
@@ -340,8 +340,12 @@ def _reproduce(options: argparse.Namespace) -> int:
             reason = "its result was made by another command than that of its row, or from another training"
             print(f"{run.name}: {reason}; to run it again, remove {run.result} and {run.folder}", file=sys.stderr)
     for name in dict.fromkeys(table.page for table in tables):
-        path = output / PAGES[name]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, page([table for table in tables if table.page == name], found))
-        print(path)
+        shown = [table for table in tables if table.page == name]
+        written = {output / PAGES[name]: page(shown, found)}
+        if name == "drawn" and (curves := curves_of(shown, found)):
+            written[output / CURVES] = curves_picture(curves)
+        for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+            print(path)
     return code

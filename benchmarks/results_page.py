@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from benchmarks.reproduce import LAST, PAGES, Result, ResultRow, ResultTable
 from metalearn.errors import ConfigError
+from metalearn.reporting import svg
+from metalearn.reporting.svg import Line
 
 Results = Mapping[str, Sequence[Result]]
 """The results of every row by its name: one of each seed, or none."""
@@ -15,6 +17,9 @@ MOST_MINUTES = 120
 
 SHOWN_STEPS = ("0", "1", "2", "3", "4", "5", "10", "20", "50", "100")
 """The inner steps whose accuracies a page shows."""
+
+CURVES = "docs/pictures/drawn_adaptation.svg"
+"""The picture of the accuracies after the inner steps, on the page of drawn pictures."""
 
 _HOW_TO_READ = """
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
@@ -46,8 +51,8 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
         if shown := [row for row in table.rows if results[row.name]]:
             body = _by_shots if table.by_shots else _by_row
             lines += ["", f"## {table.title}", "", *body(shown, results, sources)]
-    if name == "drawn" and (curves := list(_curves(rows, results))):
-        lines += ["", "## Accuracy after each inner step of the test", "", *curves]
+    if name == "drawn" and (curves := curves_of(tables, results)):
+        lines += ["", "## Accuracy after each inner step of the test", "", *_curves(curves)]
     if missing := [row for row in rows if not results[row.name]]:
         named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
         lines += [
@@ -78,17 +83,39 @@ def _by_row(rows: Sequence[ResultRow], results: Results, sources: Sequence[str])
             )  # fmt: skip
 
 
-def _curves(rows: Sequence[ResultRow], results: Results) -> Iterator[str]:
-    """A line for each row whose learner adapts by steps: the means of its seeds."""
-    found = {row.name: results[row.name] for row in rows}
-    curves = {name: several for name, several in found.items() if several and len(several[0]["by_step"]) > 1}
-    if curves:
-        yield _line("row", *SHOWN_STEPS)
-        yield "| --- " * (len(SHOWN_STEPS) + 1) + "|"
-    for name, several in curves.items():
-        known = [step for step in SHOWN_STEPS if step in several[0]["by_step"]]
-        means = {step: statistics.fmean(one["by_step"][step] for one in several) for step in known}
-        yield _line(f"`{name}`", *(f"{means[step]:.1%}" if step in means else "" for step in SHOWN_STEPS))
+Curves = Mapping[str, Mapping[str, float]]
+"""By the names of rows whose learners adapt by steps: the accuracy after each step of the test, mean of the seeds."""
+
+
+def curves_of(tables: Sequence[ResultTable], results: Results) -> Curves:
+    """The curves of the rows that have results."""
+    found = {row.name: results[row.name] for table in tables for row in table.rows if results[row.name]}
+    return {
+        name: {step: statistics.fmean(one["by_step"][step] for one in several) for step in several[0]["by_step"]}
+        for name, several in found.items()
+        if len(several[0]["by_step"]) > 1
+    }
+
+
+def curves_picture(curves: Curves) -> str:
+    """The first ten steps of the curves, as an SVG file."""
+    lines = [
+        Line(
+            name, [(float(at), y) for at, y in curve.items() if int(at) <= 10], style="dots" if place < 5 else "dashes"
+        )
+        for place, (name, curve) in enumerate(curves.items())
+    ]
+    return svg.file(lines, x="inner step of the test", y="accuracy (%)", percent=True, whole=True)
+
+
+def _curves(curves: Curves) -> Iterator[str]:
+    """The table of the curves, and their picture."""
+    yield f"![Accuracy against the inner steps of the test]({CURVES})"
+    yield ""
+    yield _line("row", *SHOWN_STEPS)
+    yield "| --- " * (len(SHOWN_STEPS) + 1) + "|"
+    for name, curve in curves.items():
+        yield _line(f"`{name}`", *(f"{curve[step]:.1%}" if step in curve else "" for step in SHOWN_STEPS))
 
 
 def _by_shots(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:

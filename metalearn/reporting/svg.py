@@ -12,6 +12,14 @@ _MOST_POINTS = 500
 _COLOURS = 5
 """How many colours the style of a page has for lines."""
 
+_FILE_STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #6b7480; } path { fill: none; stroke: #6b7480; } .grid { opacity: .25; }
+.line, .dots, .dashes { stroke-width: 1.8; } .dashes { stroke-dasharray: 6 4; } .bars { opacity: .65; }
+path.c1 { stroke: #2f8ad0; } path.c2 { stroke: #d4641c; } path.c3 { stroke: #1f9c78; } path.c4 { stroke: #bd62a2; }
+path.c5 { stroke: #8a94a0; } circle.c1 { fill: #2f8ad0; } circle.c2 { fill: #d4641c; } circle.c3 { fill: #1f9c78; }
+circle.c4 { fill: #bd62a2; } circle.c5 { fill: #8a94a0; }"""
+"""Colours that are seen on light and on dark pages."""
+
 
 class Line(NamedTuple):
     """A line of a chart: `points` (x, y), with half the height of their 95% `intervals` if they have any. `style` is
@@ -42,25 +50,45 @@ def chart(
         whole: the ticks of x are whole numbers.
     """
     drawn = [_visible(line, logarithmic) for line in lines]
-    xs = [at for line in drawn for at, _ in line.points]
-    ys = [value for line in drawn for value in _ends(line) if value > 0 or not logarithmic]
-    if not xs:
+    if not any(line.points for line in drawn):
         return "<p>There is nothing to draw.</p>"
-    across = _linear(min(xs), max(xs), _LEFT, WIDTH - _RIGHT, whole=whole)
-    scale = _logarithmic if logarithmic else _linear
-    up = scale(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
-    parts = [*_grid(across, up, percent), *_titles(x, y)]
-    for number, line in enumerate(drawn):
-        parts += _drawn(line, across, up, f"c{number % _COLOURS + 1}")
     name = html.escape(f"{y} against {x}")
     keys = "".join(
         f'<span class="key c{number % _COLOURS + 1} {line.style}">{html.escape(line.name)}</span>'
         for number, line in enumerate(drawn)
     )
     return (
-        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
+        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">'
+        f"{_elements(drawn, x, y, percent, logarithmic, whole)}</svg>"
         f"<figcaption>{keys}</figcaption></figure>"
     )
+
+
+def file(lines: Sequence[Line], *, x: str, y: str, percent: bool = False, whole: bool = False) -> str:
+    """The chart of `chart` as the content of an SVG file, with its legend in it, for pages that have another style."""
+    legend = "".join(
+        f'<path class="{line.style} c{number % _COLOURS + 1}" d="M{_LEFT} {HEIGHT + 12 + 20 * number}h24"/>'
+        f'<text x="{_LEFT + 32}" y="{HEIGHT + 16 + 20 * number}">{html.escape(line.name)}</text>'
+        for number, line in enumerate(lines)
+    )
+    drawn = _elements([_visible(line, False) for line in lines], x, y, percent, False, whole)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 8 + 20 * len(lines)}">'
+        f"<style>{_FILE_STYLE}</style>\n{drawn}\n{legend}</svg>\n"
+    )
+
+
+def _elements(drawn: Sequence[Line], x: str, y: str, percent: bool, logarithmic: bool, whole: bool) -> str:
+    """The axes and the lines of a chart that has points."""
+    xs = [at for line in drawn for at, _ in line.points]
+    ys = [value for line in drawn for value in _ends(line) if value > 0 or not logarithmic]
+    across = _linear(min(xs), max(xs), _LEFT, WIDTH - _RIGHT, whole=whole)
+    scale = _logarithmic if logarithmic else _linear
+    up = scale(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
+    parts = [*_grid(across, up, percent), *_titles(x, y)]
+    for number, line in enumerate(drawn):
+        parts += _drawn(line, across, up, f"c{number % _COLOURS + 1}")
+    return "".join(parts)
 
 
 def _visible(line: Line, logarithmic: bool) -> Line:

@@ -1,14 +1,18 @@
-"""Class means without training: by hand on pictures of one number."""
+"""Class means without training: by hand on pictures of one number; and which classes a learner confuses."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from benchmarks.drawn_pictures import PROTOCOLS, accuracy_of, frozen_features, source_of
+from benchmarks.drawn_pictures import PROTOCOLS, accuracy_of, confusions, frozen_features, main, source_of
 from metalearn.types import Batch, Episode
 from tests.runs import slow
+from tests.saved import saved_run
 
 
 class Tasks:
@@ -44,3 +48,40 @@ def test_a_picture_is_computed_once() -> None:
     first = features(pictures)
     assert torch.equal(features(pictures[[1, 0]]), first[[1, 0]])
     assert not torch.equal(first[0], first[1])
+
+
+def test_the_confused_classes_are_those_that_look_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three classes of the test: rows and their double, of the same pictures, and columns."""
+    rows = np.zeros((16, 16, 3), np.uint8)
+    rows[::4] = 255
+    classes = {"rows": rows, "double": rows, "columns": rows.transpose(1, 0, 2)}
+    for name in ("train", "val", "test"):
+        for label, pattern in classes.items():
+            folder = tmp_path / f"pictures/{name}/{label}{'' if name == 'test' else f' of {name}'}"
+            folder.mkdir(parents=True)
+            for number in range(3):
+                picture = pattern.copy()
+                picture[number, number] = 100
+                Image.fromarray(picture).save(folder / f"{number}.png")
+    saved_run(
+        tmp_path / "run", "dataset=image_folder", f"dataset.root={tmp_path / 'pictures'}", "dataset.split=folders",
+        "dataset.ways=3", "dataset.shots=2", "dataset.queries=1", "dataset.image_size=16", "algorithm=protonet",
+        "model.filters=8", "model.transductive=false",
+    )  # fmt: skip
+    (pair,) = confusions(str(tmp_path / "run"), 12)
+    assert pair.names == ("double", "rows")
+    assert pair.asked == 24  # a query of each of both in every task
+    assert 0 < pair.wrong <= 24
+    assert [len(shown) for shown in pair.pictures] == [3, 3]
+
+    main(["--confusions", str(tmp_path / "run"), "--tasks", "12", "--page", str(tmp_path / "page.html")])
+    assert f"| double, rows | {pair.wrong} | 24 |" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert f"1. double and rows: {pair.wrong} of 24 queries" in page
+    assert page.count("<img ") == 6
+
+
+def test_a_page_needs_a_learner(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["emoji", "--page", "page.html"])
+    assert "--page shows the pictures of --confusions CHECKPOINT" in capsys.readouterr().err

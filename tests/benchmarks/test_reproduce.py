@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import reproduce
 from benchmarks.reproduce import LAST, ResultRow, ResultTable, read_result, read_tables
-from benchmarks.results_page import comparison_with_paper, page
+from benchmarks.results_page import CURVES, comparison_with_paper, curves_of, curves_picture, page
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Outcome, Program, metrics, slow, until
@@ -234,10 +235,23 @@ def test_the_page_here_is_that_of_the_results_and_these_of_the_rows() -> None:
         assert result["command"] == run.command_line, f"{path.name}: its row has another command"
     for name, path in reproduce.PAGES.items():
         text = (ROOT / path).read_text()
-        assert text == page([table for table in tables if table.page == name], results), (
-            "type metalearn reproduce --render"
-        )
+        shown = [table for table in tables if table.page == name]
+        assert text == page(shown, results), "type metalearn reproduce --render"
         assert len(text.splitlines()) <= 150
+    assert (ROOT / CURVES).read_text() == curves_picture(curves_of(shown, results)), "type metalearn reproduce --render"
+
+
+def test_the_curves_are_means_of_the_seeds() -> None:
+    rows = [row_named("steps"), row_named("none"), row_named("one")]
+    seeds = [result(0.9, by_step={"0": 0.2, "10": low, "20": 0.9}) for low in (0.6, 0.8)]
+    found = {"steps": seeds, "none": [], "one": [result(0.9, by_step={"0": 0.9})]}
+    curves = curves_of([ResultTable("T", rows)], found)
+    assert curves == {"steps": {"0": 0.2, "10": pytest.approx(0.7), "20": 0.9}}
+    drawn = ElementTree.fromstring(curves_picture(curves))
+    names = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert names[-1] == "steps" and "inner step of the test" in names
+    places = [float(dot.get("cy", "")) for dot in drawn.iter("{http://www.w3.org/2000/svg}circle")]
+    assert len(places) == 2 and places[0] > places[1]  # the last step, 20, is not shown
 
 
 # The page
