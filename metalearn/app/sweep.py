@@ -22,7 +22,7 @@ from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import check_rank_variables, started_as_rank
 from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, resolved, sweep_jobs
-from metalearn.config.names import AUTO, FREE_KEYS, run_name
+from metalearn.config.names import AUTO, FREE_KEYS, experiment_of, run_name
 from metalearn.config.options import groups, search_flags
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, DiskError, printable
@@ -169,7 +169,7 @@ def job_of(config: DictConfig, program: Program) -> Job:
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides.append(f"{key}=false")
             OmegaConf.update(complete, key, False)
-    job = to_job(complete, folder, own.runtime.choices["experiment"], None, program, overrides)
+    job = to_job(complete, folder, experiment_of(own.runtime.choices), None, program, overrides)
     return job._replace(in_sweep=True)
 
 

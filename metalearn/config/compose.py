@@ -21,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from metalearn.config.links import check_links
-from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, run_name
+from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment_of, run_name
 from metalearn.config.options import CONF, SEVERAL, choice_hint, groups, own_folders, yaml_of
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
@@ -68,8 +68,8 @@ for _name, _resolver in RESOLVERS.items():
 
 
 class Composed(NamedTuple):
-    """The config, the folder of its run, the name of the experiment, and the `whole` that Hydra has composed, which has
-    the config with its interpolations, and Hydra's own part."""
+    """The config, the folder of its run, the name of the experiment (see `run_group`), and the `whole` that Hydra has
+    composed, which has the config with its interpolations, and Hydra's own part."""
 
     config: DictConfig
     run_dir: Path
@@ -130,7 +130,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         raise ConfigError(f"{str(error).splitlines()[0]}; type ${{KEY}} with a key that exists, or a value") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise own_error(error) from error
-    return Composed(config, run_dir, chosen["experiment"], whole)
+    return Composed(config, run_dir, experiment_of(chosen), whole)
 
 
 def _changed(

@@ -72,6 +72,11 @@ def run_group(experiment: str, algorithm: str, dataset: str) -> str:
     return f"{algorithm}-{dataset}" if experiment == default and [algorithm, dataset] != own else experiment
 
 
+def experiment_of(chosen: Mapping[str, str]) -> str:
+    """The `run_group` of the chosen options: the name of the experiment in what a run says and writes."""
+    return run_group(chosen["experiment"], chosen["algorithm"], chosen["dataset"])
+
+
 def slurm_port(job: str | int) -> int:
     """A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm."""
     return 20_000 + int(job) % 10_000 if int(job) else 0

@@ -398,6 +398,7 @@ def test_several_hosts_need_a_named_interface(
         ("experiment=maml_glyphs trainer.steps=1 run=short", "maml_glyphs/short"),
         ("algorithm=maml dataset=glyphs model=resnet12", "maml_glyphs/seed0,model=resnet12"),
         ("dataset=image_folder", "maml-image_folder/seed0"),
+        ("dataset=[omniglot,emoji]", "maml-several/seed0,dataset.sets=omniglot+emoji"),
         ("algorithm=anil seed=3", "anil-glyphs/seed3"),
         ("algorithm=protonet dataset=omniglot", "protonet-omniglot/seed0"),
         ("experiment=maml_omniglot", "maml_omniglot/seed0"),
@@ -415,7 +416,9 @@ def test_several_hosts_need_a_named_interface(
     ],
 )
 def test_a_run_folder_is_named_after_what_runs(overrides: str, folder: str) -> None:
-    assert configs.compose_config(overrides.split()).run_dir == Path("outputs") / folder
+    composed = configs.compose_config(overrides.split())
+    assert composed.run_dir == Path("outputs") / folder
+    assert composed.experiment == folder.partition("/")[0]  # what the start line and result.json say
 
 
 def test_a_run_has_a_short_name_that_every_file_system_takes() -> None:
