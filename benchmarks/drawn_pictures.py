@@ -25,14 +25,17 @@ from torch import Tensor
 
 import metalearn
 from metalearn.api.learner import Classification
+from metalearn.api.load import found as found_folder
 from metalearn.classifier.backbones import backbone_of
 from metalearn.cli.arguments import whole
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError
 from metalearn.reporting import page
 from metalearn.reporting.episode_pictures import picture_of, png_of
 from metalearn.reporting.loggers.protocol import Picture
 from metalearn.reporting.provenance import made_with
+from metalearn.runs.published import named
 from metalearn.storage.files import write_atomically
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.types import TaskSource
@@ -136,8 +139,10 @@ class Confusion(NamedTuple):
 
 
 def confusions(checkpoint: str, tasks: int) -> list[Confusion]:
-    """The pairs of classes that a learner confuses in its own test tasks. The most frequent come first."""
-    learner = metalearn.load(checkpoint)
+    """The pairs of classes that a learner confuses in the first of its own test tasks, as its run's test normalises
+    them. The most frequent come first."""
+    saved = named("checkpoint", found_folder("--confusions", Path(checkpoint)))
+    learner = metalearn.load(checkpoint, transductive=saved.meta["config"]["model"].get("transductive", False))
     wrong, asked_of = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     pictures: dict[str, dict[bytes, Picture]] = defaultdict(dict)
     for number in range(tasks):
@@ -184,14 +189,25 @@ def confusions_page(found: Sequence[Confusion], checkpoint: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="*", choices=[*sorted(PROTOCOLS), []])
+    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(PROTOCOLS)}")
     parser.add_argument("--confusions", metavar="CHECKPOINT", help="the pairs of classes that this learner confuses")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page with their pictures")
     parser.add_argument("--tasks", type=whole(2), default=600, help="test tasks of a figure")
     parser.add_argument("--only", choices=["pixels", "frozen", "frozen, of length 1"], help="one row")
     options = parser.parse_args(arguments)
+    if unknown := set(options.sets).difference(PROTOCOLS):
+        parser.error(f"{', '.join(unknown)}: no such set; allowed: {', '.join(PROTOCOLS)}")
     if options.page and not options.confusions:
         parser.error("--page shows the pictures of --confusions CHECKPOINT: add that")
+    if bool(options.sets or options.only) == bool(options.confusions):
+        parser.error("type sets, or --confusions CHECKPOINT alone")
+    try:
+        _show(options)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _show(options: argparse.Namespace) -> None:
     if options.confusions:
         found = confusions(options.confusions, options.tasks)[:SHOWN_PAIRS]
         if options.page:

@@ -1,6 +1,6 @@
 """The types that every part of the program shares."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -300,8 +300,21 @@ class TellsClasses(Protocol):
 
 
 @runtime_checkable
+class NamesDrawers(Protocol):
+    """An optional part of a task source: who has drawn, or designed, the pictures of a split."""
+
+    def drawers(self, split: str) -> Mapping[str, str]:
+        """What people call them, by identities: texts without blanks. Of a test that holds drawers back, only these;
+        of other tests, none."""
+        ...
+
+
+@runtime_checkable
 class OfSets(Protocol):
-    """An optional part of a task source: its tasks are of several data sets."""
+    """An optional part of a task source: its tasks are of several data sets, with these names."""
+
+    @property
+    def sets(self) -> Sequence[str]: ...
 
     def set_of(self, split: str, index: int) -> str:
         """The name of the set that task number `index` of a split is of."""

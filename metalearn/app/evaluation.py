@@ -24,7 +24,7 @@ from metalearn.app.parts import (
     put_together,
 )
 from metalearn.app.process import set_up_torch
-from metalearn.app.unseen import UNKNOWN, check_unseen
+from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
 from metalearn.config.values import quoted
@@ -115,6 +115,7 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
             log_to_terminal()
             for note in notes:
                 log.warning("%s", note)
+            warn_of_seen_drawers(seen, parts.source, request.split)
             return lead(request, job, parts, members, params, counted)
 
 

@@ -47,6 +47,7 @@ from metalearn.types import (
     GivesSamples,
     Loss,
     Model,
+    OfSets,
     Params,
     Strategy,
     TaskSource,
@@ -348,8 +349,16 @@ def connect(parts: Parts) -> Strategy:
 
 
 def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
-    """Raises ConfigError where validation or test asks for more than the source has."""
+    """Raises ConfigError where validation or test asks for more than the source has, or for too few of several sets."""
     asked = {"val": settings.val_tasks, "test": settings.test_tasks}
+    if isinstance(source, OfSets):
+        least = 2 * len(source.sets)
+        for split, count in asked.items():
+            if count < least:
+                raise ConfigError(
+                    f"trainer.{split}_tasks={count}: must be at least {least}, two tasks of each of the "
+                    f"{len(source.sets)} sets; type trainer.{split}_tasks={least} or more"
+                )
     sizes = {split: source.size(split) for split in asked}
     wrong = {split: size for split, size in sizes.items() if size is not None and asked[split] > size}
     if wrong:

@@ -15,7 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from metalearn.app.devices import described
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
-from metalearn.app.unseen import UNKNOWN, check_reported, check_same_classes, check_unseen, seen_in
+from metalearn.app.unseen import (
+    UNKNOWN,
+    check_reported,
+    check_same_classes,
+    check_unseen,
+    seen_in,
+    warn_of_seen_drawers,
+)
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.nn.native import describe
@@ -124,6 +131,7 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
     seen = seen_by(parts, begun)
     for split in ("test", "val"):
         check_unseen(seen, parts.source, split, job.config.seen_classes)
+    warn_of_seen_drawers(seen, parts.source, "test")
 
 
 def check_same_data(job: Job, parts: Parts, begun: Snapshot) -> None:

@@ -7,8 +7,9 @@ from omegaconf import DictConfig
 
 from metalearn.errors import ConfigError, DataError
 from metalearn.runs.checkpoint import Snapshot
-from metalearn.runs.seen import KEY, UNKNOWN_OVERLAP, Seen, from_meta, overlap
-from metalearn.tasks.common.identities import identities_of
+from metalearn.runs.seen import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, from_meta, overlap
+from metalearn.tasks.common.identities import drawers_of, identities_of
+from metalearn.tasks.common.picture_folders import first_few
 from metalearn.types import TaskSource
 
 log = logging.getLogger("metalearn")
@@ -27,7 +28,8 @@ def seen_in(source: TaskSource, steps: int) -> Seen:
     name them. Without steps, a training only validates."""
     train, val = (identities_of(source, split) for split in ("train", "val"))
     complete = train is not None or not steps or source.classes("train") is None
-    return Seen(train if train and steps else frozenset(), val or frozenset(), complete)
+    drawers = frozenset(drawers_of(source, "train")) if steps else frozenset()
+    return Seen(train if train and steps else frozenset(), val or frozenset(), complete, drawers)
 
 
 def check_same_classes(begun: Seen, source: TaskSource, steps: int) -> None:
@@ -74,20 +76,23 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
         choice: `refuse`, or `report`, which allows classes that have been seen.
 
     Returns:
-        What result.json says of it: with `report`, `seen_classes`.
+        What result.json says of it: with `report`, `seen_classes`; and `seen_drawers`, if it holds back drawers whose
+        pictures the training has shown.
 
     Raises:
         ConfigError: classes have been seen, and `choice` is `refuse`.
     """
     if split == "train" or source.unit(split) == "samples":
         return {}
+    drawers = seen_drawers(seen, source, split)
+    shown: dict[str, Any] = {SEEN_DRAWERS: drawers} if drawers else {}
     identities = identities_of(source, split)
     if identities is None:
         has_classes = source.classes(split) is not None
         return {KEY: UNKNOWN_OVERLAP} if choice == REPORT and has_classes else {}
     found = overlap(seen, split, identities)
     if choice == REPORT:
-        return {KEY: found._asdict() | {"complete": seen.complete}}
+        return shown | {KEY: found._asdict() | {"complete": seen.complete}}
     if found.trained_on or found.validated_on:
         also = f", and {found.validated_on} more were validated on" if found.validated_on else ""
         raise ConfigError(
@@ -95,4 +100,19 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
             f"the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on them and count them in "
             "the result"
         )
-    return {}
+    return shown
+
+
+def seen_drawers(seen: Seen, source: TaskSource, split: str) -> list[str]:
+    """The names of the drawers whom a test holds back, and whose pictures the training has shown."""
+    held = drawers_of(source, split) if split == "test" else {}
+    return sorted(name for key, name in held.items() if key in seen.drawers)
+
+
+def warn_of_seen_drawers(seen: Seen, source: TaskSource, split: str) -> None:
+    """Says so if there are any. Nothing is refused: with the same test, they show what unseen drawers cost."""
+    if names := seen_drawers(seen, source, split):
+        log.warning(
+            "dataset.held_drawers: the training has shown pictures by %s, so this test is none of unseen drawers; "
+            "result.json names them as %s", first_few(names), SEEN_DRAWERS,
+        )  # fmt: skip

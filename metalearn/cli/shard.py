@@ -58,6 +58,11 @@ def cut(options: argparse.Namespace) -> int:
             f"dataset: {composed.config.dataset._target_} cannot be cut into shards; type dataset=omniglot (its shards "
             "serve omniglot_characters and omniglot_pretraining too), mini_imagenet, cifar_fs or glyphs"
         )
+    if held := composed.config.dataset.get("held_drawers"):
+        raise ConfigError(
+            f"dataset.held_drawers={list(held)}: shards hold the drawings of all drawers; leave it out here, and "
+            "type it where the shards are used"
+        )
     refuse_used("--out", options.out)
     train = source.classes_of("train")
     form = ShardForm(train.decoder, train.pictures(0).shape[1:])

@@ -37,6 +37,7 @@ from metalearn.tasks import cifar100, mini_imagenet, photographs
 from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.photograph_set import PARTLY, is_partial
 from metalearn.tasks.common.picture_folders import first_few
 from metalearn.tasks.common.pictures import PictureForm, formed
 
@@ -135,9 +136,13 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
     """
     name = source.published.name
     return made_once(
-        out, lambda there: "" if there.name == name else there.name,
+        out, lambda there: "" if there.name == name and (partly or not is_partial(there)) else _held(there, name),
         lambda: _collected(source, folder, out, partly), "; to read it anew, remove it",
     )  # fmt: skip
+
+
+def _held(there: DrawnSet, name: str) -> str:
+    return f"a part of {name}, as --partial writes it" if there.name == name else there.name
 
 
 def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSet:
@@ -166,7 +171,7 @@ def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSe
     log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, published.side, published.side)
     try:
         made = write_set(
-            out, published.name, [found.layout], (published.side, published.side, 3),
+            out, published.name, [found.layout + (PARTLY if wrong else "")], (published.side, published.side, 3),
             _written(published, found, [(key, classes[key]) for key in order], out), total,
         )  # fmt: skip
     finally:

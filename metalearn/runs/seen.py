@@ -6,21 +6,27 @@ from typing import Any, NamedTuple
 KEY = "seen_classes"
 """The key of the seen classes in meta.json and model.json."""
 
+SEEN_DRAWERS = "seen_drawers"
+"""The key of the names of drawers that a test holds back, and the training has shown, in result.json."""
+
 MOST_SAVED = 200_000
 """The most classes that are saved. The JSON of more may be too large (`metalearn.storage.files.LARGEST_JSON`)."""
 
 
 class Seen(NamedTuple):
     """The identities (see `metalearn.types.NamesClasses`) of the classes in training and in validation. `complete` is
-    false if some are not known: the training's, or those of the run that it began from."""
+    false if some are not known: the training's, or those of the run that it began from. `drawers` are the known ones of
+    the training (see `metalearn.types.NamesDrawers`)."""
 
     train: frozenset[str] = frozenset()
     val: frozenset[str] = frozenset()
     complete: bool = True
+    drawers: frozenset[str] = frozenset()
 
     def joined(self, other: "Seen") -> "Seen":
-        """The classes of both."""
-        return Seen(self.train | other.train, self.val | other.val, self.complete and other.complete)
+        """The classes and drawers of both."""
+        complete = self.complete and other.complete
+        return Seen(self.train | other.train, self.val | other.val, complete, self.drawers | other.drawers)
 
 
 class Overlap(NamedTuple):
@@ -55,8 +61,9 @@ def to_meta(seen: Seen) -> dict[str, Any]:
     """Seen classes as plain values. More than `MOST_SAVED` are saved as not known."""
     # Texts, not lists: a reader refuses a file with too many values.
     if len(seen.train) + len(seen.val) > MOST_SAVED:
-        seen = Seen(complete=False)
-    return {"train": " ".join(sorted(seen.train)), "val": " ".join(sorted(seen.val)), "complete": seen.complete}
+        seen = Seen(complete=False, drawers=seen.drawers)
+    texts = {name: " ".join(sorted(getattr(seen, name))) for name in ("train", "val", "drawers")}
+    return {"complete": seen.complete} | {name: text for name, text in texts.items() if text or name != "drawers"}
 
 
 def from_meta(meta: Mapping[str, Any]) -> Seen:
@@ -64,4 +71,8 @@ def from_meta(meta: Mapping[str, Any]) -> Seen:
     saved = meta.get(KEY)
     if not isinstance(saved, dict) or not all(isinstance(saved.get(name), str) for name in ("train", "val")):
         return Seen(complete=False)
-    return Seen(frozenset(saved["train"].split()), frozenset(saved["val"].split()), saved.get("complete") is True)
+    drawers = saved.get("drawers", "")
+    return Seen(
+        frozenset(saved["train"].split()), frozenset(saved["val"].split()), saved.get("complete") is True,
+        frozenset(drawers.split() if isinstance(drawers, str) else ()),
+    )  # fmt: skip

@@ -65,4 +65,6 @@ def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:
             [np.array(one.drawers, np.int64) for one in classes], of_class,
         )  # fmt: skip
 
-    return DrawnClasses({split: part(split) for split in SPLITS}, index.drawers, f"{name}-{index.digest[:16]}")
+    made_of = f"{name}-{index.digest[:16]}"
+    family = "emoji" if name == "emoji" else "fonts"
+    return DrawnClasses({split: part(split) for split in SPLITS}, index.drawers, made_of, family)

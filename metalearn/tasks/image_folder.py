@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -23,6 +23,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.picture_folders import (
+    FAMILY,
     PictureFolder,
     check_picture_shape,
     decoded_classes,
@@ -69,7 +70,7 @@ def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[s
     """The classes of each split, as the files train, val and test (.txt or .csv) in the folder `given` list them.
 
     Raises:
-        DataError: a file is missing or cannot be read, or a listed class is not there.
+        DataError: a file is missing or cannot be read; a listed class is not there, or listed twice.
     """
     place = next((folder for folder in (root / given, Path(given)) if folder.is_dir()), None)
     if place is None:
@@ -86,6 +87,7 @@ def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[s
             f"with pictures in dataset.root={root}: {first_few(missing)}"
         )
     log.info("%s: %d classes, of which the lists name %d", root, len(names), len(everywhere))
+    _check_disjoint(splits, lambda name: name, f"dataset.split={given}", f"name it once in the lists of {place}")
     return splits
 
 
@@ -136,18 +138,20 @@ def _divide(root: Path, folders: Mapping[str, PictureFolder], split: str | Seque
         splits = by_folders(root, folders)
     else:
         splits = by_lists(root, folders, split)
+    advice = f"leave it in one place below {root}, or type dataset.root=/path of the folder that holds every class once"
+    _check_disjoint(splits, _below_split, f"dataset.split={split}", advice)
+    return splits
+
+
+def _check_disjoint(splits: Mapping[str, Sequence[str]], label_of: Callable[[str], str], key: str, advice: str) -> None:
+    """Raises DataError for a class that is twice in the splits."""
     split_of: dict[str, str] = {}
     for part, names in splits.items():
-        for name in names:
-            label = _below_split(name)
+        for label in map(label_of, names):
             if label in split_of:
                 where = f"twice in '{part}'" if split_of[label] == part else f"in '{split_of[label]}' and in '{part}'"
-                raise DataError(
-                    f"dataset.split={split}: the class {label} is {where}; leave it in one place below {root}, or type "
-                    "dataset.root=/path of the folder that holds every class once"
-                )
+                raise DataError(f"{key}: the class {label} is {where}; {advice}")
             split_of[label] = part
-    return splits
 
 
 def _refuse_loose(root: Path, folders: Mapping[str, PictureFolder], split: str | Sequence[float]) -> None:
@@ -278,7 +282,8 @@ def drawn_folder(
             drawers = [np.array([everyone.index(drawn[file][1]) for file in files[name]]) for name in whole.names]
             return Drawn(whole.identities, whole.names, drawers, whole.pictures)
 
-        return DrawnClasses({name: part(whole) for name, whole in decoded.items()}, everyone, decoder("drawn_folder"))
+        splits = {name: part(whole) for name, whole in decoded.items()}
+        return DrawnClasses(splits, everyone, decoder("drawn_folder"), FAMILY)
 
     return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
 
@@ -311,10 +316,11 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
     wanted = ("path", *columns)
     try:
         lines = csv.DictReader(io.StringIO(read_bounded(path, LARGEST_LIST).decode("utf-8-sig"), newline=""))
-        there = lines.fieldnames or ()
+        there = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
         if missing := set(wanted).difference(there):
             raise ValueError(f"it has no column {first_few(sorted(missing))}")
-        rows = [[row[column] for column in wanted] for row in lines]
+        # A file's name may end in a blank; of the rest, `ann ` is `ann`.
+        rows = [[row["path"], *((row[column] or "").strip() for column in columns)] for row in lines]
     except (OSError, csv.Error, ValueError) as error:
         raise DataError(
             f"dataset.table={given}: {path} is no table with the columns {', '.join(wanted[:-1])} and {wanted[-1]} "

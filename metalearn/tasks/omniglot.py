@@ -256,7 +256,7 @@ def omniglot_drawers(
             return Drawn(identities(numbers), names, drawers, lambda label: drawings(numbers[label]))
 
         drawers = [str(number) for number in range(1, DRAWINGS + 1)]
-        return DrawnClasses({name: part(name) for name in SPLITS}, drawers, DECODER)
+        return DrawnClasses({name: part(name) for name in SPLITS}, drawers, DECODER, family="")
 
     return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
 

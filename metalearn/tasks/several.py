@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from metalearn.checks import Invalid, real_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, check_seeds, shapes_of
-from metalearn.tasks.common.identities import class_names_of, content_of, identities_of
+from metalearn.tasks.common.identities import class_names_of, content_of, drawers_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 _CHOICE = 6
@@ -60,6 +60,10 @@ class _SeveralSets:
         self._names, self._sources = list(sets), list(sets.values())
         self._ends, self._seeds = ends, seeds
 
+    @property
+    def sets(self) -> Sequence[str]:
+        return self._names
+
     def classes(self, split: str) -> int | None:
         return self._sources[0].classes(split)
 
@@ -75,6 +79,9 @@ class _SeveralSets:
     def class_names(self, split: str, index: int) -> Sequence[str]:
         place, number = self._place(split, index)
         return class_names_of(self._sources[place], split, number)
+
+    def drawers(self, split: str) -> Mapping[str, str]:
+        return {key: name for source in self._sources for key, name in drawers_of(source, split).items()}
 
     def set_of(self, split: str, index: int) -> str:
         return self._names[self._place(split, index)[0]]

@@ -20,6 +20,7 @@ from metalearn.tasks.common.episodes import (
     picture_tasks,
     shapes_of,
 )
+from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.samples import pretraining_alone
 from metalearn.types import TaskSource, Unit
 
@@ -52,11 +53,13 @@ class Drawn(NamedTuple):
 
 
 class DrawnClasses(NamedTuple):
-    """The classes of every split, the names of the drawers by their numbers, and the decoder of the pictures."""
+    """The classes of every split, the names of the drawers by their numbers, and the decoder of the pictures. In a
+    `family` of sets, drawers of the same name are the same; empty: those of each split are others."""
 
     splits: Mapping[str, Drawn]
     drawers: Sequence[str]
     decoder: str
+    family: str
 
 
 def drawn_tasks(
@@ -87,7 +90,9 @@ def drawn_tasks(
         everything = load()
         held = _numbers(protocol.held_drawers, everything.drawers)
         return {
-            split: _fitting(split, drawn, everything.decoder, held, protocol, shapes)
+            split: _fitting(split, drawn, everything.decoder, held, protocol, shapes)._replace(
+                drawers=_known_drawers(split, everything, held, protocol)
+            )
             for split, drawn in everything.splits.items()
         }
 
@@ -108,6 +113,16 @@ def _numbers(held: Sequence[str | int], drawers: Sequence[str]) -> NDArray[np.in
     if len(held) == len(drawers):
         raise DataError("dataset.held_drawers: names all drawers, and nobody is left to learn from")
     return np.array(sorted(numbers[str(name)] for name in held), np.int64)
+
+
+def _known_drawers(
+    split: str, everything: DrawnClasses, held: NDArray[np.int64], protocol: DrawerProtocol
+) -> dict[str, str]:
+    """The drawers of a split by their identities, as `metalearn.types.NamesDrawers` has them."""
+    if not everything.family or (split == "test" and protocol.test == "all"):
+        return {}
+    shown = [name for number, name in enumerate(everything.drawers) if (number in held) == (split == "test")]
+    return {identity(f"drawers of {everything.family}", name): name for name in shown}
 
 
 def _fitting(

@@ -77,7 +77,8 @@ class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
     those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version.
     `drawn`: a program draws them, always alike. `names` is what people call them, if that is known. If `support` is
-    not empty, the first `support[label]` pictures of a class are for support sets only, and the others for queries."""
+    not empty, the first `support[label]` pictures of a class are for support sets only, and the others for queries.
+    `drawers` are those of `metalearn.types.NamesDrawers`."""
 
     identities: Sequence[str]
     fewest: int
@@ -86,6 +87,7 @@ class Classes(NamedTuple):
     drawn: bool = False
     names: Sequence[str] = ()
     support: Sequence[int] = ()
+    drawers: Mapping[str, str] = {}
 
 
 @runtime_checkable
@@ -310,6 +312,9 @@ class _PictureTasks:
         classes, ways = self.classes_of(split), self._shapes[split].ways
         chosen = chosen_classes(self._generator(split, index), len(classes.identities), ways)
         return [classes.names[label] for label in chosen] if classes.names else ()
+
+    def drawers(self, split: str) -> Mapping[str, str]:
+        return self.classes_of(split).drawers
 
     def classes_of(self, split: str) -> Classes:
         if self._splits is None:

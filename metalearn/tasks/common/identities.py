@@ -1,14 +1,14 @@
 """Identities of classes. A class has the same one in every dataset, split and run."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch.utils import _pytree as pytree
 
 from metalearn.tasks.common.episodes import SPLITS, HoldsClasses, Images
-from metalearn.types import NamesClasses, TaskSource, TellsClasses
+from metalearn.types import NamesClasses, NamesDrawers, TaskSource, TellsClasses
 
 _FIRST = 4
 """The tasks of each split that a digest of the data covers."""
@@ -116,6 +116,11 @@ def _named(split: str, label: int, number: int) -> str:
 def identities_of(source: TaskSource, split: str) -> frozenset[str] | None:
     """The identities of a split's classes; None if the source does not name them."""
     return (frozenset(source.identities(split)) or None) if isinstance(source, NamesClasses) else None
+
+
+def drawers_of(source: TaskSource, split: str) -> Mapping[str, str]:
+    """The drawers of a split, as `NamesDrawers` has them; empty if the source does not name them."""
+    return source.drawers(split) if isinstance(source, NamesDrawers) else {}
 
 
 def class_names_of(source: TaskSource, split: str, index: int) -> Sequence[str]:

@@ -15,6 +15,14 @@ from metalearn.tasks.common.identities import identity
 
 log = logging.getLogger(__name__)
 
+PARTLY = ", not as published"
+"""The end of the name of the layout, in the index of a set that is not whole."""
+
+
+def is_partial(written: DrawnSet) -> bool:
+    """Whether a written set is not the published one."""
+    return written.drawers[0].endswith(PARTLY)
+
 
 class WrittenPhotographs(NamedTuple):
     """A written set: its folder, and what its index says."""
@@ -48,6 +56,8 @@ class WrittenPhotographs(NamedTuple):
             DataError: the set is damaged, or too small for the episodes or for `image_size`.
         """
         name, side = self.says.name, self.says.shape[0]
+        if is_partial(self.says):
+            log.warning("%s: is not as published, as ATTRIBUTION.txt says in %s", name, self.folder)
         if image_size > side:
             raise DataError(
                 str(Invalid("dataset.image_size", image_size, f"the pictures in {self.folder} have {side} pixels",

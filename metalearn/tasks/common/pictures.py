@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +66,8 @@ def thumbnail(image: Image.Image, side: int) -> Pixels:
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == "LAB" and mode == "L":  # Pillow knows no direct way
+        image = image.convert("RGB")
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -98,7 +101,7 @@ def of_8_bits(image: Image.Image, file_format: str | None) -> Image.Image:
         ValueError: its values have 32 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and file_format in ("PNG", "PPM")):
-        return _by_bands(image, "L", _of_16_bits)
+        return _by_bands(image, "L", partial(_of_16_bits, clear=image.info.get("transparency")))
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits, so what is white is not known; save it with 8 or 16 bits")
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
@@ -106,8 +109,11 @@ def of_8_bits(image: Image.Image, file_format: str | None) -> Image.Image:
     return image
 
 
-def _of_16_bits(image: Image.Image) -> Image.Image:
-    return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))  # 65535 becomes 255
+def _of_16_bits(image: Image.Image, clear: int | None) -> Image.Image:
+    """In 8 bits: 65535, and what is `clear` (transparent), become 255."""
+    values = np.asarray(image, np.uint32)
+    small = ((values + 128) // 257).astype(np.uint8)
+    return Image.fromarray(small if clear is None else np.where(values == clear, np.uint8(255), small))
 
 
 def _on_white(image: Image.Image) -> Image.Image:

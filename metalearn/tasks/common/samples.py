@@ -16,7 +16,7 @@ from metalearn.checks import Invalid, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.augmenting import augmented_pictures
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, HoldsClasses, Images, Seeds, check_seeds
-from metalearn.tasks.common.identities import class_names_of, identities_of
+from metalearn.tasks.common.identities import class_names_of, drawers_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 KNOWN = 256
@@ -201,6 +201,9 @@ class _Pretraining:
 
     def class_names(self, split: str, index: int) -> Sequence[str]:
         return class_names_of(self._of(split), split, index)
+
+    def drawers(self, split: str) -> Mapping[str, str]:
+        return drawers_of(self._tasks, split)
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         return self._of(split).episodes(split, indices)

@@ -27,7 +27,8 @@ from metalearn.errors import DataError, DiskError
 from metalearn.storage.files import LARGEST_JSON
 from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, read_pictures, read_set, write_set
-from metalearn.tasks.common.episodes import HoldsClasses
+from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
+from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.mini_imagenet import mini_imagenet
 from metalearn.tasks.photographs import cub, cub_rows, tiered_imagenet, tiered_splits
@@ -397,6 +398,14 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     assert not list((tmp_path / "out").glob(".pictures-*"))
     assert "classes are missing" in caplog.text and (made.total, len(made.classes)) == (2 * 2 + 1 + 3 + 2 * 2, 6)
     assert f"- train: 1 of 3 classes are missing: {train[1]}" in (tmp_path / "out" / "ATTRIBUTION.txt").read_text()
+
+    again = f"--out={tmp_path / 'out'}: holds a part of mini_imagenet, as --partial writes it; remove"
+    assert again in refusal(source, tmp_path / "data", tmp_path / "out")
+    assert collect(source, tmp_path / "data", tmp_path / "out", partly=True) == made
+    written = WrittenPhotographs.found("mini_imagenet", tmp_path / "out")
+    assert written is not None
+    written.classes(shapes_of(EpisodeSpec(2, 1, 1)), "mini_imagenet", "x", image_size=84, channels=3)
+    assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
 def test_a_missing_split_is_named(tmp_path: Path) -> None:

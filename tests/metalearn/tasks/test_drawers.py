@@ -10,9 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from metalearn.app.unseen import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
+from metalearn.runs.seen import KEY, SEEN_DRAWERS, Seen, from_meta, to_meta
 from metalearn.tasks.common.drawn_set import DrawnClass, write_set
 from metalearn.types import Episode, GivesSamples, TaskSource
 
@@ -182,6 +184,56 @@ def test_folders_and_tables_tell_class_and_drawer(folders: Path, tmp_path: Path)
         source(
             folders / "by_folder", f"dataset.table={tmp_path}/bad.csv", dataset="drawn_folder"
         ).episodes("test", torch.arange(1))  # fmt: skip
+
+
+def test_a_test_says_whose_pictures_the_training_has_shown(
+    root: Path, folders: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held_back = source(root, HELD, "dataset.test=cross")
+    seen = from_meta({KEY: to_meta(seen_in(held_back, 1))})
+    assert check_unseen(seen, held_back, "test", REPORT).keys() == {KEY}
+    warn_of_seen_drawers(seen, held_back, "test")
+    assert not caplog.text
+
+    other = source(root, "dataset.held_drawers=[bob,cid,eve]", "dataset.test=held")
+    assert check_unseen(seen, other, "test", REPORT)[SEEN_DRAWERS] == ["cid", "eve"]
+    warn_of_seen_drawers(seen, other, "test")
+    assert "the training has shown pictures by cid, eve, so this test is none of unseen drawers" in caplog.text
+    everyone = seen_in(source(root), 1)
+    assert check_unseen(everyone.joined(Seen()), held_back, "test", REPORT)[SEEN_DRAWERS] == ["bob", "dee", "fay"]
+    assert SEEN_DRAWERS not in check_unseen(everyone, source(root, HELD), "test", REPORT)  # it shows everybody
+    assert seen_drawers(seen_in(source(root), 0), held_back, "test") == []
+
+    # Of plain samples, and of a folder of one's own, whose people are others.
+    assert isinstance(held_back, GivesSamples)
+    plain, _ = held_back.samples("tasks")
+    assert seen_drawers(seen_in(plain, 1), other, "test") == ["cid", "eve"]
+    own = source(folders / "by_folder", HELD, "dataset.test=held", "dataset.queries=1", dataset="drawn_folder")
+    assert seen_drawers(seen_in(source(root), 1), own, "test") == []
+
+
+def test_blanks_in_a_table_are_nobodys_name(folders: Path, tmp_path: Path) -> None:
+    lines = (folders / "table.csv").read_text().splitlines()
+    (tmp_path / "wide.csv").write_text("path, class , drawer\n" + "\n".join(f"{line}  " for line in lines[1:]))
+    tasks = [
+        source(
+            folders / "by_folder", HELD, "dataset.test=cross", f"dataset.table={table}", "dataset.image_size=12",
+            dataset="drawn_folder",
+        ).episodes("test", torch.arange(5))
+        for table in (folders / "table.csv", tmp_path / "wide.csv")
+    ]  # fmt: skip
+    assert torch.equal(tasks[0].query.x, tasks[1].query.x) and torch.equal(tasks[0].support.x, tasks[1].support.x)
+
+
+def test_a_class_in_two_lists_is_refused(folders: Path, tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "val", "test")):
+        (tmp_path / f"{split}.txt").write_text(
+            "".join(f"c{label:02d}\n" for label in range(7 * number, 7 * number + 8))
+        )
+    with pytest.raises(DataError, match="the class c07 is in 'train' and in 'val'; name it once in the lists of"):
+        source(folders / "by_folder", f"dataset.split={tmp_path}", dataset="drawn_folder").episodes(
+            "train", torch.arange(1)
+        )
 
 
 def test_omniglot_drawers(omniglot_root: Path) -> None:

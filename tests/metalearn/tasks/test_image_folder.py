@@ -360,6 +360,20 @@ def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
         over = (pixels * (alpha / 255) + 255 * (1 - alpha / 255)).round()
         assert np.abs(read(tmp_path / f"{name}.png") - over).max() <= 1
         assert (read(tmp_path / f"{name}.png", channels=1)[:3] == 255).all()
+    wide = np.full((SIZE, SIZE), 257 * 20, np.uint16)
+    wide[:3] = 257 * 9
+    Image.fromarray(wide).save(tmp_path / "wide.png", transparency=257 * 9)
+    for channels in (1, 3):
+        assert (read(tmp_path / "wide.png", channels)[:3] == 255).all()
+        assert (read(tmp_path / "wide.png", channels)[3:] == 20).all()
+
+
+def test_lab_is_read_as_its_colours(tmp_path: Path) -> None:
+    lab = np.zeros((SIZE, SIZE, 3), np.uint8)
+    lab[..., 0] = np.linspace(0, 255, SIZE).astype(np.uint8)[:, None]
+    Image.fromarray(lab, "LAB").save(tmp_path / "lab.tif")
+    grey, colours = (read(tmp_path / "lab.tif", channels).reshape(SIZE, SIZE, -1) for channels in (1, 3))
+    assert np.abs(grey - colours).max() <= 1 and grey.min() < 20 and grey.max() > 235
 
 
 def test_palettes_and_bits_and_ink_are_converted(tmp_path: Path) -> None:

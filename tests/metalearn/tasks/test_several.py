@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from metalearn.app.job import script, to_job
+from metalearn.app.parts import assemble
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
@@ -14,7 +16,7 @@ from metalearn.runs.metrics import figures_of, summary
 from metalearn.tasks.common.drawn_set import DrawnClass, write_set
 from metalearn.tasks.common.identities import class_names_of, content_of, identities_of
 from metalearn.types import OfSets, TaskSource
-from tests.runs import Start
+from tests.runs import ROOT, Start
 
 SHAPE = ("dataset.ways=3", "dataset.queries=2", "dataset.image_size=16", "dataset.channels=1")
 
@@ -139,3 +141,9 @@ def test_pictures_of_other_shapes_are_refused(root: Path) -> None:
         DataError, match=r"tasks differ in shape: emoji \(1, 3, 1, 16, 16\) and kanji \(1, 3, 1, 20, 20\)"
     ):
         tasks.episodes("test", torch.arange(2))
+
+
+def test_every_set_is_tested_by_two_tasks_or_more(root: Path) -> None:
+    keys = ["dataset=[emoji,kanji]", f"launch.data={root}", *SHAPE, "algorithm=protonet", "trainer.test_tasks=3"]
+    with pytest.raises(ConfigError, match="test_tasks=3: must be at least 4, two tasks of each of the 2 sets"):
+        assemble(to_job(*compose_config(keys), script(ROOT / "train.py"), []))

@@ -196,6 +196,13 @@ def test_a_run_ends_before_it_starts_if_its_shards_are_of_another_dataset(
     assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
+def test_shards_hold_every_drawer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["dataset=omniglot_drawers", "dataset.held_drawers=[1,2]", "dataset.test=cross"]
+    assert shard.main([*keys, "--out", str(tmp_path / "out")]) == 2
+    assert "dataset.held_drawers=[1, 2]: shards hold the drawings of all drawers" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("keys", [["dataset=glyph_characters"], ["dataset=image_folder", "dataset.root=x"]])
 def test_what_cannot_be_cut_is_refused(keys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shard.main([*keys, "--out", str(tmp_path / "out")]) == 2
