@@ -399,12 +399,12 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     assert "classes are missing" in caplog.text and (made.total, len(made.classes)) == (2 * 2 + 1 + 3 + 2 * 2, 6)
     assert f"- train: 1 of 3 classes are missing: {train[1]}" in (tmp_path / "out" / "ATTRIBUTION.txt").read_text()
 
-    again = f"--out={tmp_path / 'out'}: holds a part of mini_imagenet, as --partial writes it; remove"
-    assert again in refusal(source, tmp_path / "data", tmp_path / "out")
+    with pytest.raises(DataError, match="out: holds a part of mini_imagenet, as --partial writes it; remove"):
+        collect(source, tmp_path / "data", tmp_path / "out", partly=False)
     assert collect(source, tmp_path / "data", tmp_path / "out", partly=True) == made
     written = WrittenPhotographs.found("mini_imagenet", tmp_path / "out")
     assert written is not None
-    written.classes(shapes_of(EpisodeSpec(2, 1, 1)), "mini_imagenet", "x", image_size=84, channels=3)
+    written.classes(shapes_of(EpisodeSpec(2, 1, 1)), "mini_imagenet", "x", image_size=20, channels=3)
     assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
