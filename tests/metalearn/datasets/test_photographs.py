@@ -404,7 +404,8 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     assert collect(source, tmp_path / "data", tmp_path / "out", partly=True) == made
     written = WrittenPhotographs.found("mini_imagenet", tmp_path / "out")
     assert written is not None
-    written.classes(shapes_of(EpisodeSpec(2, 1, 1)), "mini_imagenet", "x", image_size=20, channels=3)
+    with pytest.raises(DataError, match="the split 'val' has classes of 1"):
+        written.classes(shapes_of(EpisodeSpec(2, 1, 1)), "mini_imagenet", "x", image_size=20, channels=3)
     assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
